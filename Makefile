@@ -1,0 +1,54 @@
+# Two commands do everything on a fresh machine: make lab, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+# Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
+PARAMETERS ?=
+# Jupyter asks for this where the user is root, as in a container.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help setup lab test notebooks lint format constraints benchmarks clean
+
+help:
+	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
+	@echo "make test        set up if needed, run all tests"
+	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
+	@echo "make lint        ruff and mypy"
+	@echo "make benchmarks  measure the figures that README quotes"
+	@echo "make constraints record the installed versions in .ci/constraints.txt"
+
+setup: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("labkit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[test]'
+	touch $@
+
+lab: setup
+	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+notebooks: setup
+	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: setup
+	$(BIN)/python tests/benchmarks/launch.py
+
+constraints: setup
+	$(BIN)/python -m pip freeze --exclude-editable > .ci/constraints.txt
+
+clean:
+	rm -rf $(VENV) build

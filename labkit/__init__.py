@@ -1,0 +1,71 @@
+"""labkit: parallel PyTorch, live in your notebook.
+
+    the notebook's kernel                                 each rank (a process of its own)
+    ─────────────────────                                 ────────────────────────────────
+    cell:  run = labkit.launch(train, world_size=2)
+            │ check the arguments, pack the function by value
+            ▼
+       launcher ► engines.local ── mp.spawn ────────────► worker: process group, seed, threads, output
+            │                                               │
+            ▼                                               ▼
+          run  ◄──── records, through a queue per rank ◄── train(worker, …) → worker.log(loss=…)
+            ├──► history   (columns, thinned curves, DataFrame)
+            ├──► verdict   (which rank failed first, and why)
+            └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
+                     └──► charts   (history in, Plotly figure out; no process, no widget)
+
+`datasets` and `models` hold what the lessons train; `compare` puts runs side by side. Importing this package is
+cheap, because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit import charts, datasets, models
+    from labkit.comparison import Comparison, compare
+    from labkit.launcher import launch
+    from labkit.run import Run, WorkerFailed
+    from labkit.view import show
+    from labkit.worker import Stopped, Worker
+
+__all__ = [
+    "Comparison",
+    "Run",
+    "Stopped",
+    "Worker",
+    "WorkerFailed",
+    "charts",
+    "compare",
+    "datasets",
+    "launch",
+    "models",
+    "show",
+]
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Comparison": "comparison",
+    "Run": "run",
+    "Stopped": "worker",
+    "Worker": "worker",
+    "WorkerFailed": "run",
+    "compare": "comparison",
+    "launch": "launcher",
+    "show": "view",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = importlib.import_module(f"labkit.{_HOMES.get(name, name)}")
+    value = getattr(module, name) if name in _HOMES else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,103 @@
+"""Runs side by side: one table and curves over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.history import SAMPLES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.charts import Chart
+    from labkit.run import Run
+
+
+def compare(runs: Mapping[str, Run], name: str = "loss") -> Comparison:
+    """Put runs side by side: `compare({"one process": run, "DDP": run2})`.
+
+    Gives a `Comparison`, which shows itself in a cell: the mean over ranks of `name` for every run, and a table.
+
+    Raises TypeError for something that is no run, ValueError if there is none or if none has logged `name`.
+    """
+    from labkit.run import Run
+
+    if not isinstance(runs, Mapping):
+        raise TypeError(f"compare() takes a mapping of title to run, such as {{'DDP': run}}; got {type(runs).__name__}")
+    if not runs:
+        raise ValueError("compare() needs at least one run, got none")
+    for title, run in runs.items():
+        if not isinstance(run, Run):
+            raise TypeError(f"compare() takes runs, got a {type(run).__name__} for {title!r}")
+    if not any(name in run.recorded.names for run in runs.values()):
+        logged = sorted({logged for run in runs.values() for logged in run.recorded.names})
+        raise ValueError(f"no run has logged {name!r}; logged were: {', '.join(logged) or 'nothing'}")
+    return Comparison(runs, name)
+
+
+class Comparison:
+    """Several runs side by side."""
+
+    def __init__(self, runs: Mapping[str, Run], name: str) -> None:
+        self.runs = dict(runs)
+        self._name = name
+
+    def frame(self) -> pd.DataFrame:
+        """Give the table: a row per run, in the order given.
+
+        Columns: `ranks`; `status`; `final <name>`, the mean over ranks of the last value logged; `accuracy`, likewise,
+        if any run has logged it; `seconds` from launch to end; `samples_per_s` over all ranks, from the first log call
+        to the last (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
+        host or, for ranks with a GPU, allocated on it.
+        """
+        import pandas as pd
+
+        rows = {title: self._row(run) for title, run in self.runs.items()}
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        return table.drop(columns="accuracy") if table["accuracy"].isna().all() else table
+
+    def _row(self, run: Run) -> dict[str, Any]:
+        progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+
+        def last(name: str) -> float:
+            values = [p.last[name] for p in progress if name in p.last]
+            return float(np.mean(values)) if values else float("nan")
+
+        device = max(run.peak_device_bytes)
+        return {
+            "ranks": run.world_size,
+            "status": run.status,
+            f"final {self._name}": last(self._name),
+            "accuracy": last("accuracy"),
+            "seconds": run.elapsed_s,
+            "samples_per_s": samples_per_s(run),
+            "peak_mib": (device or max(run.peak_bytes)) / 2**20,
+        }
+
+    def figure(self) -> Chart:
+        """Give the curves over each other."""
+        from labkit import charts
+
+        histories = {title: run.recorded for title, run in self.runs.items()}
+        return charts.overlaid(histories, self._name, title=f"{self._name}: mean over ranks")
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        display(self.figure())
+        display(self.frame().style.format(precision=4))
+
+
+def samples_per_s(run: Run) -> float:
+    """Samples per second over all ranks, from each rank's first log call to its last; NaN without `samples`."""
+    history = run.history
+    if SAMPLES not in history:
+        return float("nan")
+    per_rank = []
+    for _, rows in history.dropna(subset=SAMPLES).groupby("rank"):
+        span = rows["time_s"].iloc[-1] - rows["time_s"].iloc[0]
+        per_rank.append(rows[SAMPLES].iloc[1:].sum() / span if span > 0 else float("nan"))
+    return float(np.sum(per_rank))

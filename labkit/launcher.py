@@ -1,0 +1,242 @@
+"""The public call: check the arguments, pack the function by value, start the ranks, give a `Run`."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labkit.engines.local import LocalEngine
+from labkit.run import Run
+from labkit.worker import Cell, Job
+
+
+def launch(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    world_size: int | None = None,
+    backend: str | None = None,
+    wait: bool = True,
+    timeout_s: float | None = None,
+    seed: int | None = 0,
+    name: str | None = None,
+    live: bool | None = None,
+    **kwargs: Any,
+) -> Run:
+    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and give the `Run`.
+
+    The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
+    value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
+
+    Args:
+        fn: what every rank calls; its first parameter is the `labkit.worker.Worker`.
+        args: passed on to `fn`.
+        world_size: number of ranks; by default one per GPU, or 2 without GPUs.
+        backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
+        wait: whether to return when the run is over. With False the run goes on in the background, and its live view
+            too.
+        timeout_s: end the run when no rank has logged or returned anything for so many seconds.
+        seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
+        name: what the run is called in charts and tables; by default the function's name.
+        live: whether to show the live view; by default where a person is watching a notebook.
+        kwargs: passed on to `fn`.
+
+    Raises:
+        TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
+        WorkerFailed: with `wait=True`, a rank failed.
+
+    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped".
+
+    Processes are started by `torch.multiprocessing.spawn`
+    (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
+    """
+    _check_call(fn, args, kwargs, {"world_size": world_size, "backend": backend, "seed": seed, "name": name})
+    gpus = torch.cuda.device_count()  # does not initialise CUDA in the notebook
+    world_size = _check_world_size(world_size, gpus)
+    backend = _check_backend(backend, world_size, gpus)
+    _check_options(timeout_s, seed, name, live)
+    job = Job(
+        function=_pack(fn, args, kwargs),
+        world_size=world_size,
+        backend=backend,
+        cuda_devices=gpus,
+        threads=max(1, _cores() // world_size),
+        seed=seed,
+        port=0,  # the engine's to fill in
+        start_s=time.time(),
+        environment={},
+        cells=_cells(),
+    )
+    run = Run(LocalEngine(world_size), world_size, name or _name_of(fn), timeout_s)
+    run.start(job)
+    from labkit import view
+
+    watcher = None
+    try:
+        watcher = view.attach(run, live, wait)
+        if wait:
+            run.wait()
+    except KeyboardInterrupt:  # before run.wait() could take it
+        run.stop()
+    finally:
+        if watcher is not None and (wait or run.over.is_set()):
+            watcher.finish()
+    return run
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    while hasattr(fn, "func"):  # functools.partial
+        fn = fn.func
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dict[str, Any]) -> None:
+    """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
+    if not callable(fn):
+        raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
+    title = _name_of(fn)
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some built-in functions do not say
+        return
+    taken = [n for n, value in own.items() if n in signature.parameters and n not in kwargs and value]
+    if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        name = taken[0]
+        raise ValueError(
+            f"{title} has a parameter called {name!r}, but launch() keeps {name}=… for itself and does not pass it on. "
+            f"Rename it in {title}, or bind it: functools.partial({title}, {name}=…)"
+        )
+    try:
+        signature.bind(object(), *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join(["worker", *(f"{a!r:.30}" for a in args), *(f"{k}=…" for k in kwargs)])
+        raise TypeError(
+            f"{title}{signature} cannot be called as {title}({given}): {error}. "
+            "Its first parameter is the worker; launch() passes on all arguments that are not its own "
+            "(world_size, backend, wait, timeout_s, seed, name, live)"
+        ) from None
+
+
+def _check_world_size(world_size: Any, gpus: int) -> int:
+    if world_size is None:
+        return gpus or 2
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is a whole number of ranks, got {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    return world_size
+
+
+def _check_backend(backend: Any, world_size: int, gpus: int) -> str:
+    if backend is None:
+        return "nccl" if 0 < world_size <= gpus and dist.is_nccl_available() else "gloo"
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
+    known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
+    for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
+        library = part.rpartition(":")[2].lower()
+        if library not in known:
+            raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
+        if not dist.is_backend_available(library):
+            raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
+        if library == "nccl" and gpus < world_size:
+            raise ValueError(
+                f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
+                f"found {gpus}. Use backend='gloo'"
+            )
+    return backend.lower()
+
+
+def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any) -> None:
+    if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed is a whole number or None, got {seed!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a text, got {name!r}")
+    if live not in (True, False, None):
+        raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Pickle the call by value. Raises ValueError that names what cannot be sent."""
+    try:
+        return cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:
+        culprit = next(_unsendable(fn, args, kwargs), None)
+        title = _name_of(fn)
+        if culprit is None:
+            raise ValueError(f"{title} cannot be sent to the ranks: {error}") from error
+        where, value, why = culprit
+        raise ValueError(
+            f"{title} cannot be sent to the ranks: {where} is a {type(value).__name__}, which cannot be pickled "
+            f"({why}). Make it inside the function instead, or pass what it is made from"
+        ) from error
+
+
+def _unsendable(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Find the values that cannot be pickled: (where, value, why)."""
+    for index, value in enumerate(args):
+        yield from _look_into(f"argument {index + 1} (after the worker)", value, set())
+    for key, value in kwargs.items():
+        yield from _look_into(f"argument {key}=…", value, set())
+    yield from _look_into(_name_of(fn), fn, set())
+
+
+def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    try:
+        cloudpickle.dumps(value)
+        return
+    except Exception as error:
+        why = str(error) or type(error).__name__
+    parts: list[tuple[str, Any]] = []
+    function = inspect.unwrap(getattr(value, "func", value))
+    if inspect.isfunction(function):
+        names = inspect.getclosurevars(function)
+        used = {**names.globals, **names.nonlocals}
+        parts = [(f"{name!r}, which {function.__name__} uses,", part) for name, part in used.items()]
+    elif isinstance(value, dict):
+        parts = [(f"{where}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple, set)):
+        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
+    elif isinstance(value, type):
+        parts = [(f"{value.__name__}.{name}", part) for name, part in vars(value).items() if inspect.isfunction(part)]
+    found = [deeper for place, part in parts for deeper in _look_into(place, part, seen)]
+    yield from found or [(where, value, why)]
+
+
+def _cells() -> dict[str, Cell]:
+    """Give every cell run so far, by the file name that tracebacks use for it."""
+    if "IPython" not in sys.modules:
+        return {}
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return {}
+    numbers = getattr(shell.compile, "_filename_map", {})
+    return {file: Cell(f"Cell In[{number}]", "".join(linecache.getlines(file))) for file, number in numbers.items()}

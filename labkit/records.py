@@ -1,0 +1,170 @@
+"""What travels from a rank to the notebook: a few small typed values, and the batching of the commonest one.
+
+Everything here is picklable and knows nothing of processes, so that another carrier (files on a cluster, say) can
+bring the same records.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, NamedTuple
+
+RESERVED_NAMES = ("rank", "step", "time_s")
+"""Columns of the history that `worker.log` fills in itself."""
+
+
+class Started(NamedTuple):
+    """The rank has joined the process group and is about to call the function."""
+
+    rank: int
+
+
+class Expect(NamedTuple):
+    """How many steps the rank says it will take in all."""
+
+    rank: int
+    steps: int
+
+
+class Log(NamedTuple):
+    """Consecutive log calls of one rank that named the same values."""
+
+    rank: int
+    names: tuple[str, ...]
+    steps: array[int]
+    """One per call."""
+    times_s: array[float]
+    """One per call: seconds since the launch."""
+    values: array[float]
+    """calls × names, row by row."""
+
+
+class Output(NamedTuple):
+    """Text that the rank, or native code in it, wrote to stdout or stderr."""
+
+    rank: int
+    text: str
+
+
+class Result(NamedTuple):
+    """The function returned on this rank."""
+
+    rank: int
+    blob: bytes
+    """The return value, pickled by value."""
+
+
+class Stopped(NamedTuple):
+    """The rank left the function because the run was asked to stop; it has no return value."""
+
+    rank: int
+
+
+class Failure(NamedTuple):
+    """The rank's own account of an exception, sent before it leaves the process group."""
+
+    rank: int
+    time_s: float
+    """Seconds since the launch at which the exception was caught."""
+    during: str
+    """What the rank was doing: "running", "receiving the function", "sending the result" …"""
+    summary: str
+    """The exception's type and first line."""
+    traceback: str
+
+
+class Memory(NamedTuple):
+    """Peak memory of the rank's process."""
+
+    rank: int
+    peak_bytes: int
+    """Resident memory of the process, on the host."""
+    peak_device_bytes: int
+    """Allocated by PyTorch on the rank's GPU; 0 on CPU."""
+
+
+class Exit(NamedTuple):
+    """The rank's process is gone. The last record of a rank."""
+
+    rank: int
+    code: int
+    """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
+
+
+Record = Started | Expect | Log | Output | Result | Stopped | Failure | Memory | Exit
+
+
+class LogBatcher:
+    """Collects log calls and sends them as `Log` records, at most every `interval_s` seconds.
+
+    A call costs an append; packing and sending is paid per batch. A rank that logs less often than `interval_s` has
+    each call sent at once, so that little is lost if it is killed; for bursts a background thread sends the rest.
+    """
+
+    def __init__(self, rank: int, send: Callable[[Log], None], start_s: float, interval_s: float = 0.05) -> None:
+        self._rank, self._send, self._start_s, self._interval_s = rank, send, start_s, interval_s
+        self._names: tuple[str, ...] = ()
+        self._steps: list[int] = []
+        self._times: list[float] = []
+        self._values: list[float] = []
+        self._last_flush_s = 0.0
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
+
+    def add(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
+        """Take one log call; blocks only if the notebook is far behind."""
+        now = time.time()
+        with self._lock:
+            if names != self._names:
+                self.flush()
+                self._names = names
+            self._steps.append(step)
+            self._times.append(now - self._start_s)
+            self._values += values
+            if now - self._last_flush_s >= self._interval_s:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        with self._lock:
+            if not self._steps:
+                return
+            self._last_flush_s = time.time()
+            batch = Log(
+                self._rank, self._names, array("q", self._steps), array("d", self._times), array("d", self._values)
+            )
+            self._steps, self._times, self._values = [], [], []
+            self._send(batch)
+
+    def close(self) -> None:
+        """Send the rest and end the background thread."""
+        self._closed.set()
+        self.flush()
+
+    def _flush_the_rest(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            if self._steps:
+                self.flush()
+
+
+def number(name: str, value: Any, rank: int) -> float:
+    """Give a logged value as a float. Raises TypeError, naming rank and value, if it is not one number."""
+    shape = getattr(value, "shape", ())
+    if not isinstance(value, (str, bytes)) and math.prod(shape) == 1:
+        try:
+            single = value.item() if hasattr(value, "item") else value
+            if isinstance(single, Real):
+                return float(single)
+        except (ValueError, RuntimeError, OverflowError):
+            pass  # a meta tensor, a huge int: refused below, with the rank and the name
+    what = f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"a {type(value).__name__} ({value!r:.60})"
+    raise TypeError(
+        f"rank {rank}: worker.log({name}=…) takes one number, got {what}. "
+        "Log a float, an int or a tensor of one element, for example loss.item()"
+    )

@@ -1,0 +1,418 @@
+"""A run: its state, history and results, and how to wait for it and stop it. The one place that reads records."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
+
+import cloudpickle
+
+from labkit import records
+from labkit.history import History, Progress
+from labkit.verdict import RankFacts, Verdict, judge
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from labkit.charts import Chart
+    from labkit.worker import Job
+
+STOP_GRACE_S = 2.0
+"""How long ranks that were asked to stop may take to return what they have."""
+
+FAILURE_GRACE_S = 0.4
+"""How long the other ranks may still report after the first has failed. Reports of victims make the verdict clearer."""
+
+RETURN_GRACE_S = 10.0
+"""How long a rank may take to end its process after its function has returned."""
+
+OUTPUT_LINES = 10_000
+"""Lines kept of each rank's output; of longer output the oldest are dropped."""
+
+OUTPUT_LINE_CHARACTERS = 10_000
+"""A longer line is cut."""
+
+_live: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+class Engine(Protocol):
+    """What a run needs of whatever carries its ranks."""
+
+    pids: list[int]
+
+    def start(self, job: Job) -> None:
+        """Start the ranks."""
+
+    def poll(self, timeout_s: float) -> list[records.Record]:
+        """Give records that have arrived; every rank's last is its `Exit`."""
+
+    def ask_to_stop(self) -> None:
+        """Ask the ranks to end at their next common step."""
+
+    def kill(self) -> None:
+        """End the ranks now."""
+
+    def killed(self, rank: int) -> bool:
+        """Whether `kill` ended this rank."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
+    """A rank failed, and with it the run.
+
+    Attributes:
+        rank: the global rank that failed first.
+        cause: that rank's own traceback, with the lines of the notebook's cells in it.
+        run: the `Run`, with the history, output and results that had arrived.
+    """
+
+    def __init__(self, verdict: Verdict, run: Run) -> None:
+        self.rank = verdict.rank
+        self.cause = verdict.cause
+        self.run = run
+        self.verdict = verdict
+        super().__init__(verdict.headline)
+
+    def __str__(self) -> str:
+        others = "".join(f"\n  {line}" for line in self.verdict.others)
+        return f"{self.verdict.headline}\n\n{self.cause}\n{others}".rstrip()
+
+    def _render_traceback_(self) -> list[str]:
+        """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+    def __reduce__(self) -> Any:
+        return RuntimeError, (str(self),)
+
+
+class _Text:
+    """A rank's output: the last lines of it, with the same bound however much is printed."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=OUTPUT_LINES)
+        self._partial = ""
+        self.dropped = 0
+        self._new: deque[str] = deque(maxlen=OUTPUT_LINES)
+
+    def add(self, text: str) -> None:
+        *complete, partial = (self._partial + text).split("\n")
+        for line in complete:
+            line = _after_carriage_returns(line)[:OUTPUT_LINE_CHARACTERS]
+            self.dropped += len(self._lines) == OUTPUT_LINES
+            self._lines.append(line)
+            self._new.append(line)
+        self._partial = partial[-OUTPUT_LINE_CHARACTERS:]
+
+    def end(self) -> None:
+        """Take what came without a final newline as a line."""
+        if self._partial:
+            self.add("\n")
+
+    def take_new(self) -> list[str]:
+        new = list(self._new)
+        self._new.clear()
+        return new
+
+    def tail(self, lines: int) -> str:
+        last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
+        return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
+
+    def __str__(self) -> str:
+        head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
+        return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)
+
+
+def _after_carriage_returns(line: str) -> str:
+    """What a terminal would show of a line that a progress bar has rewritten."""
+    return line.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+class Run:
+    """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
+
+    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
+    """
+
+    def __init__(self, engine: Engine, world_size: int, name: str, timeout_s: float | None = None) -> None:
+        self.name = name
+        """What the run is called in charts and tables."""
+        self.world_size = world_size
+        """Number of ranks."""
+        self.error: WorkerFailed | None = None
+        """Why the run failed, or None."""
+        self.peak_bytes: list[int] = [0] * world_size
+        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say."""
+        self.peak_device_bytes: list[int] = [0] * world_size
+        """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self.recorded = History(world_size)
+        """What was logged so far, in the form that charts draw."""
+        self._states = ["starting"] * world_size
+        self._results: list[Any] = [None] * world_size
+        self._returned = [False] * world_size
+        self._output = [_Text() for _ in range(world_size)]
+        self._expected = [0] * world_size
+        self._failures: list[records.Failure | None] = [None] * world_size
+        self._exit_codes: list[int | None] = [None] * world_size
+        self._exits_s = [float("inf")] * world_size
+        self._status = "running"
+        self._stop_asked = False
+        self._failed = False
+        self._kill_at_s = float("inf")
+        self._lock = threading.RLock()
+        self.over = threading.Event()
+        """Set once the run has ended and its status, results and error are final."""
+        self._start_s = time.time()
+        self._end_s: float | None = None
+        self._last_progress_s = time.monotonic()
+
+    # What the reader asks of a run
+
+    @property
+    def status(self) -> str:
+        """ "running", "finished", "failed" or "stopped"."""
+        return self._status
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name."""
+        return self.recorded.frame()
+
+    @property
+    def results(self) -> list[Any]:
+        """What the function returned, by rank; None for a rank that has not returned."""
+        with self._lock:
+            return list(self._results)
+
+    @property
+    def output(self) -> list[str]:
+        """What each rank printed to stdout and stderr, by rank; of very long output, the end."""
+        with self._lock:
+            return [str(text) for text in self._output]
+
+    def output_tail(self, lines: int) -> list[str]:
+        """Give the last lines that each rank printed, an unfinished one included."""
+        with self._lock:
+            return [text.tail(lines) for text in self._output]
+
+    def take_new_output(self) -> list[list[str]]:
+        """Give the complete lines that each rank printed since this was last called. For one reader."""
+        with self._lock:
+            return [text.take_new() for text in self._output]
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the launch until the end, or until now."""
+        return (self._end_s or time.time()) - self._start_s
+
+    @property
+    def states(self) -> list[str]:
+        """Each rank: "starting", "running", "finished", "failed", "stopped" or "ended" (by the run, not by itself)."""
+        with self._lock:
+            return list(self._states)
+
+    def progress(self, rank: int) -> tuple[Progress, int]:
+        """Say where a rank stands, and how many steps it expects to take (0 if it has not said)."""
+        return self.recorded.progress(rank), self._expected[rank]
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Block until the run is over and give it back.
+
+        Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
+        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once.
+        """
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self.over.is_set():
+            try:
+                self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
+                late = not self.over.is_set() and time.monotonic() >= deadline
+            except KeyboardInterrupt:
+                late, deadline = False, float("inf")
+                if self._stop_asked:
+                    self._engine.kill()
+                self.ask_to_stop()
+            if late:
+                raise TimeoutError(
+                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
+                )
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def stop(self) -> Run:
+        """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
+
+        Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
+        not end within two seconds is ended. Stopping a run that is over does nothing.
+        """
+        self.ask_to_stop()
+        self.over.wait()
+        return self
+
+    def ask_to_stop(self) -> None:
+        """Begin to stop the run, without waiting until it is over."""
+        with self._lock:
+            if self._stop_asked or self.over.is_set():
+                return
+            self._stop_asked = True
+            self._kill_at_s = time.monotonic() + STOP_GRACE_S
+            if "starting" in self._states:
+                self._engine.kill()  # nothing to keep
+            else:
+                self._engine.ask_to_stop()
+
+    def figure(self) -> Chart:
+        """Give the chart of what was logged: a curve per rank and their mean, a panel per name."""
+        from labkit import charts
+
+        return charts.logged(self.recorded, title=self.name)
+
+    # Following the ranks
+
+    def start(self, job: Job) -> None:
+        """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        self._engine.start(job)
+        _live.add(self)
+        self._thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        try:
+            while None in self._exit_codes:
+                for record in self._engine.poll(timeout_s=0.05):
+                    with self._lock:
+                        self._take(record)
+                self._mind_the_time()
+        finally:
+            self._engine.close()
+            self._settle()
+
+    def _take(self, record: records.Record) -> None:
+        rank = record.rank
+        if isinstance(record, records.Log):
+            self.recorded.add(record)
+            self._last_progress_s = time.monotonic()
+        elif isinstance(record, records.Output):
+            self._output[rank].add(record.text)
+        elif isinstance(record, records.Started):
+            self._states[rank] = "running"
+            self._last_progress_s = time.monotonic()
+        elif isinstance(record, records.Expect):
+            self._expected[rank] = record.steps
+        elif isinstance(record, records.Result):
+            self._last_progress_s = time.monotonic()
+            self._take_result(record)
+        elif isinstance(record, records.Stopped):
+            self._states[rank] = "stopped"
+        elif isinstance(record, records.Failure):
+            self._take_failure(record)
+        elif isinstance(record, records.Memory):
+            self.peak_bytes[rank], self.peak_device_bytes[rank] = record.peak_bytes, record.peak_device_bytes
+        elif isinstance(record, records.Exit):
+            self._exit_codes[rank] = record.code
+            self._output[rank].end()
+            self._take_exit(record)
+
+    def _take_result(self, record: records.Result) -> None:
+        rank = record.rank
+        try:
+            self._results[rank] = cloudpickle.loads(record.blob)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            self._take_failure(
+                records.Failure(rank, self.elapsed_s, "its result was being unpacked in the notebook", what, what)
+            )
+            return
+        self._returned[rank] = True
+        self._states[rank] = "finished"
+        if all(self._returned):
+            self._kill_at_s = min(self._kill_at_s, time.monotonic() + RETURN_GRACE_S)
+
+    def _take_failure(self, failure: records.Failure) -> None:
+        self._failures[failure.rank] = failure
+        self._states[failure.rank] = "failed"
+        self._rank_failed()
+
+    def _take_exit(self, record: records.Exit) -> None:
+        rank = record.rank
+        self._exits_s[rank] = self.elapsed_s
+        if self._states[rank] in ("starting", "running"):
+            if self._engine.killed(rank):
+                self._states[rank] = "ended"
+            else:
+                self._states[rank] = "failed"
+                self._rank_failed()
+
+    def _rank_failed(self) -> None:
+        # A rank that fails after the run was asked to stop is a consequence of stopping.
+        self._failed = self._failed or not self._stop_asked
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + FAILURE_GRACE_S)
+
+    def _mind_the_time(self) -> None:
+        now = time.monotonic()
+        if now >= self._kill_at_s:
+            self._engine.kill()
+        elif self._timeout_s is not None and now - self._last_progress_s > self._timeout_s and not self._stop_asked:
+            with self._lock:
+                slowest = min(
+                    (r for r in range(self.world_size) if not self._returned[r]),
+                    key=lambda r: self.recorded.progress(r).time_s,
+                )
+                text = (
+                    f"TimeoutError: no rank logged or returned anything for {self._timeout_s:g} s (timeout_s); "
+                    f"rank {slowest} was the first to fall silent. Give a longer timeout_s if this is expected"
+                )
+                self._take_failure(records.Failure(slowest, self.elapsed_s, "running", text, text))
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._end_s = time.time()
+            if self._failed:
+                verdict = judge([self._facts(rank) for rank in range(self.world_size)])
+                self.error = WorkerFailed(verdict, self)
+                self._status = "failed"
+            elif self._stop_asked:
+                self._status = "stopped"
+            else:
+                self._status = "finished"
+        _live.discard(self)
+        self.over.set()
+
+    def _facts(self, rank: int) -> RankFacts:
+        return RankFacts(
+            rank,
+            failure=self._failures[rank],
+            returned=self._returned[rank],
+            exit_code=self._exit_codes[rank],
+            exit_s=self._exits_s[rank],
+            ended_by_us=self._engine.killed(rank),
+            last_step=self.recorded.progress(rank).last_step,
+            output_end=self._output[rank].tail(20),
+        )
+
+    # Showing
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
+
+    def _ipython_display_(self) -> None:
+        from labkit import view
+
+        view.show(self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
+
+
+@atexit.register
+def _end_live_runs() -> None:
+    """Leave no rank behind when the notebook's kernel, or a script, ends."""
+    for run in list(_live):
+        run._engine.kill()

@@ -1,0 +1,455 @@
+"""What a person sees of a run: widgets while it runs, a small still picture afterwards, text lines without a front end.
+
+Everything is drawn from a `Run` by a thread of its own, at most ten times a second; nothing here reaches a rank.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib
+import math
+import sys
+import threading
+import time
+import weakref
+from typing import Any, Protocol
+
+import numpy as np
+
+from labkit.history import SAMPLES
+from labkit.run import Run
+
+REDRAW_S = 0.1
+"""Least time between two redraws of the live view."""
+
+UNHEARD_S = 1.0
+"""Time between redraws while the browser has not said that it is done with the last."""
+
+PATIENCE_S = 3.0
+"""How long the end of a run waits for a browser to have drawn its first chart."""
+
+CLOSE_AFTER_S = 2.0
+"""Time from the end of a run until its widgets, no longer shown, are closed."""
+
+LINE_EVERY_S = 5.0
+"""Time between progress lines where there is no live view; the first few come sooner."""
+
+TAIL_LINES = 200
+"""Lines of each rank's output that the live view shows."""
+
+SAVED_CHARACTERS = 40_000
+"""Of all ranks' output together, in a saved notebook."""
+
+STATE_COLORS = {
+    "starting": "#9A9A9A",
+    "running": "#0072B2",
+    "finished": "#009E73",
+    "failed": "#D55E00",
+    "stopped": "#E69F00",
+    "ended": "#E69F00",
+}
+
+_shown_in: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+"""In which execution of a cell a run was last shown, so that its cell does not show it twice."""
+
+
+class Watcher(Protocol):
+    """Something that follows a run and ends with it."""
+
+    def finish(self) -> None:
+        """Wait until the last state has been drawn, but not for ever."""
+
+
+def attach(run: Run, live: bool | None, wait: bool) -> Watcher | None:
+    """Begin to show a run that has just been launched."""
+    kernel = _kernel()
+    if live is None:
+        live = True
+        widgets = _watched_by_a_person(kernel)
+    else:
+        widgets = live and kernel is not None
+    if not live:
+        return None
+    if kernel is not None:
+        _shown_in[run] = _execution()
+    watcher = _Live(run) if widgets else _Lines(run, in_notebook=kernel is not None, wait=wait)
+    watcher.start()
+    return watcher
+
+
+def show(thing: Any) -> None:
+    """Show a run or a Plotly figure in the cell, so that the saved notebook stays small and readable anywhere.
+
+    A run that is still going is shown live. A figure keeps its data, for JupyterLab, and a picture for everything
+    else.
+    """
+    if not isinstance(thing, Run):
+        from labkit.charts import Chart
+
+        _display(thing if isinstance(thing, Chart) or _is_not_figure(thing) else Chart(thing))
+        return
+    if _kernel() is None:
+        print(_summary_text(thing))
+        return
+    if _shown_in.get(thing) == _execution():
+        return
+    _shown_in[thing] = _execution()
+    if thing.status == "running" and _watched_by_a_person(_kernel()):
+        _Live(thing).start()
+        return
+    _display(_summary(thing), raw=True)
+    if thing.status != "running":
+        _display(thing.figure())
+
+
+def _is_not_figure(thing: Any) -> bool:
+    from plotly.basedatatypes import BaseFigure
+
+    return not isinstance(thing, BaseFigure)
+
+
+def _kernel() -> Any:
+    """Give the ipykernel that runs this process, if one does."""
+    if "ipykernel" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None)
+
+
+def _watched_by_a_person(kernel: Any) -> bool:
+    """Whether a front end shows what this kernel displays.
+
+    A front end with a person in it lets a cell ask for input; papermill and nbconvert do not.
+    """
+    return bool(kernel is not None and getattr(kernel, "_allow_stdin", False))
+
+
+def _execution() -> int:
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    return getattr(shell, "execution_count", 0)
+
+
+def _display(thing: Any, **options: Any) -> Any:
+    from IPython.display import display
+
+    return display(thing, **options)
+
+
+def _place() -> Any:
+    """Reserve a place under this cell for what will be shown when the run is over."""
+    return _display({"text/plain": ""}, raw=True, display_id=True)
+
+
+# One line, for terminals and logs
+
+
+def _per_s(run: Run) -> str:
+    """Say how fast the run goes, over all ranks."""
+    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+    samples = sum(p.samples_per_s for p in progress)
+    if not math.isnan(samples):
+        return f"{samples:,.0f} samples/s"
+    steps = [p.steps_per_s for p in progress if not math.isnan(p.steps_per_s)]
+    return f"{min(steps):,.4g} steps/s" if steps else ""
+
+
+def _phase(run: Run) -> str:
+    return "starting" if run.status == "running" and "starting" in run.states else run.status
+
+
+def _line(run: Run) -> str:
+    """Say where a run stands, in one line."""
+    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+    parts = [f"{run.name}: {_phase(run)}", f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"]
+    steps = [p.last_step for p in progress if p.last_step is not None]
+    if steps:
+        parts.append(f"step {min(steps)}")
+    for name in list(run.recorded.names)[:3]:
+        values = [p.last[name] for p in progress if name in p.last]
+        if values and name != SAMPLES:
+            parts.append(f"{name} {sum(values) / len(values):.4g}")
+    parts += [_per_s(run), f"{run.elapsed_s:.1f} s"]
+    return " · ".join(part for part in parts if part)
+
+
+def _sparkline(run: Run, width: int = 40) -> str:
+    """Draw the first logged value's mean over ranks in a line of text."""
+    names = [name for name in run.recorded.names if name != SAMPLES]
+    if not names:
+        return ""
+    curves = run.recorded.curves(names[0])
+    _, y = list(curves.values())[-1]
+    y = y[np.isfinite(y)]
+    if len(y) < 2:
+        return ""
+    y = y[:: max(1, len(y) // width)]
+    low, high = min(y), max(y)
+    blocks = "▁▂▃▄▅▆▇█"
+    drawn = "".join(blocks[int((value - low) / ((high - low) or 1) * 7)] for value in y)
+    return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
+
+
+def _summary_text(run: Run) -> str:
+    lines = [_line(run)]
+    if spark := _sparkline(run):
+        lines.append(spark)
+    if run.error is not None:
+        lines.append(run.error.verdict.headline)
+    return "\n".join(lines)
+
+
+# Without a front end
+
+
+class _Lines(threading.Thread):
+    """Prints short progress lines and what the ranks print; leaves the final chart in a notebook."""
+
+    def __init__(self, run: Run, in_notebook: bool, wait: bool) -> None:
+        super().__init__(name="labkit-view", daemon=True)
+        self._run = run
+        self._places = [_place() for _ in range(2)] if in_notebook else []
+        self._wait = wait
+
+    def run(self) -> None:
+        start, next_line = time.monotonic(), 1.0
+        while not self._run.over.wait(0.1):
+            self._print_output()
+            if time.monotonic() - start >= next_line and self._wait:
+                print(_line(self._run), flush=True)
+                next_line = min(next_line * 2, next_line + LINE_EVERY_S)
+        self._print_output()
+        if self._places:
+            self._places[0].update(_summary(self._run), raw=True)
+            if self._run.recorded.names:
+                self._places[1].update(self._run.figure())
+        else:
+            print("\n".join(filter(None, (_line(self._run), _sparkline(self._run)))), flush=True)
+
+    def finish(self) -> None:
+        self.join(10)  # once the last cell has run, nobody takes what comes late
+
+    def _print_output(self) -> None:
+        for rank, lines in enumerate(self._run.take_new_output()):
+            for line in lines:
+                print(f"[rank {rank}] {line}")
+        sys.stdout.flush()
+
+
+# The still picture
+
+
+def _summary(run: Run) -> dict[str, str]:
+    """Say how a run ended, as HTML that needs no style sheet and no script, and as text."""
+    return {"text/html": _summary_html(run), "text/plain": _summary_text(run)}
+
+
+def _summary_html(run: Run) -> str:
+    parts = [f"<b>{html.escape(_line(run))}</b>"]
+    if run.error is not None:
+        verdict = run.error.verdict
+        color = STATE_COLORS["failed"]
+        parts.append(f'<div style="color:{color}"><b>{html.escape(verdict.headline)}</b></div>')
+        parts.append(f"<pre>{html.escape(verdict.cause)}</pre>")
+        if verdict.others:
+            listed = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.others)
+            parts.append(f"<details><summary>the other ranks</summary><ul>{listed}</ul></details>")
+    for rank, text in enumerate(run.output):
+        if text:
+            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
+            parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
+    return "\n".join(parts)
+
+
+# The live view
+
+
+def _states_html(run: Run) -> str:
+    rows = []
+    states = run.states
+    for rank, state in enumerate(states):
+        progress, expected = run.progress(rank)
+        cells = [
+            f'<span style="color:{STATE_COLORS[state]};font-size:1.3em">●</span> <b>rank {rank}</b> {state}',
+            ""
+            if progress.last_step is None
+            else f"step {progress.last_step:,}" + (f" of {expected:,}" if expected else ""),
+            _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
+            "" if math.isnan(progress.steps_per_s) else f"{progress.steps_per_s:,.1f} steps/s",
+            "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
+            " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
+        ]
+        style = "padding:0 14px 0 0;text-align:left;white-space:nowrap"
+        rows.append("<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell in cells) + "</tr>")
+    return f'<table style="border:0;line-height:1.4;margin:0">{"".join(rows)}</table>'
+
+
+def _title_html(run: Run) -> str:
+    return f"<b>{html.escape(run.name)}</b> {_phase(run)} · {run.elapsed_s:.1f} s{_time_left(run)}"
+
+
+def _time_left(run: Run) -> str:
+    progress, expected = run.progress(0)
+    if not expected or run.status != "running" or not progress.steps_per_s > 0:
+        return ""
+    return f" · about {max(0.0, expected - progress.steps) / progress.steps_per_s:.0f} s left"
+
+
+def _bar(share: float, color: str) -> str:
+    percent = 100 * min(1.0, max(0.0, share))
+    return (
+        '<div style="width:110px;height:8px;background:#E5E5E5;border-radius:4px;overflow:hidden;margin-top:5px">'
+        f'<div style="width:{percent:.0f}%;height:8px;background:{color}"></div></div>'
+    )
+
+
+class _Live(threading.Thread):
+    """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs."""
+
+    front_end_answers = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(name="labkit-view", daemon=True)
+        import ipywidgets as widgets
+
+        self._run = run
+        self._title = widgets.HTML(_title_html(run))
+        self._states = widgets.HTML(_states_html(run))
+        self._button = widgets.Button(
+            description="Stop",
+            icon="stop",
+            button_style="danger",
+            tooltip="End the run; what was logged, printed and returned by then is kept",
+            layout=widgets.Layout(width="90px", margin="2px 12px 2px 0"),
+        )
+        self._button.on_click(lambda _: self._stop_clicked())
+        self._texts = [widgets.HTML() for _ in range(run.world_size)]
+        self._seen = [""] * run.world_size
+        self._tabs = widgets.Tab(self._texts, layout=widgets.Layout(display="none"))
+        for rank in range(run.world_size):
+            self._tabs.set_title(rank, f"rank {rank}")
+        self._figure: Any = None
+        self._top = widgets.HBox([self._button, self._title])
+        self._box = widgets.VBox([self._top, self._states, self._tabs])
+        for widget in (self._button, self._tabs):
+            _answer_while_the_cell_runs(widget)
+        self._heard = threading.Event()
+        self._heard.set()
+        self._answered = threading.Event()
+        self._place = _display(self._box, display_id=True)
+        self._chart_place = _place()
+
+    def run(self) -> None:
+        while not self._run.over.is_set():
+            began = time.monotonic()
+            self._draw()
+            took = time.monotonic() - began
+            # Drawing takes a third of this thread's time at most, unless it is so slow that it would look stopped.
+            self._run.over.wait(max(REDRAW_S - took, min(2 * took, UNHEARD_S)))
+            while not (self._heard.is_set() or self._run.over.is_set()) and time.monotonic() < began + UNHEARD_S:
+                self._heard.wait(0.05)
+        if self._figure is not None:
+            self._let_the_browser_finish(self._figure)
+        try:
+            # What stays is small and needs no kernel: no widget, no script.
+            self._place.update(_summary(self._run), raw=True)
+            if self._run.recorded.names:
+                self._chart_place.update(self._run.figure())
+        finally:
+            # Not at once: a browser may still be making views of them, and would miss them.
+            closing = threading.Timer(CLOSE_AFTER_S, self._close)
+            closing.daemon = True
+            closing.start()
+
+    def finish(self) -> None:
+        self.join(1)  # the cell need not wait for a slow browser: what is late takes its place all the same
+
+    def _draw(self) -> None:
+        self._title.value, self._states.value = _title_html(self._run), _states_html(self._run)
+        self._draw_output()
+        from labkit import charts
+
+        history = self._run.recorded
+        if self._figure is not None and charts.refresh(self._figure, history):
+            self._heard.clear()
+            return
+        if not history.names:
+            return
+        import plotly.graph_objects as go
+
+        old = self._figure
+        self._figure = go.FigureWidget(charts.logged(history))
+        # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
+        # layout, which its JavaScript sends under a wrong name.
+        self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
+        _answer_while_the_cell_runs(self._figure)
+        self._box.children = [self._top, self._states, self._figure, self._tabs]
+        if old is not None:
+            _close(old)
+        else:
+            threading.Thread(target=_prepare_pictures, name="labkit-imports", daemon=True).start()
+
+    def _draw_output(self) -> None:
+        for rank, tail in enumerate(self._run.output_tail(TAIL_LINES)):
+            if tail != self._seen[rank]:
+                self._seen[rank] = tail
+                # A column in reverse is scrolled to its end, so that the newest line stays in sight.
+                column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
+                text = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
+                self._texts[rank].value = f'<div style="{column}"><pre style="{text}">{html.escape(tail)}</pre></div>'
+                self._tabs.layout.display = None
+
+    def _browser_answered(self, change: Any) -> None:
+        if change["new"]:
+            self._heard.set()
+            self._answered.set()
+
+    def _let_the_browser_finish(self, figure: Any) -> None:
+        """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.
+
+        A front end that has once failed to answer (it knows no subshells, or nobody looks) is not waited for again.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answered.is_set() and _Live.front_end_answers:
+            _Live.front_end_answers = time.monotonic() < deadline
+            figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
+            self._answered.wait(0.1)
+
+    def _stop_clicked(self) -> None:
+        self._button.disabled = True
+        self._button.description = "Stopping"
+        self._run.ask_to_stop()
+
+    def _close(self) -> None:
+        for widget in (self._box, self._top, self._title, self._button, self._states, self._figure, self._tabs):
+            if widget is not None:
+                _close(widget)
+        for text in self._texts:
+            _close(text)
+
+
+def _prepare_pictures() -> None:
+    """Import what the last picture needs while the run goes on, so that a stopped cell is free at once."""
+    importlib.import_module("matplotlib.backends.backend_agg")
+    importlib.import_module("PIL.PngImagePlugin")
+
+
+def _close(widget: Any) -> None:
+    """Close a widget and the models it brought along, so that nothing of it is saved with the notebook."""
+    from ipywidgets import Widget
+
+    for part in (getattr(widget, "layout", None), getattr(widget, "style", None), widget):
+        if isinstance(part, Widget):
+            part.close()
+
+
+def _answer_while_the_cell_runs(widget: Any) -> None:
+    """Let a widget's messages be handled by a kernel subshell, so that a button works while its own cell runs.
+
+    JupyterLab sends widgets' messages to a subshell (JEP 91, https://jupyter.org/enhancement-proposals), but
+    ipykernel 7.4 routes them back to the shell that last updated the widget, the one that is busy with the cell. Where
+    a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did.
+    """
+    widget.comm._reply_subshell_for = lambda data, default: default

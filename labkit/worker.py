@@ -1,0 +1,422 @@
+"""What a rank does before, around and after the reader's function. Runs in the rank's own process.
+
+Imported by every spawned process, so it stays cheap: torch and the standard library, no pandas, Plotly or widgets.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import linecache
+import multiprocessing
+import operator
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labkit import records
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.queues import SimpleQueue
+
+STOP_PATIENCE_S = 0.5
+"""How long a rank that was asked to stop waits for the others to agree on a common last step."""
+
+LEAVE_TOGETHER_S = 0.25
+"""How long a rank that has returned waits for the others to return before it leaves the process group."""
+
+TRACEBACK_CHARACTERS = 50_000
+"""A longer traceback loses its middle."""
+
+
+class Stopped(BaseException):
+    """Raised by `worker.log` once the run was asked to stop, on every rank at the same step where ranks log in step.
+
+    Not an `Exception`, so that a training loop's own error handling does not swallow it. Catch it to return what the
+    rank has so far:
+
+    >>> def train(worker):
+    ...     try:
+    ...         ...  # the training loop, with worker.log(...) in it
+    ...     except labkit.Stopped:
+    ...         pass
+    ...     return model.state_dict()
+    """
+
+
+class Cell(NamedTuple):
+    """A cell of the notebook, so that a rank's traceback can show its lines."""
+
+    title: str
+    """As the reader knows it: "Cell In[3]"."""
+    text: str
+
+
+class Job(NamedTuple):
+    """Everything a rank must know to run the function; sent to it through a pipe once its process is up."""
+
+    function: bytes
+    """(function, args, kwargs), pickled by value."""
+    world_size: int
+    backend: str
+    cuda_devices: int
+    """GPUs that the ranks share out; 0 means CPU."""
+    threads: int
+    """CPU threads per rank."""
+    seed: int | None
+    port: int
+    """Of the notebook's rendezvous store, on loopback."""
+    start_s: float
+    """When the run was launched, as `time.time()`."""
+    environment: dict[str, str]
+    cells: dict[str, Cell]
+    """The notebook's cells by the file names that tracebacks know them by."""
+
+
+class Ends(NamedTuple):
+    """One rank's ends of its three channels to the notebook."""
+
+    inbox: Connection
+    """Receives the `Job`, then the word "stop". Its closing means that the notebook is gone."""
+    queue: SimpleQueue[Any]
+    """Carries `records` to the notebook."""
+    output: Connection
+    """The write end that becomes the rank's stdout and stderr."""
+
+    def close(self) -> None:
+        """Let go of all three in this process."""
+        self.inbox.close()
+        self.queue.close()
+        self.output.close()
+
+
+class Worker:
+    """One rank's place in the run: what the launched function gets as its first argument."""
+
+    rank: int
+    """Global rank, 0 … world_size − 1."""
+    local_rank: int
+    """Rank within this machine."""
+    world_size: int
+    """Number of ranks."""
+    device: torch.device
+    """Where this rank computes: its GPU, or the CPU."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device, log: records.LogBatcher, line: Line) -> None:
+        self.rank = self.local_rank = rank  # one machine: a cluster's worker would set them apart
+        self.world_size, self.device = world_size, device
+        self._log, self._line = log, line
+        self._known_names: set[tuple[str, ...]] = set()
+        self._next_step = 0
+        self._log_calls = 0
+
+    def log(self, step: int | None = None, **values: Any) -> None:
+        """Send named numbers to the notebook: `worker.log(loss=loss.item(), lr=lr)`.
+
+        The step counts the calls made without `step=`. Two names mean something to the live view and the tables:
+        `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
+        the comparison.
+
+        Raises TypeError for a value that is not one number, ValueError for a reserved name, and `labkit.Stopped` once
+        the run was asked to stop.
+        """
+        if step is None:
+            step = self._next_step
+            self._next_step += 1
+        elif type(step) is not int:
+            step = self._whole_number(step)
+        names = tuple(values)
+        if names not in self._known_names:
+            self._check_names(names)
+        self._log.add(
+            step, names, [v if type(v) is float else records.number(n, v, self.rank) for n, v in values.items()]
+        )
+        self._log_calls += 1
+        if self._line.stop_asked_s is not None:
+            self._stop_with_the_others(self._line.stop_asked_s)
+
+    def expect(self, steps: int) -> None:
+        """Say how many steps this rank will log in all, so that the live view can show progress and time left."""
+        self._line.send(records.Expect(self.rank, self._whole_number(steps)))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop. The next `log` may then raise `labkit.Stopped`."""
+        return self._line.stop_asked_s is not None
+
+    def _stop_with_the_others(self, asked_s: float) -> None:
+        """Raise `Stopped` at the first log call that every rank can still reach.
+
+        Each rank posts how many log calls it had made when it heard of the stop; all end one call after the greatest.
+        Ranks that meet in a collective every step are never further apart than that.
+        """
+        store = self._line.store
+        assert store is not None
+        keys = [f"labkit/stop/{rank}" for rank in range(self.world_size)]
+        if not self._line.stop_posted:
+            self._line.stop_posted = True
+            store.set(keys[self.rank], str(self._log_calls))
+        if store.check(keys):
+            if self._log_calls > max(int(count) for count in store.multi_get(keys)):
+                raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
+        elif time.monotonic() - asked_s > STOP_PATIENCE_S:
+            raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
+
+    def _whole_number(self, value: Any) -> int:
+        try:
+            return operator.index(value)
+        except TypeError:
+            raise TypeError(f"rank {self.rank}: a step is a whole number, got {value!r:.60}") from None
+
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        if not names:
+            raise TypeError(f"rank {self.rank}: worker.log() got nothing to log; name a value: worker.log(loss=…)")
+        for name in names:
+            if name in records.RESERVED_NAMES:
+                raise ValueError(
+                    f"rank {self.rank}: worker.log({name}=…): labkit fills in the column {name!r} itself; "
+                    "choose another name"
+                )
+        self._known_names.add(names)
+
+    def __repr__(self) -> str:
+        return f"Worker(rank={self.rank}, world_size={self.world_size}, device={str(self.device)!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a worker belongs to its rank and cannot be sent elsewhere; use plain values instead")
+
+
+class Line:
+    """The rank's line to the notebook: sends records, hears "stop", and ends the process if the notebook is gone."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._inbox, self._queue = ends.inbox, ends.queue
+        self.stop_asked_s: float | None = None
+        """When this rank heard that it should stop, as `time.monotonic()`."""
+        self.stop_posted = False
+        self.store: dist.Store | None = None
+
+    def send(self, record: records.Record) -> None:
+        """Put one record on the queue."""
+        self._queue.put(record)
+
+    def receive_job(self) -> Job:
+        """Block until the notebook sends work."""
+        try:
+            job: Job = self._inbox.recv()
+        except (EOFError, OSError):
+            os._exit(1)
+        threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
+        return job
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                word = self._inbox.recv()
+            except (EOFError, OSError):
+                _end_children()
+                os._exit(1)  # the notebook is gone: nobody is left to report to
+            if word == "stop":
+                self.stop_asked_s = time.monotonic()
+
+
+def main(rank: int, all_ends: list[Ends]) -> None:
+    """Run one job on this rank, report, and end the process. What `torch.multiprocessing.spawn` calls."""
+    # The notebook's interrupt goes to its whole process group; stopping the ranks is the notebook's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    ends = all_ends[rank]
+    line = Line(ends)
+    code = 1
+    try:
+        for other in all_ends:
+            if other is not ends:
+                other.close()  # so that a rank's death closes its own channels for good
+        _redirect_output(ends.output)
+        faulthandler.enable()  # native crashes print where they were, into the rank's output
+        job = line.receive_job()
+        code = _run(rank, job, line)
+    except BaseException as error:
+        line.send(records.Failure(rank, 0.0, "starting", *_describe(error, {})))
+    finally:
+        # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
+        # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
+        os._exit(code)
+
+
+def _run(rank: int, job: Job, line: Line) -> int:
+    """Do the job and send what came of it; give the exit code."""
+    log = records.LogBatcher(rank, line.send, job.start_s)
+    during = "starting"
+    code = 1
+    try:
+        device = _set_up(rank, job)
+        during = "joining the process group"
+        line.store = _join_group(rank, job, device)
+        during = "receiving the function"
+        for file, cell in job.cells.items():
+            linecache.cache[file] = (len(cell.text), None, cell.text.splitlines(keepends=True), file)
+        function, args, kwargs = cloudpickle.loads(job.function)
+        line.send(records.Started(rank))
+        during = "running"
+        result = function(Worker(rank, job.world_size, device, log, line), *args, **kwargs)
+        log.close()
+        during = "sending the result"
+        line.send(records.Result(rank, _pack_result(result)))
+        code = 0
+    except Stopped:
+        log.close()
+        line.send(records.Stopped(rank))
+        code = 0
+    except BaseException as error:
+        # Report before leaving the process group: once this rank is gone the others fail too, and their errors would
+        # bury the one that matters.
+        failed_s = time.time() - job.start_s
+        log.close()
+        line.send(records.Failure(rank, failed_s, during, *_describe(error, job.cells)))
+    line.send(records.Memory(rank, *_peak_memory()))
+    if code == 0:
+        _leave_together(job.world_size, line.store)
+    _tidy_up()
+    return code
+
+
+def _redirect_output(output: Connection) -> None:
+    """Make `output` this process's stdout and stderr, for Python and for native code."""
+    if os.name == "posix":
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            # Anew: the old one may believe that it writes to a file.
+            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
+    output.close()
+
+
+def _set_up(rank: int, job: Job) -> torch.device:
+    """Set the environment, threads, seeds and device of this rank."""
+    os.environ.update(job.environment)
+    # The variables that torchrun sets, for libraries that look there.
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(job.world_size),
+        LOCAL_WORLD_SIZE=str(job.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(job.port),
+        OMP_NUM_THREADS=str(job.threads),
+    )
+    torch.set_num_threads(job.threads)
+    if job.seed is not None:
+        # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's
+        # weights; code that builds equal models by hand calls torch.manual_seed itself.
+        seed = job.seed + rank
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+    if not job.cuda_devices:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % job.cuda_devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join_group(rank: int, job: Job, device: torch.device) -> dist.Store:
+    store = dist.TCPStore("127.0.0.1", job.port, job.world_size, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        job.backend,
+        store=dist.PrefixStore("group", store),
+        rank=rank,
+        world_size=job.world_size,
+        device_id=device if job.backend == "nccl" else None,
+    )
+    return store
+
+
+def _pack_result(result: Any) -> bytes:
+    try:
+        return cloudpickle.dumps(result)
+    except Exception as error:
+        raise ValueError(
+            f"the function returned a {type(result).__name__} that cannot be sent to the notebook ({error}). "
+            "Return plain values, tensors or a state_dict instead"
+        ) from error
+
+
+def _describe(error: BaseException, cells: dict[str, Cell]) -> tuple[str, str]:
+    """Give an exception's summary line and its traceback, without the frames of this file, cells by their titles."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    described = traceback.TracebackException(type(error), error, trace, compact=True)
+    text = "".join(described.format())
+    for file, cell in cells.items():
+        text = text.replace(f'File "{file}"', cell.title)
+    if len(text) > TRACEBACK_CHARACTERS:
+        half = TRACEBACK_CHARACTERS // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+    summary = "".join(described.format_exception_only()).strip().splitlines()
+    return (summary[0][:500] if summary else type(error).__name__), text
+
+
+def _peak_memory() -> tuple[int, int]:
+    """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
+    device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset, device_bytes
+    if sys.platform == "linux":
+        # Not getrusage: its peak is inherited from the process that forked this one, the notebook's kernel.
+        with open("/proc/self/status") as status:
+            for row in status:
+                if row.startswith("VmHWM:"):
+                    return int(row.split()[1]) * 1024, device_bytes
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024), device_bytes
+
+
+def _leave_together(world_size: int, store: dist.Store | None) -> None:
+    """Wait a moment for the other ranks to return, then leave the process group.
+
+    A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
+    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone.
+    """
+    try:
+        if store is not None and store.add("labkit/returned", 1) < world_size:
+            deadline = time.monotonic() + LEAVE_TOGETHER_S
+            while time.monotonic() < deadline and store.add("labkit/returned", 0) < world_size:
+                time.sleep(0.002)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except RuntimeError as error:
+        print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
+
+
+def _tidy_up() -> None:
+    """Do what an ordinary exit would do at Python's level: exit handlers, flushed streams, no child left."""
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        _end_children()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+
+
+def _end_children() -> None:
+    for child in multiprocessing.active_children():  # a DataLoader's workers, say
+        child.kill()

@@ -1,0 +1,141 @@
+"""A real JupyterLab in a real Chromium, for the browser tests and for the README's picture."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Error, Locator, Page, sync_playwright
+
+CHROMIUM = os.environ.get("LABKIT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+CHROMIUM_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+QUIET = ("favicon", "/lsp/", "Failed to load resource")
+
+
+class Lab:
+    """One JupyterLab page; `errors` collects what the page wrote to its console as errors."""
+
+    def __init__(self, page: Page, url: str, token: str) -> None:
+        self.page, self._url, self._token = page, url, token
+        self.errors: list[str] = []
+        page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, notebook: str) -> None:
+        """Open a notebook, given relative to the server's folder, and wait for its kernel."""
+        # A workspace of its own, so that no notebook of an earlier test lies before this one.
+        address = f"{self._url}/lab/workspaces/{secrets.token_hex(4)}/tree/{notebook}?token={self._token}"
+        for _ in range(120):
+            try:
+                self.page.goto(address)
+                break
+            except Error:
+                time.sleep(0.25)
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
+        self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for(timeout=60_000)
+        self.page.locator("text=/\\| Idle/").first.wait_for(timeout=60_000)  # the status bar: the kernel answers
+        self.page.wait_for_timeout(500)
+
+    def cell(self, index: int) -> Locator:
+        """Give the code cell number `index`."""
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
+
+    def run_cell(self, index: int) -> None:
+        """Run one code cell, without waiting for it."""
+        prompt = self.cell(index).locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        for _ in range(5):  # JupyterLab drops keys while it is still setting the notebook up
+            prompt.click()
+            self.page.keyboard.press("Control+Enter")
+            for _ in range(20):
+                if prompt.inner_text() not in (before, "[ ]:"):
+                    return
+                time.sleep(0.05)
+        raise TimeoutError(f"code cell {index} does not run")
+
+    def run_all(self) -> None:
+        """Choose Run ▸ Run All Cells."""
+        self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
+        self.page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+
+    def is_running(self, index: int) -> bool:
+        """Whether a code cell is still running or waiting."""
+        return "[*]" in self.cell(index).locator(".jp-InputPrompt").inner_text()
+
+    def wait_until_run(self, index: int, timeout_s: float = 60) -> None:
+        """Wait until a code cell has run."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            prompt = self.cell(index).locator(".jp-InputPrompt").inner_text()
+            if "[*]" not in prompt and "[ ]" not in prompt:
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"code cell {index} is still running after {timeout_s} s")
+
+    def save(self) -> None:
+        """Save the notebook."""
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("Control+s")
+        self.page.wait_for_timeout(1500)
+
+    def real_errors(self) -> list[str]:
+        """Console errors that are not the closed network's."""
+        return [error for error in self.errors if not any(word in error for word in QUIET)]
+
+
+@contextlib.contextmanager
+def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
+    """Start JupyterLab over a folder and show it in a browser; stop both afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    keep = tempfile.TemporaryDirectory(prefix="labkit-test-")
+    state = Path(keep.name)
+    news = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True, exist_ok=True)
+    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    environment = {
+        **os.environ,
+        "JUPYTER_RUNTIME_DIR": str(state / "runtime"),
+        "JUPYTER_CONFIG_DIR": str(state / "config"),
+        "JUPYTERLAB_SETTINGS_DIR": str(state / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
+    }
+    arguments = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
+        *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
+    ]
+    with open(state / "jupyter.log", "w") as log:
+        server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        with sync_playwright() as playwright:
+            chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
+            page = chromium.new_page(viewport={"width": width, "height": height})
+            yield Lab(page, f"http://127.0.0.1:{port}", token)
+            chromium.close()
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        keep.cleanup()

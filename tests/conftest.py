@@ -1,0 +1,61 @@
+"""After every test: no child process, no open port, no temporary file left. And no skips where they are forbidden."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+def rank_processes() -> list[psutil.Process]:
+    """Children of this process, without multiprocessing's own resource tracker, which lives as long as the parent."""
+    children = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "resource_tracker" not in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+                children.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return children
+
+
+def listening_ports() -> set[int]:
+    return {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def temporary_files() -> set[str]:
+    folder = Path(tempfile.gettempdir())
+    patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
+    return {str(path) for pattern in patterns for path in folder.glob(pattern)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    if request.node.get_closest_marker("browser"):  # JupyterLab lives on; its own fixture looks when it has ended
+        yield
+        return
+    ports, files = listening_ports(), temporary_files()
+    mine = {p.pid for p in rank_processes()}
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [p for p in rank_processes() if p.pid not in mine]
+        new_ports, new_files = listening_ports() - ports, temporary_files() - files
+        if not (left or new_ports or new_files):
+            return
+        time.sleep(0.05)
+    assert not left, f"processes left behind: {left}"
+    assert not new_ports, f"ports still open: {new_ports}"
+    assert not new_files, f"temporary files left: {new_files}"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"

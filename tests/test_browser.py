@@ -1,0 +1,145 @@
+"""The live view in a real JupyterLab in a real Chromium. Screenshots are kept in build/screenshots; look at them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.browser import lab
+from tests.conftest import rank_processes
+from tests.run_notebooks import FOLDER, LIMIT_BYTES
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns, pytest.mark.timeout(300)]
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+
+LAST_STEP = """() => {
+    const plot = document.querySelector('.js-plotly-plot');
+    return plot && plot.data && plot.data.length ? Math.max(...plot.data.map(trace => trace.x[trace.x.length - 1])) : 0;
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    for notebook in FOLDER.glob("*.ipynb"):
+        shutil.copy(notebook, folder)
+    with lab(folder) as jupyterlab:
+        jupyterlab.folder = folder
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        yield jupyterlab
+    deadline = time.monotonic() + 5
+    while rank_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
+
+
+def screenshot(page, name):
+    page.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+
+def write(folder, name, *sources):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / name)
+
+
+def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
+    """Lesson 00 with many epochs: cells 0 to 3 are parameters, imports, the function, the launch."""
+    notebook = json.loads((page.folder / "00_start_here.ipynb").read_text())
+    for cell in notebook["cells"]:
+        cell["source"] = [line.replace("epochs = 15", "epochs = 5000") for line in cell["source"]]
+    (page.folder / "long.ipynb").write_text(json.dumps(notebook))
+    page.open("long.ipynb")
+    for index in range(3):
+        page.run_cell(index)
+    page.wait_until_run(2)
+    launched = time.monotonic()
+    page.run_cell(3)
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
+    assert time.monotonic() - launched < 30, "two ranks' curves within half a minute"
+    seen = []
+    for _ in range(6):
+        seen.append(page.page.evaluate(LAST_STEP))
+        page.page.wait_for_timeout(700)
+    assert seen == sorted(seen), f"the curves grow: {seen}"
+    assert len(set(seen)) >= 3, f"the curves keep growing: {seen}"
+    assert page.is_running(3)
+    labels = page.page.locator(".js-plotly-plot .legendtext").all_text_contents()
+    assert labels == ["rank 0", "rank 1", "mean"]
+    page.page.locator(".lm-TabBar-tabLabel", has_text="rank 1").click()
+    page.page.locator("pre:visible", has_text="epoch 0").wait_for()
+    screenshot(page, "1_running")
+    asked = time.monotonic()
+    page.page.locator("button.jupyter-button", has_text="Stop").click()
+    page.wait_until_run(3, timeout_s=10)
+    took = time.monotonic() - asked
+    page.page.locator("b", has_text="train: stopped").wait_for()
+    page.page.locator(".jp-RenderedPlotly img").first.wait_for()
+    screenshot(page, "2_stopped")
+    assert took < 3
+    assert page.page.locator("button.jupyter-button", has_text="Stop").count() == 0, "what stays needs no kernel"
+    assert page.real_errors() == []
+
+
+def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
+    page.open("00_start_here.ipynb")
+    page.run_all()
+    last = page.page.locator(".jp-CodeCell").count() - 1
+    page.wait_until_run(last, timeout_s=120)
+    page.page.locator("text=ready: 2 ranks trained and talked").wait_for()
+    page.save()
+    page.page.locator(".jp-Notebook .jp-CodeCell").nth(3).scroll_into_view_if_needed()
+    screenshot(page, "3_first_lesson")
+    saved = (page.folder / "00_start_here.ipynb").read_text()
+    assert len(saved.encode()) <= LIMIT_BYTES
+    assert "widget-view+json" not in saved
+    assert "image/png" in saved
+    # Pointing at the still picture makes it a live chart, drawn by JupyterLab from the saved data.
+    page.page.locator(".jp-RenderedPlotly img").first.dispatch_event("mouseenter")
+    page.page.locator(".jp-RenderedPlotly .plot-container").first.wait_for()
+    assert page.real_errors() == []
+
+
+def test_a_background_run_and_a_failure_are_shown_readably(page):
+    write(
+        page.folder,
+        "failure.ipynb",
+        "import time, labkit, torch.distributed as dist",
+        "def forever(worker):\n    while True:\n        worker.log(loss=1.0)\n"
+        "        time.sleep(0.02)\n        dist.barrier()",
+        "run = labkit.launch(forever, wait=False)",
+        "6 * 7",
+        "def train(worker):\n    for step in range(40):\n        worker.log(loss=1 / (1 + step))\n"
+        "        if worker.rank == 1 and step == 30:\n            raise ValueError('image 17 has no label')\n"
+        "        dist.barrier()\nlabkit.launch(train)",
+    )
+    page.open("failure.ipynb")
+    for index in range(3):
+        page.run_cell(index)
+    page.wait_until_run(2)
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
+    before = page.page.evaluate(LAST_STEP)
+    page.run_cell(3)
+    page.wait_until_run(3)
+    page.page.wait_for_timeout(1500)
+    assert page.page.evaluate(LAST_STEP) > before, "the live view goes on while other cells run"
+    page.page.locator("button.jupyter-button", has_text="Stop").click()
+    page.page.locator("b", has_text="forever: stopped").wait_for(timeout=10_000)
+    page.run_cell(4)
+    page.wait_until_run(4)
+    shown = page.cell(4)
+    shown.locator("text=rank 1 failed: ValueError: image 17 has no label").first.wait_for()
+    text = shown.inner_text()
+    assert "Cell In[5], line 5, in train" in text
+    assert "raise ValueError('image 17 has no label')" in text
+    assert "labkit/run.py" not in text
+    shown.locator("summary", has_text="the other ranks").click()
+    shown.locator("li", has_text="rank 0 lost its connection as a consequence").wait_for()
+    shown.scroll_into_view_if_needed()
+    screenshot(page, "4_failure")
+    assert page.real_errors() == []

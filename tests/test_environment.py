@@ -1,0 +1,108 @@
+"""One list of dependencies, a README that tells the truth, and a Makefile and CI that fit them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import labkit
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def test_conda_takes_python_only_and_the_rest_from_the_one_list():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *plain, with_pip = environment["dependencies"]
+    assert plain == [f"python{PROJECT['requires-python']}", "pip"]
+    assert with_pip == {"pip": ["-c .ci/constraints.txt", "-e .[test]"]}
+
+
+def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it():
+    recorded = dict(
+        line.split("==") for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines() if "==" in line
+    )
+    recorded = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in recorded.items()}
+    for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]:
+        requirement = Requirement(text)
+        assert requirement.name in recorded, text
+        assert requirement.specifier.contains(recorded[requirement.name]), text
+
+
+def test_torch_and_torchvision_are_ranges_from_the_floor():
+    specifiers = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
+    assert specifiers["torch"] == ">=2.11"
+    assert specifiers["torchvision"] == ">=0.26"
+
+
+def test_the_top_level_holds_what_it_should():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    top = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    visible = {name for name in top if not name.startswith(".")}
+    assert visible <= {
+        *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
+        *("pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md"),
+    }
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (\w+)", README))))
+def test_the_make_commands_in_the_readme_exist(target):
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+def test_the_links_in_the_readme_lead_somewhere(target):
+    assert (ROOT / target).exists()
+
+
+def test_the_readme_lists_every_lesson():
+    assert set(re.findall(r"notebooks/(\d\d_\w+)\.ipynb", README)) == {
+        path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
+    }
+
+
+def test_the_readme_promises_only_names_that_exist():
+    for name in set(re.findall(r"labkit\.(\w+)", README)) - {"log"}:
+        assert name in labkit.__all__, name
+
+
+@pytest.mark.spawns
+def test_the_readmes_ten_lines_run_as_they_stand(tmp_path):
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ast.parse(example)
+    script = tmp_path / "example.py"
+    script.write_text(example + "\nassert run.status == 'finished' and len(run.history) == 1000\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "train: finished · 2 ranks · step 499" in done.stdout
+
+
+def test_every_public_name_can_be_had_and_is_documented():
+    for name in labkit.__all__:
+        assert getattr(labkit, name).__doc__, name
+    with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'lanch'; it has Comparison"):
+        _ = labkit.lanch
+
+
+def test_importing_labkit_costs_a_rank_nothing():
+    code = "import sys, labkit; print([m for m in ('torch', 'pandas', 'plotly', 'ipywidgets') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ci_forbids_skips_and_installs_its_browser():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "LABKIT_FORBID_SKIPS=1 make test" in script
+    assert "chromium" in script

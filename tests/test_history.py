@@ -1,0 +1,228 @@
+from array import array
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from labkit.history import History, Thinned
+from labkit.records import Log
+
+BUCKETS = 250
+MOST_POINTS = 5 * BUCKETS
+"""Two points for each of up to 2 × BUCKETS buckets, and BUCKETS more for the end, which fills no bucket."""
+
+
+def log(rank, steps, step_s=0.1, **columns):
+    """One batch, as a rank sends it; step s is logged at s × step_s seconds."""
+    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
+    times_s = [step * step_s for step in steps]
+    return Log(rank, tuple(columns), array("q", steps), array("d", times_s), array("d", rows.ravel()))
+
+
+def thinned(x, y, splits=()):
+    curve = Thinned(BUCKETS)
+    for part_x, part_y in zip(np.split(x, splits), np.split(y, splits), strict=True):
+        curve.add(part_x, part_y)
+    return curve.points()
+
+
+def noise(count, seed=0):
+    return np.random.default_rng(seed).normal(size=count)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2 * BUCKETS - 1])
+def test_a_short_curve_is_kept_as_it_is(count):
+    x, y = np.arange(count, dtype=float), noise(count)
+    kept_x, kept_y = thinned(x, y)
+    assert np.array_equal(kept_x, x)
+    assert np.array_equal(kept_y, y)
+
+
+# The last one is the longest before buckets merge once more, so that nearly a whole bucket is left over.
+LENGTHS = [10_001, 1_000_000, 2 * BUCKETS * 2048 - 1]
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_a_curve_of_any_length_is_drawn_in_few_points(count):
+    assert len(thinned(np.arange(count, dtype=float), noise(count))[0]) <= MOST_POINTS
+
+
+@pytest.mark.parametrize("count", LENGTHS)
+def test_a_long_curve_keeps_its_extremes_and_both_ends(count):
+    y = noise(count)
+    y[count // 3], y[count // 2] = 50, -50
+    x, y = thinned(np.arange(count, dtype=float), y)
+    assert (y.max(), y.min()) == (50, -50)
+    assert {count // 3, count // 2} <= set(x)
+    assert (np.diff(x) > 0).all()
+    assert x[0] < count / BUCKETS
+    assert x[-1] >= count - count / BUCKETS
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(5000.0),
+        np.tile(np.arange(50.0), 100),  # steps counted anew in every epoch
+        np.repeat(np.arange(2500.0), 2),  # two calls per step
+    ],
+    ids=["ascending", "restarting", "repeated"],
+)
+def test_points_come_in_the_order_in_which_they_were_added(x):
+    y = noise(len(x))
+    kept = list(zip(*thinned(x, y), strict=True))
+    added = iter(zip(x, y, strict=True))
+    assert all(point in added for point in kept)  # `in` moves the iterator on
+
+
+@pytest.mark.parametrize("x", [np.arange(5000.0), np.repeat(np.arange(2500.0), 2)], ids=["ascending", "repeated"])
+def test_a_minimum_and_a_maximum_beside_each_other_are_both_kept(x):
+    y = noise(len(x))
+    y[2000:2002] = -50, 50
+    assert {-50, 50} <= set(thinned(x, y)[1])
+
+
+def test_nan_hides_no_extreme_and_a_curve_of_nan_stays_one():
+    y = noise(100_000)
+    y[::3] = y[50_000:60_000] = np.nan
+    x, kept = thinned(np.arange(100_000.0), y)
+    assert (np.nanmax(kept), np.nanmin(kept)) == (np.nanmax(y), np.nanmin(y))
+    assert np.isnan(kept[(x > 50_500) & (x < 59_500)]).all()  # a gap stays a gap
+    assert np.isnan(thinned(np.arange(10_000.0), np.full(10_000, np.nan))[1]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_points_do_not_depend_on_how_they_came_in_batches(seed):
+    x, y = np.arange(20_000.0), noise(20_000, seed)
+    splits = np.sort(np.random.default_rng(seed).integers(0, 20_000, 300))
+    assert np.array_equal(thinned(x, y, splits), thinned(x, y))
+
+
+def test_frame_equals_what_was_logged_rank_after_rank():
+    history = History(2)
+    history.add(log(1, [0, 1], loss=[1.0, 2.0]))
+    history.add(log(0, [0], loss=[3.0], accuracy=[0.5]))
+    history.add(log(1, [5], samples=[64]))
+    history.add(log(0, [1], accuracy=[0.75]))
+    nan = np.nan
+    rows = [(0, 0, 0.0, 3, nan, 0.5), (0, 1, 0.1, nan, nan, 0.75)]
+    rows += [(1, 0, 0.0, 1, nan, nan), (1, 1, 0.1, 2, nan, nan), (1, 5, 0.5, nan, 64, nan)]
+    expected = pd.DataFrame(rows, columns=["rank", "step", "time_s", "loss", "samples", "accuracy"])
+    names = ["rank", "step", "time_s", "loss", "accuracy", "samples"]  # in the order in which they first came
+    pd.testing.assert_frame_equal(history.frame(), expected[names].astype({"loss": float, "samples": float}))
+
+
+def test_frame_without_any_log_has_its_own_columns_and_types():
+    frame = History(2).frame()
+    assert frame.dtypes.astype(str).to_dict() == {"rank": "int64", "step": "int64", "time_s": "float64"}
+    assert frame.empty
+
+
+def test_frame_is_the_readers_own_copy_and_follows_what_is_added():
+    history = History(1)
+    history.add(log(0, [0], loss=[1.0]))
+    mine = history.frame()
+    mine.loc[:, "loss"] = 99
+    assert history.frame()["loss"].tolist() == [1.0]
+    history.add(log(0, [1], loss=[2.0]))
+    assert history.frame()["loss"].tolist() == [1.0, 2.0]
+
+
+def add_in_uneven_batches(history, rank_steps, values, seed):
+    """Each rank's calls in order, in batches of any length, the ranks in any order."""
+    rng = np.random.default_rng(seed)
+    at = [0] * len(rank_steps)
+    while left := [rank for rank, steps in enumerate(rank_steps) if at[rank] < len(steps)]:
+        rank = int(rng.choice(left))
+        stop = at[rank] + int(rng.integers(1, 40))
+        steps = rank_steps[rank][at[rank] : stop]
+        history.add(log(rank, steps, loss=values[rank][steps]))
+        at[rank] = stop
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("every", "common"),
+    [((1, 1), 1), ((1, 1, 1, 1), 1), ((1, 2), 2), ((2, 3), 6), ((1, 2, 3), 6)],
+    ids=str,
+)
+def test_mean_curve_is_numpys_mean_at_the_steps_that_all_ranks_logged(every, common, seed):
+    history = History(len(every))
+    values = np.random.default_rng(seed).normal(size=(len(every), 300))
+    add_in_uneven_batches(history, [list(range(0, 300, n)) for n in every], values, seed)
+    steps, mean = history.curves("loss")["mean"]
+    assert steps.tolist() == list(range(0, 300, common))
+    assert mean == pytest.approx(values.mean(axis=0)[::common])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "ranks", "labels"),
+    [
+        (1, [0], ["rank 0"]),  # one rank is its own mean
+        (3, [1], ["rank 1"]),  # a name that only one rank logs
+        (2, [0, 1], ["rank 0", "rank 1", "mean"]),
+    ],
+)
+def test_curves_are_those_of_the_ranks_that_logged_the_name(world_size, ranks, labels):
+    history = History(world_size)
+    for rank in ranks:
+        history.add(log(rank, [0, 1], loss=[1.0, 2.0]))
+    assert list(history.curves("loss")) == labels
+
+
+def test_every_curve_that_is_given_has_points():
+    history = History(4)
+    for rank in (0, 1):  # two of four ranks, as in a pipeline with two replicas
+        history.add(log(rank, [0, 1], loss=[1.0, 2.0]))
+    assert all(len(steps) for steps, _ in history.curves("loss").values())
+
+
+def test_progress_gives_the_last_step_and_the_rates():
+    history = History(2)
+    history.add(log(0, range(10), samples=[64] * 10, loss=range(10)))
+    found = history.progress(0)
+    assert (found.steps, found.last_step, found.time_s) == (10, 9, pytest.approx(0.9))
+    assert (found.steps_per_s, found.samples_per_s) == (pytest.approx(10), pytest.approx(640))
+    assert found.last == {"samples": 64, "loss": 9}
+
+
+def test_progress_before_the_first_call_knows_no_rate():
+    history = History(2)
+    history.add(log(0, [0], loss=[1.0]))
+    assert history.progress(1)[:3] == (0, None, 0.0)
+    assert history.progress(1).last == {}
+    rates = [history.progress(rank)[3:5] for rank in (0, 1)]  # one call alone has no rate either
+    assert np.isnan(rates).all()
+
+
+def test_rates_are_those_of_the_last_seconds():
+    history = History(1)
+    for step in range(100):
+        history.add(log(0, [step], step_s=1, loss=[0]))
+    for step in range(1000, 1200):  # from second 100 on, ten steps a second
+        history.add(log(0, [step], step_s=0.1, loss=[0]))
+    assert history.progress(0).steps_per_s == pytest.approx(10, rel=0.05)
+
+
+def test_200_000_calls_are_all_kept_and_few_are_drawn():
+    history = History(2)
+    for start in range(0, 100_000, 100):
+        for rank in (0, 1):
+            steps = range(start, start + 100)
+            history.add(log(rank, steps, loss=np.arange(start, start + 100) * (rank + 1)))
+    frame = history.frame()
+    assert len(frame) == 200_000
+    assert frame.groupby("rank")["loss"].sum().tolist() == [100_000 * 99_999 / 2, 100_000 * 99_999]
+    curves = history.curves("loss")
+    assert max(len(steps) for steps, _ in curves.values()) <= MOST_POINTS
+    assert curves["mean"][1][-1] == pytest.approx(99_999 * 1.5)
+
+
+def test_the_mean_of_a_run_that_is_over_is_over_the_ranks_that_logged():
+    history = History(4)
+    for rank in (1, 3):
+        history.add(Log(rank, ("loss",), array("q", [0, 1, 2]), array("d", [1, 2, 3]), array("d", [rank, 2, 3 * rank])))
+    assert "mean" not in history.curves("loss"), "while it goes on, the other ranks may yet log"
+    steps, means = history.mean_curve("loss")
+    assert steps.tolist() == [0, 1, 2]
+    assert means.tolist() == [2, 2, 6]

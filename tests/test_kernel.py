@@ -1,0 +1,541 @@
+"""labkit driven as a reader drives it: cells sent to a real Jupyter kernel, and what they show."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import textwrap
+import time
+
+import psutil
+import pytest
+from jupyter_client import KernelManager
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+PLOTLY = "application/vnd.plotly.v1+json"
+
+pytestmark = pytest.mark.spawns
+
+
+def lives(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Cell:
+    """One executed cell: what stands under it now, and how it came there."""
+
+    def __init__(self, msg_id):
+        self.msg_id = msg_id
+        self.number = None
+        """As in "Cell In[3]"."""
+        self.outputs = []
+        """(display id or None, data) in order; an update has replaced the data, as in a saved notebook."""
+        self.stdout = self.stderr = ""
+        self.error = None
+        self.idle_s = None
+        """When it ended."""
+
+    @property
+    def data(self):
+        return [data for _, data in self.outputs]
+
+    @property
+    def html(self):
+        return "\n".join(data["text/html"] for data in self.data if "text/html" in data)
+
+    def charts(self):
+        return [data for data in self.data if PLOTLY in data and "image/png" in data]
+
+
+class Notebook:
+    """A kernel and a client that plays the front end."""
+
+    def __init__(self, folder):
+        self._kernel = KernelManager(kernel_name="python3", connection_file=str(folder / "kernel.json"))
+        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "MPLBACKEND": "agg"}
+        with open(folder / "kernel.log", "w") as log:
+            self._kernel.start_kernel(cwd=folder, env=environment, stdout=log, stderr=log)
+        self.client = self._kernel.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.cells = {}
+        self.ever_shown = []
+        """Every bundle displayed by any cell, replaced ones included."""
+        self.open_comms = {}
+        """What each open comm carries: "FigureWidget", "ButtonModel", …"""
+        self.comm_messages = []
+        """(what it carries, when it came)"""
+        self.run("import os, time, torch, labkit, labkit.view\nimport torch.distributed as dist")
+        # This front end answers nothing, so that there is nothing to wait for.
+        self.run("labkit.view.CLOSE_AFTER_S = labkit.view.PATIENCE_S = 0")
+
+    def start(self, code, watched=False):
+        """Begin to run a cell. Where a person watches, a front end lets cells ask for input."""
+        cell = Cell(self.client.execute(textwrap.dedent(code).strip(), allow_stdin=watched))
+        self.cells[cell.msg_id] = cell
+        return cell
+
+    def finish(self, cell, deadline_s=60):
+        self.listen_until(lambda: cell.idle_s, deadline_s)
+        return cell
+
+    def run(self, code, watched=False, deadline_s=60, fails=False):
+        """Run a cell to its end and give it."""
+        cell = self.finish(self.start(code, watched), deadline_s)
+        assert fails or cell.error is None, "\n".join(cell.error["traceback"])
+        return cell
+
+    def value(self, expression):
+        """Evaluate in the kernel, and here what it prints."""
+        return eval(self.run(f"print(repr({expression}))").stdout)
+
+    def listen_until(self, condition, deadline_s=30):
+        """Take what the kernel publishes until something is so."""
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            if time.monotonic() > deadline:
+                shown = [(c.number, c.stdout[-2000:], c.stderr[-2000:], c.error, c.idle_s) for c in self.cells.values()]
+                raise TimeoutError(f"not within {deadline_s} s; cells so far: {shown}")
+            if self.client.iopub_channel.msg_ready():
+                self._take(self.client.get_iopub_msg(timeout=1))
+            else:
+                time.sleep(0.005)
+
+    def _take(self, message):
+        kind, content = message["msg_type"], message["content"]
+        cell = self.cells.get(message["parent_header"].get("msg_id"))
+        if kind == "update_display_data":
+            self._update(content["transient"]["display_id"], content["data"])
+        elif kind.startswith("comm_"):
+            self._take_comm(kind, content)
+        elif cell is None:
+            return
+        elif kind == "execute_input":
+            cell.number = content["execution_count"]
+        elif kind == "stream":
+            setattr(cell, content["name"], getattr(cell, content["name"]) + content["text"])
+        elif kind in ("display_data", "execute_result"):
+            self.ever_shown.append(content["data"])
+            cell.outputs.append((content.get("transient", {}).get("display_id"), content["data"]))
+        elif kind == "error":
+            cell.error = content
+        elif kind == "status" and content["execution_state"] == "idle":
+            cell.idle_s = time.monotonic()
+
+    def _update(self, display_id, data):
+        self.ever_shown.append(data)
+        for cell in self.cells.values():
+            cell.outputs = [(id_, data if id_ == display_id else old) for id_, old in cell.outputs]
+
+    def _take_comm(self, kind, content):
+        if kind == "comm_open":
+            state = content["data"]["state"]
+            self.open_comms[content["comm_id"]] = "FigureWidget" if "_widget_data" in state else state["_model_name"]
+        elif kind == "comm_msg":
+            carries = self.open_comms.get(content["comm_id"], "closed")
+            self.comm_messages.append((carries, time.monotonic()))
+        elif kind == "comm_close":
+            self.open_comms.pop(content["comm_id"], None)
+
+    def interrupt(self):
+        """The ■ button."""
+        self._kernel.interrupt_kernel()
+
+    def click(self, comm_id):
+        """Click a button as JupyterLab does: through a subshell, so that a busy cell does not keep it waiting."""
+        client = self.client
+        control = client.control_channel
+        control.send(client.session.msg("create_subshell_request"))
+        subshell_id = control.get_msg(timeout=10)["content"]["subshell_id"]
+        click = {"method": "custom", "content": {"event": "click"}}
+        message = client.session.msg("comm_msg", {"comm_id": comm_id, "data": click})
+        message["header"]["subshell_id"] = subshell_id
+        client.shell_channel.send(message)
+
+    def wait_until_gone(self, processes, deadline_s):
+        """Wait for processes to end; one whose end nobody has asked for yet has ended too."""
+        self.listen_until(lambda: not any(map(lives, processes)), deadline_s)
+
+    def shut_down(self):
+        self._kernel.shutdown_kernel(now=False)
+
+    def close(self):
+        self.client.stop_channels()
+        self._kernel.shutdown_kernel(now=True)
+        self._kernel.cleanup_resources()
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    yield notebook
+    notebook.close()
+
+
+@pytest.fixture
+def fresh_notebook(tmp_path):
+    notebook = Notebook(tmp_path)
+    yield notebook
+    notebook.close()
+
+
+def text_html_is_small(cells):
+    return all(len(data.get("text/html", "")) < 20_000 for cell in cells for data in cell.data)
+
+
+# By value
+
+
+def test_what_earlier_cells_define_travels_and_an_edited_cell_is_what_goes_next(notebook):
+    notebook.run("offset = 10")
+    notebook.run("""
+        class Scale:
+            def __init__(self, factor):
+                self.factor = factor
+            def __call__(self, value):
+                return self.factor * value
+    """)
+    helper = """
+        def helper(rank):
+            return Scale({factor})(rank) + offset
+    """
+    notebook.run(helper.format(factor=3))
+    notebook.run("""
+        def work(worker, last):
+            return helper(worker.rank), last, Scale
+    """)
+    launch = "run = labkit.launch(work, 'x', world_size=2)"
+    notebook.run(launch)
+    assert notebook.value("[result[:2] for result in run.results]") == [(10, "x"), (13, "x")]
+    assert notebook.value("run.results[0][2] is Scale")
+    notebook.run(helper.format(factor=4))
+    notebook.run("offset = 20")
+    notebook.run(launch)
+    assert notebook.value("[result[:2] for result in run.results]") == [(20, "x"), (24, "x")]
+
+
+def test_a_lambda_is_sent_after_multithreaded_work_in_an_earlier_cell(notebook):
+    notebook.run("""
+        a = torch.randn(2000, 2000)
+        for _ in range(3):
+            a = (a @ a) / 2000
+    """)
+    notebook.run("run = labkit.launch(lambda worker: (torch.randn(900, 900) @ torch.randn(900, 900)).shape[0])")
+    assert notebook.value("run.results") == [900, 900]
+
+
+def test_an_async_function_is_refused(notebook):
+    cell = notebook.run(
+        """
+        import asyncio
+        async def train(worker):
+            await asyncio.sleep(0)
+        labkit.launch(train)
+        """,
+        fails=True,
+    )
+    assert cell.error["ename"] == "TypeError"
+    assert "train is an async function" in cell.error["evalue"]
+
+
+# Failing
+
+
+def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook):
+    helper = notebook.run("""
+        def check(batch):
+            if batch == 3:
+                raise ValueError("bad batch")
+    """)
+    train = notebook.run("""
+        def train(worker):
+            for step in range(5):
+                worker.log(loss=1.0)
+                if worker.rank == 1:
+                    check(step)
+                dist.barrier()
+    """)
+    cell = notebook.run("run = labkit.launch(train, world_size=2)", fails=True)
+    assert cell.error["ename"] == "WorkerFailed"
+    assert cell.error["evalue"].startswith("rank 1 failed: ValueError: bad batch (after logging step 3)")
+    for shown in ("\n".join(cell.error["traceback"]), cell.html.replace("&quot;", '"')):
+        assert f"Cell In[{train.number}], line 5, in train\n    check(step)" in shown
+        assert f'Cell In[{helper.number}], line 3, in check\n    raise ValueError("bad batch")' in shown
+        assert "ValueError: bad batch" in shown
+        assert "rank 0" in shown, "what became of the other"
+        assert "labkit" not in shown
+    assert cell.stderr == ""
+
+
+# Nobody watches
+
+
+def test_without_a_front_end_there_are_lines_of_text_and_then_a_picture(notebook):
+    notebook.ever_shown.clear()
+    notebook.comm_messages.clear()
+    cell = notebook.run("""
+        def train(worker):
+            print("hello from", worker.rank)
+            for step in range(100):
+                worker.log(loss=1 / (1 + step), samples=64)
+                time.sleep(0.01)
+            print(f"bye from {worker.rank}", end="")
+        labkit.launch(train, world_size=2)
+    """)
+    lines = cell.stdout.splitlines()
+    for rank in range(2):
+        assert f"[rank {rank}] hello from {rank}" in lines
+        assert f"[rank {rank}] bye from {rank}" in lines
+    progress = [line for line in lines if line.startswith("train: ")]
+    assert re.match(r"train: (starting|running) · 2 ranks .*\d\.\d s", progress[0])
+    assert cell.stderr == ""
+    summary, chart = cell.data  # and the run is not shown once more as the cell's last value
+    assert "train: finished · 2 ranks · step 99 · loss 0.01" in summary["text/html"]
+    assert set(chart) == {PLOTLY, "image/png", "text/plain"}
+    assert not any(WIDGET in data for data in notebook.ever_shown)
+    assert notebook.comm_messages == []
+    assert text_html_is_small([cell])
+
+
+def test_a_later_cell_shows_the_run_again(notebook):
+    notebook.run("run = labkit.launch(lambda worker: [worker.log(loss=step) for step in range(3)], name='again')")
+    cell = notebook.run("run")
+    summary, chart = cell.data
+    assert "again: finished · 2 ranks · step 2 · loss 2" in summary["text/html"]
+    assert "again: finished" in summary["text/plain"]
+    assert PLOTLY in chart
+    assert len(notebook.run("labkit.show(run)\nrun").data) == 2, "once per cell"
+    assert notebook.run("repr(run)").data[0]["text/plain"].startswith("\"<Run 'again': finished, 2 ranks")
+
+
+# A person watches
+
+
+def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook):
+    notebook.ever_shown.clear()
+    notebook.comm_messages.clear()
+    before = dict(notebook.open_comms)
+    cell = notebook.start(
+        """
+        def train(worker):
+            print("hello from", worker.rank)
+            for step in range(100):
+                worker.log(loss=1 / (1 + step), samples=64)
+                time.sleep(0.02)
+        run = labkit.launch(train, world_size=2)
+        run
+        """,
+        watched=True,
+    )
+    notebook.listen_until(lambda: cell.outputs)
+    assert WIDGET in cell.data[0]
+    notebook.finish(cell)
+    drawn_live = [time_s for carries, time_s in notebook.comm_messages if carries == "FigureWidget"]
+    assert len(drawn_live) >= 2
+    assert drawn_live[0] < cell.idle_s - 0.5
+    summary, chart = cell.data
+    assert "train: finished · 2 ranks · step 99" in summary["text/html"]
+    assert "<pre>hello from 1</pre>" in summary["text/html"]
+    assert set(chart) == {PLOTLY, "image/png", "text/plain"}
+    assert sum(WIDGET in data for data in notebook.ever_shown) == 1
+    assert text_html_is_small([cell])
+    assert cell.stdout == cell.stderr == ""
+    # Nothing stays open, the widgets' own layouts and styles neither.
+    notebook.listen_until(lambda: set(notebook.open_comms) <= set(before))
+
+
+SPIN = """
+def spin(worker):
+    while True:
+        worker.log(loss=1.0)
+        dist.barrier()
+        time.sleep(0.02)
+"""
+
+
+def test_the_stop_button_works_while_its_cell_is_waiting(notebook):
+    notebook.run(SPIN)
+    cell = notebook.start("run = labkit.launch(spin)", watched=True)
+    notebook.listen_until(lambda: "FigureWidget" in notebook.open_comms.values())
+    (button,) = [comm_id for comm_id, carries in notebook.open_comms.items() if carries == "ButtonModel"]
+    notebook.click(button)
+    notebook.finish(cell, deadline_s=5)
+    assert cell.error is None
+    assert "spin: stopped" in cell.html
+    assert notebook.value("run.status") == "stopped"
+
+
+# In the background
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_background_run_goes_on_while_later_cells_run(notebook, watched):
+    notebook.run(SPIN)
+    launched = notebook.run(
+        """
+        start = time.monotonic()
+        run = labkit.launch(spin, wait=False)
+        print(time.monotonic() - start)
+        run
+        """,
+        watched,
+    )
+    assert float(launched.stdout) < 1.5
+    assert len(launched.outputs) == 2, "a view and a place for the chart, once"
+    assert (WIDGET in launched.data[0]) == watched
+    assert notebook.value("run.status") == "running"
+    steps = set()
+    while len(steps) < 4:
+        steps.add(int(notebook.run("time.sleep(0.3); print(len(run.history))", watched).stdout))
+    again = notebook.run("run", watched)
+    assert (WIDGET in again.data[0]) == watched
+    stopping = notebook.run("run.stop()\nprint(run.status)", watched, deadline_s=5)
+    assert stopping.stdout.endswith("stopped\n")
+    notebook.listen_until(launched.charts, deadline_s=5)
+    assert "spin: stopped" in launched.html
+    assert len(launched.outputs) == 2
+    if watched:
+        notebook.listen_until(again.charts, deadline_s=5)
+        assert "spin: stopped" in again.html
+        assert not any(WIDGET in data for data in launched.data + again.data)
+        notebook.listen_until(lambda: not {"ButtonModel", "FigureWidget"} & set(notebook.open_comms.values()), 5)
+
+
+def test_a_background_run_that_fails_disturbs_no_other_cell(notebook):
+    launched = notebook.run("""
+        def train(worker):
+            raise ValueError("bad batch")
+        run = labkit.launch(train, wait=False)
+    """)
+    other = notebook.run("while run.status == 'running': time.sleep(0.05)")
+    assert other.error is None
+    notebook.listen_until(lambda: "ValueError: bad batch" in launched.html, deadline_s=5)
+    assert notebook.run("print(run.error.rank)\nrun").error is None
+    waited = notebook.run("run.wait()", fails=True)
+    assert waited.error["ename"] == "WorkerFailed"
+    assert "bad batch" in waited.error["evalue"]
+
+
+# Interrupts
+
+
+def interrupt_when(notebook, cell, condition):
+    """Press ■ as soon as something is so; give the seconds that the cell took to end."""
+    notebook.listen_until(condition)
+    asked = time.monotonic()
+    notebook.interrupt()
+    notebook.finish(cell, deadline_s=15)
+    return cell.idle_s - asked
+
+
+def ranks_alive(notebook):
+    kernel = psutil.Process(notebook.value("os.getpid()"))
+    return [child for child in kernel.children() if "spawn_main" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(fresh_notebook, watched):
+    notebook = fresh_notebook
+    notebook.run(f"""
+        def stuck(worker):
+            worker.log(loss=1.0)
+            print("logged")
+            if {watched} and worker.rank == 1:
+                dist.barrier()
+            time.sleep(1e6)
+    """)
+    cell = notebook.start("run = labkit.launch(stuck)\nprint('after')", watched)
+    if watched:
+        took_s = interrupt_when(notebook, cell, lambda: "FigureWidget" in notebook.open_comms.values())
+    else:
+        took_s = interrupt_when(notebook, cell, lambda: cell.stdout.count("logged") == 2)
+    assert took_s < 5
+    assert cell.error is None
+    assert cell.stdout.endswith("after\n"), "the cell goes on"
+    assert cell.stderr == ""
+    assert "stuck: stopped" in cell.html
+    assert not any(WIDGET in data for data in cell.data)
+    assert notebook.value("(run.status, len(run.history), run.error)") == ("stopped", 2, None)
+    notebook.run("run = labkit.launch(lambda worker: worker.rank, world_size=1)")
+    assert notebook.value("run.results") == [0], "the kernel can launch again"
+
+
+def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(fresh_notebook):
+    """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
+    notebook = fresh_notebook
+    notebook.run(SPIN)
+    notebook.run("""
+        from labkit import view
+        def slow(run, *options, attach=view.attach):
+            while "starting" in run.states:
+                time.sleep(0.01)
+            print("ranks run, no view yet", flush=True)
+            time.sleep(5)
+            return attach(run, *options)
+        view.attach = slow
+        run = None
+    """)
+    cell = notebook.start("run = labkit.launch(spin)")
+    interrupt_when(notebook, cell, lambda: "no view yet" in cell.stdout)
+    assert not ranks_alive(notebook)
+    assert cell.error is None
+    assert notebook.value("run.status") == "stopped"
+
+
+def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(fresh_notebook):
+    notebook = fresh_notebook
+    notebook.run(SPIN)
+    notebook.run("""
+        from labkit.engines.local import LocalEngine
+        def slow(engine, spawn=LocalEngine._spawn):
+            print("no process yet", flush=True)
+            time.sleep(0.5)
+            spawn(engine)
+        LocalEngine._spawn = slow
+    """)
+    cell = notebook.start("labkit.launch(spin)")
+    interrupt_when(notebook, cell, lambda: "no process yet" in cell.stdout)
+    assert cell.error is None or cell.error["ename"] == "KeyboardInterrupt"
+    notebook.run("time.sleep(2)")
+    assert not ranks_alive(notebook)
+
+
+def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(notebook):
+    notebook.run("run = labkit.launch(lambda worker: worker.rank, wait=False)")
+    cell = notebook.start("time.sleep(0.3)\nprint('sleeping', flush=True)\ntime.sleep(30)")
+    assert interrupt_when(notebook, cell, lambda: "sleeping" in cell.stdout) < 5
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    waited = notebook.run("print(run.wait().results)", fails=True)
+    assert waited.error is None, waited.error["evalue"] + cell.stderr
+    assert waited.stdout.endswith("[0, 1]\n")
+    assert "KeyboardInterrupt" not in cell.stderr + waited.stderr, "of a rank"
+
+
+# The kernel goes
+
+
+@pytest.mark.parametrize("end", ["killed", "shut down"])
+def test_no_rank_outlives_its_kernel(fresh_notebook, end):
+    notebook = fresh_notebook
+    notebook.run("""
+        def stuck(worker):
+            worker.log(loss=1.0)
+            if worker.rank == 0:
+                time.sleep(1e6)
+            dist.barrier()
+        run = labkit.launch(stuck, wait=False)
+        while len(run.history) < 2:
+            time.sleep(0.05)
+    """)
+    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run._engine.pids]"))
+    assert len(ranks) == 2
+    assert all(rank.is_running() for rank in ranks)
+    if end == "killed":
+        kernel.send_signal(signal.SIGKILL)
+    else:
+        notebook.shut_down()
+    notebook.wait_until_gone(ranks, deadline_s=5)

@@ -1,0 +1,80 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from labkit import models
+
+
+def count_parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("make", "parameters"), [(models.linear, 7_850), (models.ConvNet, 21_840)])
+def test_parameter_counts_are_those_in_the_lessons(make, parameters):
+    assert count_parameters(make()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "classes"),
+    [
+        (models.linear(), (4, 1, 28, 28), 10),
+        (models.linear(3 * 32 * 32, classes=7), (4, 3, 32, 32), 7),
+        (models.ConvNet(), (4, 1, 28, 28), 10),
+        (models.ConvNet(), (1, 1, 28, 28), 10),
+        (models.ConvNet(channels=3, classes=7), (4, 3, 32, 32), 7),
+        (models.ConvNet(), (4, 1, 64, 48), 10),
+    ],
+)
+@torch.no_grad()
+def test_images_become_one_row_of_logits_each(model, shape, classes):
+    assert model(torch.randn(shape)).shape == (shape[0], classes)
+
+
+@torch.no_grad()
+def test_the_halves_of_convnet_compose():
+    model, images = models.ConvNet(), torch.randn(4, 1, 28, 28)
+    features = model.features(images)
+    assert features.shape == (4, 320)
+    assert torch.equal(model.classifier(features), model(images))
+    assert count_parameters(model.features) + count_parameters(model.classifier) == count_parameters(model)
+
+
+@torch.no_grad()
+def test_the_classifier_sees_the_same_features_as_without_the_fitting_layer():
+    model, images = models.ConvNet(), torch.randn(4, 1, 28, 28)
+    without = torch.nn.Sequential(*(layer for name, layer in model.features.named_children() if name != "fit"))
+    assert torch.equal(without(images), model.features(images))
+
+
+@torch.no_grad()
+def test_only_a_dropout_above_zero_makes_training_random():
+    images = torch.randn(4, 1, 28, 28)
+    exact, random = models.ConvNet().train(), models.ConvNet(dropout=0.5).train()
+    assert torch.equal(exact(images), exact(images))
+    assert not torch.equal(random(images), random(images))
+
+
+@pytest.mark.parametrize("make", [models.linear, models.ConvNet])
+@torch.no_grad()
+def test_the_first_loss_is_near_that_of_guessing(make):
+    images, labels = torch.randn(256, 1, 28, 28), torch.arange(256) % 10
+    assert F.cross_entropy(make()(images), labels).item() == pytest.approx(math.log(10), abs=0.3)
+
+
+# Height and width after the stem, and after the last block, for 32 × 32 images.
+@pytest.mark.parametrize(("cifar_stem", "stem_size", "last_size"), [(False, 8, 1), (True, 32, 4)])
+@torch.no_grad()
+def test_the_cifar_stem_of_resnet50_keeps_the_size_of_the_image(cifar_stem, stem_size, last_size):
+    model = models.resnet50(classes=7, cifar_stem=cifar_stem).eval()
+    sizes = {}
+    for name in ("maxpool", "layer4"):
+        getattr(model, name).register_forward_hook(lambda _, __, out, name=name: sizes.update({name: out.shape}))
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+    assert sizes == {"maxpool": (2, 64, stem_size, stem_size), "layer4": (2, 2048, last_size, last_size)}

@@ -1,0 +1,131 @@
+"""Every lesson: well formed, green headless, small and readable when executed."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import io
+import re
+
+import nbformat
+import pytest
+from PIL import Image
+
+from tests.run_notebooks import FOLDER, LESSONS, LIMIT_BYTES, declared, execute, page
+
+NAMES = [lesson.stem for lesson in LESSONS]
+OTHER = {
+    "00_start_here": {"seed": 1, "world_size": 3},
+    "01_one_process": {"seed": 1},
+    "04_data_parallel": {"seed": 1, "devices": 3},
+    "06_ddp": {"seed": 1, "world_size": 3},
+    "07_model_parallel": {"seed": 1},
+    "10_compare": {"seed": 1, "world_size": 3},
+}
+"""A second run of each, with another seed and more ranks where the lesson has them."""
+
+
+def outputs(notebook):
+    return [(cell, output) for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+@pytest.fixture(params=LESSONS, ids=NAMES)
+def lesson(request):
+    return request.param
+
+
+def test_there_is_a_second_run_for_every_lesson():
+    assert set(OTHER) == set(NAMES)
+
+
+def test_a_lesson_is_committed_clean(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.cells[0].source.startswith(f"# {lesson.name[:2]} · ")
+
+
+def test_a_lesson_has_one_cell_of_plain_parameters(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(cells) == 1
+    for statement in ast.parse(cells[0].source).body:
+        assert isinstance(statement, ast.Assign)
+        ast.literal_eval(statement.value)
+    assert {"seed", "dataset", "data_root"} <= declared(lesson)
+
+
+def test_a_lesson_checks_its_own_claim_and_ends_with_questions(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    last_code = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    assert last_code.source.count("assert ") >= 3
+    assert any(cell.source.startswith("## Change this and run again") for cell in notebook.cells[-2:])
+
+
+def test_links_between_lessons_lead_somewhere(lesson):
+    for cell in nbformat.read(lesson, as_version=4).cells:
+        for target in re.findall(r"\]\(([^)#]+\.ipynb)\)", cell.source):
+            assert (FOLDER / target).is_file(), target
+
+
+def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="declares no parameter sed; it has"):
+        execute(LESSONS[0], tmp_path, {"sed": 1})
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
+    executed = execute(FOLDER / f"{name}.ipynb", tmp_path)
+    text = executed.read_text()
+    assert executed.stat().st_size <= LIMIT_BYTES
+    assert "widget-view+json" not in text
+    assert "cdn.plot.ly" not in text
+    assert "<script" not in text
+    notebook = nbformat.read(executed, as_version=4)
+    assert "widgets" not in notebook.metadata
+    charts = [o for _, o in outputs(notebook) if "application/vnd.plotly.v1+json" in o.get("data", {})]
+    assert charts, "a lesson shows something"
+    for chart in charts:
+        picture = Image.open(io.BytesIO(base64.b64decode(chart.data["image/png"]))).convert("L")
+        assert picture.width >= 600
+        assert len(picture.getcolors(256)) > 3, "the picture is not blank"
+    html = page(executed).read_text()
+    assert html.count("data:image/png;base64") >= len(charts), "the page shows the pictures with no network"
+    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', html)
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
+    execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
+
+
+NO_AVERAGING = """
+class DistributedDataParallel(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, images):
+        return self.module(images)
+"""
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(600)
+def test_a_broken_lesson_is_red(tmp_path):
+    """The claim of lesson 06 fails when gradients are not averaged."""
+    import papermill
+
+    notebook = nbformat.read(FOLDER / "06_ddp.ipynb", as_version=4)
+    imports = next(i for i, cell in enumerate(notebook.cells) if "import DistributedDataParallel" in cell.source)
+    notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(NO_AVERAGING))
+    broken = tmp_path / "06_ddp.ipynb"
+    nbformat.write(notebook, broken)
+    with pytest.raises(papermill.PapermillExecutionError, match="weights are equal on all ranks"):
+        execute(broken, tmp_path / "out", {"epochs": 1})

@@ -1,0 +1,159 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from labkit.records import Log, LogBatcher, number
+
+
+@pytest.fixture
+def batcher():
+    """Makes batchers, each with the list that its records go to, and closes them."""
+    made = []
+
+    def make(interval_s, rank=0):
+        sent: list[Log] = []
+        made.append(LogBatcher(rank, sent.append, start_s=time.time(), interval_s=interval_s))
+        return made[-1], sent
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def calls(sent):
+    """The log calls that were sent, one by one: (names, step, values)."""
+    return [
+        (log.names, step, log.values[i * len(log.names) : (i + 1) * len(log.names)].tolist())
+        for log in sent
+        for i, step in enumerate(log.steps)
+    ]
+
+
+def test_close_sends_what_was_collected_in_order_and_as_one_batch(batcher):
+    logs, sent = batcher(interval_s=60, rank=3)
+    for step in range(100):
+        logs.add(step, ("loss", "accuracy"), [step / 2, step / 100])
+    waiting = 100 - len(calls(sent))
+    assert waiting >= 99
+    logs.close()
+    assert len(sent[-1].steps) == waiting
+    assert calls(sent) == [(("loss", "accuracy"), step, [step / 2, step / 100]) for step in range(100)]
+    assert {log.rank for log in sent} == {3}
+
+
+def test_other_names_begin_a_new_batch_and_keep_the_order(batcher):
+    logs, sent = batcher(interval_s=60)
+    made = [(("loss",), 0, [1.0]), (("loss",), 1, [2.0]), (("accuracy", "loss"), 1, [0.5, 3.0]), (("loss",), 2, [4.0])]
+    for names, step, values in made:
+        logs.add(step, names, values)
+    logs.close()
+    assert calls(sent) == made
+    assert [log.names for log in sent[-2:]] == [("accuracy", "loss"), ("loss",)]
+
+
+@pytest.mark.parametrize("names", [[("loss",)] * 5, [("loss",), ("accuracy",)] * 2], ids=["same", "alternating"])
+def test_a_slow_caller_is_sent_at_once(batcher, names):
+    logs, sent = batcher(interval_s=0.1)
+    sent_at_once = []
+    for step, its_names in enumerate(names):
+        logs.add(step, its_names, [0.0])
+        sent_at_once.append(len(calls(sent)) == step + 1)
+        time.sleep(0.15)
+    assert sent_at_once == [True] * len(names)
+
+
+def test_the_rest_of_a_burst_is_sent_without_another_call(batcher):
+    logs, sent = batcher(interval_s=0.05)
+    for step in range(1000):
+        logs.add(step, ("loss",), [step])
+    deadline = time.monotonic() + 2  # about 0.1 s on an idle machine
+    while len(calls(sent)) < 1000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [step for _, step, _ in calls(sent)] == list(range(1000))
+    assert len(sent) < 50
+
+
+def test_times_are_seconds_since_the_launch(batcher):
+    logs, sent = batcher(interval_s=60)
+    for step in range(3):
+        logs.add(step, ("loss",), [0.0])
+        time.sleep(0.02)
+    logs.close()
+    times_s = [t for log in sent for t in log.times_s]
+    assert 0 <= times_s[0] < times_s[1] < times_s[2] < 5
+    assert times_s[2] - times_s[0] >= 0.03
+
+
+def test_calls_from_several_threads_are_all_sent(batcher):
+    logs, sent = batcher(interval_s=0.001)
+
+    def add(names):
+        for step in range(2000):
+            logs.add(step, names, [step] * len(names))
+
+    threads = [threading.Thread(target=add, args=(names,)) for names in [("a",), ("b", "c")]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    logs.close()
+    for names in [("a",), ("b", "c")]:
+        mine = [(step, values) for found, step, values in calls(sent) if found == names]
+        assert mine == [(step, [step] * len(names)) for step in range(2000)]
+
+
+def test_close_ends_the_background_thread(batcher):
+    before = set(threading.enumerate())
+    logs, _ = batcher(interval_s=0.01)
+    (thread,) = set(threading.enumerate()) - before
+    logs.close()
+    thread.join(timeout=2)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (float("inf"), float("inf")),
+        (True, 1.0),
+        (np.float32(0.25), 0.25),
+        (np.int64(7), 7.0),
+        (np.bool_(True), 1.0),
+        (np.array(2.5), 2.5),
+        (np.array([[2.5]]), 2.5),
+        (torch.tensor(0.25), 0.25),
+        (torch.tensor([4]), 4.0),
+        (torch.tensor([[0.5]], dtype=torch.bfloat16, requires_grad=True), 0.5),
+    ],
+)
+def test_a_logged_value_may_be_any_one_number(value, expected):
+    found = number("loss", value, rank=0)
+    assert type(found) is float
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("0.5", r"a str \('0.5'\)"),
+        (b"1", "a bytes"),
+        (None, r"a NoneType \(None\)"),
+        ([1.0], r"a list \(\[1.0\]\)"),
+        ({"a": 1}, "a dict"),
+        (1j, "a complex"),
+        (torch.tensor([1.0, 2.0]), r"a Tensor of shape \(2,\)"),
+        (torch.empty(0), r"a Tensor of shape \(0,\)"),
+        (np.zeros((2, 3)), r"a ndarray of shape \(2, 3\)"),
+        (torch.tensor(1j), "a Tensor"),  # .item() gives a complex, which is no float
+        (np.array(["0.5"]), r"a ndarray of shape \(1,\)"),
+        (np.array([None]), r"a ndarray of shape \(1,\)"),
+    ],
+)
+def test_anything_else_is_refused_with_rank_name_and_what_was_found(value, said):
+    with pytest.raises(TypeError, match=rf"rank 2: worker.log\(loss=…\) takes one number, got {said}"):
+        number("loss", value, rank=2)

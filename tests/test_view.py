@@ -1,0 +1,550 @@
+"""What a person sees of a run, drawn from a `Run` that no rank ever fed: no process, no kernel, no browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from array import array
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+from ipywidgets.widgets.widget import _instances as open_widgets
+
+from labkit import charts, view
+from labkit.records import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
+from labkit.run import OUTPUT_LINES, Run
+
+
+class NoRanks:
+    """An engine that carries nothing; `ended` are the ranks that it says it has killed."""
+
+    def __init__(self):
+        self.pids = []
+        self.ended = set()
+        self.asked_to_stop = False
+
+    def ask_to_stop(self):
+        self.asked_to_stop = True
+
+    def kill(self):
+        pass
+
+    def killed(self, rank):
+        return rank in self.ended
+
+
+def started(world_size=2, name="train", steps=0):
+    """A run whose ranks have all begun; rank r has logged loss 1 / (1 + step) + r and 64 samples at each step."""
+    run = Run(NoRanks(), world_size, name)
+    for rank in range(world_size):
+        run._take(Started(rank))
+        if steps:
+            log(run, rank, range(steps), loss=1 / (1 + np.arange(steps)) + rank, samples=[64] * steps)
+    return run
+
+
+def log(run, rank, steps, **columns):
+    """What arrives when a rank has logged these columns, ten steps a second."""
+    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
+    times_s = array("d", [step / 10 for step in steps])
+    run._take(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
+
+
+def finish(run):
+    for rank in range(run.world_size):
+        run._take(Result(rank, cloudpickle.dumps(rank)))
+        run._take(Exit(rank, 0))
+    run._settle()
+    return run
+
+
+def fail(run, rank=1, summary="ValueError: bad batch", cause="Cell In[3], line 2, in train\nValueError: bad batch"):
+    """The rank reports an error; the others are ended."""
+    run._take(Failure(rank, 1.5, "running", summary, cause))
+    run._engine.ended = set(range(run.world_size)) - {rank}
+    for each in range(run.world_size):
+        run._take(Exit(each, 1 if each == rank else -9))
+    run._settle()
+    return run
+
+
+class Shown:
+    """Something on display: what it showed first, and what has replaced that since."""
+
+    def __init__(self, thing):
+        self.things = [thing]
+
+    def update(self, thing, **_):
+        self.things.append(thing)
+
+
+@pytest.fixture
+def page(monkeypatch):
+    """Stands for the cell's output area: all that is displayed, in order."""
+    shown = []
+
+    def display(thing, **_):
+        shown.append(Shown(thing))
+        return shown[-1]
+
+    monkeypatch.setattr(view, "_display", display)
+    return shown
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_imports_are_paid():
+    """The first FigureWidget and the first picture import for a second; live views here are timed."""
+    go.FigureWidget().close()
+    charts.picture(charts.logged(started(steps=3).recorded))
+
+
+def until(condition, deadline_s=3):
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {deadline_s} s"
+        time.sleep(0.01)
+
+
+def end(run, live):
+    """Finish the run and give its live view once that has drawn the end."""
+    finish(run)
+    live.join(10)
+    assert not live.is_alive()
+    return live
+
+
+# One line
+
+
+def test_the_line_says_name_phase_step_values_rate_and_seconds():
+    run = Run(NoRanks(), 2, "train")
+    run._start_s -= 12
+    assert re.fullmatch(r"train: starting · 2 ranks · 12\.\d s", view._line(run))
+    run._take(Started(0))
+    assert "train: starting" in view._line(run), "one rank is still on its way"
+    run._take(Started(1))
+    log(run, 0, range(21), loss=np.linspace(2, 1, 21), samples=[64] * 21)
+    log(run, 1, range(11), loss=np.linspace(4, 3, 11), samples=[64] * 11)
+    # The step that all have reached, the mean over ranks, and samples per second of all ranks together.
+    assert re.fullmatch(r"train: running · 2 ranks · step 10 · loss 2 · 1,280 samples/s · 12\.\d s", view._line(run))
+
+
+def test_the_line_counts_steps_where_no_samples_are_logged():
+    run = started(1)
+    log(run, 0, range(6), loss=[1] * 6, accuracy=[0.5] * 6)
+    assert re.fullmatch(
+        r"train: running · 1 rank · step 5 · loss 1 · accuracy 0.5 · 10 steps/s · 0\.\d s", view._line(run)
+    )
+
+
+def test_the_line_ends_with_the_status():
+    assert view._line(finish(started())).startswith("train: finished · 2 ranks")
+    assert view._line(fail(started())).startswith("train: failed · 2 ranks")
+    run = started()
+    run.ask_to_stop()
+    assert run._engine.asked_to_stop
+    for rank in range(2):
+        run._take(Stopped(rank))
+        run._take(Exit(rank, 0))
+    run._settle()
+    assert view._line(run).startswith("train: stopped · 2 ranks")
+
+
+def test_the_sparkline_falls_as_the_loss_does():
+    name, drawn, low, _, high = view._sparkline(started(steps=20)).split()
+    assert name == "loss"
+    assert drawn[0] == "█"
+    assert drawn[-1] == "▁"
+    assert [ord(block) for block in drawn] == sorted((ord(block) for block in drawn), reverse=True)
+    assert (float(low), float(high)) == (0.55, 1.5), "of the mean over ranks"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 39, 40, 41, 79, 80, 5000])
+def test_the_sparkline_fits_a_line(steps):
+    run = started()
+    for rank in range(2):
+        if steps:
+            log(run, rank, range(steps), loss=np.sin(np.arange(steps)))
+    assert bool(view._sparkline(run)) == (steps >= 2)
+    assert len(view._sparkline(run)) < 110
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1, 2, float("inf")],
+        [1, float("-inf"), 2],
+        [float("inf")] * 3,
+        [1, float("nan"), 2],
+        [float("nan")] * 3,
+        [3, 3, 3],
+        [1, 1e39, 2],  # more than float32 holds
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
+    run = started()
+    for rank in range(2):
+        log(run, rank, range(3), loss=losses)
+    finish(run)
+    view._Lines(run, in_notebook=True, wait=True).run()
+    summary, chart = (place.things[-1] for place in page)
+    assert "train: finished" in summary["text/plain"]
+    assert chart._repr_mimebundle_()["image/png"]
+    assert "finished" in view._states_html(run)
+
+
+# The still picture
+
+
+def test_what_ranks_print_and_name_is_escaped():
+    run = started(name="<i>mine</i>")
+    run._take(Output(1, "<script>alert('from a rank')</script> & more\n"))
+    log(run, 0, [0], **{"<img>": [1.0]})
+    fail(run, summary="ValueError: <b>bad</b>", cause="Cell In[3]\nValueError: <b>bad</b>")
+    shown = "".join((view._summary_html(run), view._states_html(run), view._title_html(run)))
+    for raw in ("<script", "<i>mine", "<img", "<b>bad"):
+        assert raw not in shown
+    assert "&lt;script&gt;alert(&#x27;from a rank&#x27;)&lt;/script&gt; &amp; more" in shown
+    assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in shown
+
+
+def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
+    run = started(3, steps=5)
+    run._take(Output(0, "before the end\n"))
+    shown = view._summary(fail(run))
+    headline = "rank 1 failed: ValueError: bad batch (after logging step 4)"
+    assert shown["text/plain"].splitlines()[0].startswith("train: failed · 3 ranks · step 4")
+    assert shown["text/plain"].splitlines()[-1] == headline
+    page = shown["text/html"]
+    assert f"<b>{headline}</b>" in page
+    assert "<pre>Cell In[3], line 2, in train\nValueError: bad batch</pre>" in page
+    others = re.search("<details><summary>the other ranks</summary>(.*?)</details>", page).group(1)
+    assert re.findall("<li>(.*?)</li>", others) == [
+        "rank 0 was still running and was ended",
+        "rank 2 was still running and was ended",
+    ]
+    assert "<details><summary>output of rank 0</summary><pre>before the end</pre></details>" in page
+    assert "output of rank 1" not in page, "it printed nothing"
+
+
+def test_a_summary_needs_no_script_no_style_sheet_and_no_network():
+    page = view._summary_html(finish(started(steps=5)))
+    assert not re.search("<script|<link|<style|class=|src=|href=|http", page)
+
+
+def test_a_summary_stays_small_however_much_is_printed():
+    run = started()
+    for rank in range(2):
+        for line in range(OUTPUT_LINES + 5):
+            run._take(Output(rank, f"line {line:05d}\n"))
+    assert len(run.output[0].splitlines()) == OUTPUT_LINES + 1, (
+        "the last lines, and one that says how many were dropped"
+    )
+    page = view._summary_html(finish(run))
+    listed = re.findall(r"line (\d{5})", page)
+    assert listed == [f"{line:05d}" for line in range(OUTPUT_LINES + 5 - view.TAIL_LINES, OUTPUT_LINES + 5)] * 2
+    assert len(page) < 20_000
+
+
+def test_a_summary_stays_small_however_long_the_lines_are():
+    run = started()
+    for rank in range(2):
+        run._take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
+    page = view._summary_html(finish(run))
+    assert "x 299" in page
+    assert len(page) < 100_000, "two ranks' tails, in a saved notebook"
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        (["10%\r20%\r", "30%\n", "done\n"], "30%\ndone"),  # a bar that ends its line
+        (["\r 10%", "\r 20%"], " 20%"),  # tqdm's, still on its way
+        (["10%\r", "20%\r"], "20%"),
+        (["one\r\ntwo\r\n"], "one\ntwo"),  # no bar at all
+        (["a", "b", "\n", "c"], "ab\nc"),
+    ],
+)
+def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
+    run = started(1)
+    for text in printed:
+        run._take(Output(0, text))
+    assert run.output_tail(10) == [shown]
+    assert f"<pre>{shown}</pre>" in view._summary_html(run)
+
+
+# The live tables
+
+
+def test_the_states_table_has_a_row_for_every_state():
+    run = Run(NoRanks(), 6, "train")
+    for rank in range(1, 6):
+        run._take(Started(rank))
+    run._take(Result(2, cloudpickle.dumps(None)))
+    run._take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
+    run._take(Stopped(4))
+    run._engine.ended = {5}
+    run._take(Exit(5, -9))
+    assert run.states == ["starting", "running", "finished", "failed", "stopped", "ended"]
+    rows = re.findall("<tr>(.*?)</tr>", view._states_html(run))
+    for rank, (row, state) in enumerate(zip(rows, run.states, strict=True)):
+        assert f"<b>rank {rank}</b> {state}" in row
+        assert f"color:{view.STATE_COLORS[state]}" in row
+
+
+def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
+    run = started(steps=21)
+    run._take(Expect(0, 40))
+    first, second = re.findall("<tr>(.*?)</tr>", view._states_html(run))
+    assert "step 20 of 40" in first
+    assert "width:52%" in first
+    assert "10.0 steps/s" in first
+    assert "640 samples/s" in first
+    assert "loss&nbsp;0.04762" in first
+    assert "samples&nbsp;" not in first
+    assert "step 20<" in second
+    assert "width:" not in second.replace("width:110px", ""), "no bar for a rank that has not said what it expects"
+
+
+def test_the_title_tells_the_time_that_is_left():
+    run = started(steps=21)
+    assert "left" not in view._title_html(run)
+    run._take(Expect(0, 71))
+    assert "about 5 s left" in view._title_html(run)
+    assert "left" not in view._title_html(finish(run))
+
+
+# show()
+
+
+def test_a_plotly_figure_becomes_data_and_a_picture(page):
+    view.show(go.Figure(go.Scatter(y=[1, 2, 3]), layout={"title": "mine"}))
+    widget = go.FigureWidget(go.Bar(x=["a"], y=[1]))
+    view.show(widget)
+    widget.close()
+    for place in page:
+        bundle = place.things[0]._repr_mimebundle_()
+        assert set(bundle) == {"application/vnd.plotly.v1+json", "image/png", "text/plain"}
+        assert bundle["image/png"].startswith(b"\x89PNG")
+    assert page[0].things[0]._repr_mimebundle_()["application/vnd.plotly.v1+json"]["data"][0]["y"] == [1, 2, 3]
+
+
+def test_anything_else_is_shown_as_it_is(page):
+    chart = charts.bars(["a"], [1.0], "s")
+    things = [chart, pd.DataFrame({"a": [1]}), "text", None, 3, [1, 2]]
+    for thing in things:
+        view.show(thing)
+    assert all(place.things[0] is thing for place, thing in zip(page, things, strict=True))
+
+
+def test_a_run_is_shown_as_text_where_there_is_no_notebook(capsys, page):
+    view.show(fail(started(steps=20)))
+    first, curve, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("train: failed · 2 ranks · step 19 · loss 0.55")
+    assert "█" in curve
+    assert last.startswith("rank 1 failed: ValueError: bad batch")
+    assert page == []
+
+
+# Lines, where nobody watches
+
+
+def test_lines_are_labelled_and_end_with_a_summary(capsys):
+    run = started(steps=20)
+    lines = view._Lines(run, in_notebook=False, wait=True)
+    lines.start()
+    run._take(Output(0, "hello\nun"))
+    run._take(Output(1, "hi\n"))
+    time.sleep(1.4)
+    early = capsys.readouterr().out.splitlines()
+    assert sorted(early[:2]) == ["[rank 0] hello", "[rank 1] hi"], "printed at once, whole lines only"
+    assert re.fullmatch(r"train: running · 2 ranks · step 19 .* 1\.\d s", early[2]), "then where the run stands"
+    run._take(Output(0, "finished"))
+    finish(run)
+    lines.join(5)
+    output, line, curve = capsys.readouterr().out.splitlines()
+    assert output == "[rank 0] unfinished", "what came without a newline is not lost"
+    assert line.startswith("train: finished · 2 ranks · step 19 · loss 0.55")
+    assert curve.startswith("loss █")
+
+
+def test_a_background_run_prints_what_its_ranks_do_but_no_progress(capsys):
+    run = started(steps=20)
+    lines = view._Lines(run, in_notebook=False, wait=False)
+    lines.start()
+    run._take(Output(1, "hi\n"))
+    time.sleep(1.4)
+    assert capsys.readouterr().out == "[rank 1] hi\n"
+    finish(run)
+    lines.join(5)
+    assert capsys.readouterr().out.startswith("train: finished")
+
+
+def test_in_a_notebook_lines_leave_a_summary_and_a_chart(capsys, page):
+    run = started(steps=20)
+    lines = view._Lines(run, in_notebook=True, wait=True)
+    assert len(page) == 2, "places kept under the cell, whatever is printed meanwhile"
+    finish(run)
+    lines.run()
+    summary, chart = (place.things[-1] for place in page)
+    assert set(summary) == {"text/html", "text/plain"}
+    assert isinstance(chart, charts.Chart)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("way", [view._Live, lambda run: view._Lines(run, in_notebook=True, wait=True)])
+def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
+    run = started()
+    watcher = way(run)
+    watcher.start()
+    finish(run)
+    watcher.join(5)
+    first, chart = (place.things for place in page)
+    assert "train: finished" in first[-1]["text/plain"]
+    assert chart == [{"text/plain": ""}]
+
+
+# The live view
+
+
+def watch(run):
+    live = view._Live(run)
+    live.start()
+    return live
+
+
+def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
+    run = started()
+    live = watch(run)
+    for step in range(30):
+        for rank in range(2):
+            log(run, rank, [step], loss=[1 / (1 + step)])
+        run._take(Output(0, f"printed at {step}\n"))
+        time.sleep(0.01)
+    until(lambda: "step 29" in live._states.value)
+    until(lambda: "printed at 29" in live._texts[0].value)
+    assert "running" in live._title.value
+    assert live._tabs.layout.display is None, "the tabs are there once a rank has printed"
+    figure = live._figure
+    assert figure in live._box.children
+    assert [trace.name for trace in figure.data] == ["rank 0", "rank 1", "mean"]
+    for rank in range(2):
+        log(run, rank, [30], loss=[7.0])
+    end(run, live)
+    summary, chart = (place.things for place in page)
+    assert summary[0] is live._box
+    assert "train: finished · 2 ranks · step 30 · loss 7" in summary[-1]["text/plain"]
+    assert chart[-1].data[-1].y[-1] == 7, "the last state is always drawn"
+
+
+def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
+    run = started()
+    live = watch(run)
+    run._take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
+    until(lambda: "line 999" in live._texts[1].value)
+    assert re.findall(r"&lt;line (\d+)&gt;", live._texts[1].value) == [
+        str(line) for line in range(1000 - view.TAIL_LINES, 1000)
+    ]
+    assert live._texts[0].value == ""
+    run._take(Output(1, "10%\r20%\r"))
+    until(lambda: "\n20%</pre>" in live._texts[1].value)
+    end(run, live)
+
+
+def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
+    monkeypatch.setattr(view, "CLOSE_AFTER_S", 0)
+    before = set(open_widgets)
+    run = started(steps=20)
+    run._take(Output(0, "hello\n"))
+    live = watch(run)
+    until(lambda: live._figure is not None)
+    end(run, live)
+    until(lambda: [type(widget).__name__ for key, widget in open_widgets.items() if key not in before] == [])
+
+
+def test_a_new_name_gets_a_panel_while_the_run_goes_on(page):
+    run = started(steps=20)
+    live = watch(run)
+    until(lambda: live._figure is not None)
+    first = live._figure
+    for rank in range(2):
+        log(run, rank, [20], accuracy=[0.5])
+    until(lambda: first.comm is None)  # the old figure is closed
+    assert {trace.meta[0] for trace in live._figure.data} == {"loss", "accuracy"}
+    assert first not in live._box.children
+    end(run, live)
+
+
+def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
+    run = started(steps=20)
+    live = view._Live(run)
+    live._button.click()
+    assert run._engine.asked_to_stop
+    assert live._button.disabled
+    assert not run.over.is_set()
+    live.start()
+    end(run, live)
+    assert run.status == "stopped"
+
+
+def test_a_run_that_is_already_over_is_drawn_at_once(page):
+    run = finish(started(steps=20))
+    live = watch(run)
+    live.join(5)
+    assert not live.is_alive()
+    assert "train: finished" in page[0].things[-1]["text/plain"]
+    assert isinstance(page[1].things[-1], charts.Chart)
+
+
+@pytest.fixture
+def redraws(monkeypatch):
+    """Counts how often the live figure is brought up to date."""
+    times_s = []
+    refresh = charts.refresh
+
+    def counted(*arguments):
+        times_s.append(time.monotonic())
+        return refresh(*arguments)
+
+    monkeypatch.setattr(charts, "refresh", counted)
+    return times_s
+
+
+def feed(run, updates, seconds):
+    """So many log calls of each rank, evenly spread; give the seconds that it really took."""
+    first = run.progress(0)[0].steps
+    start = time.monotonic()
+    for update in range(updates):
+        for rank in range(run.world_size):
+            log(run, rank, [first + update], loss=[1 / (1 + update)])
+        time.sleep(max(0.0, start + seconds * (update + 1) / updates - time.monotonic()))
+    return time.monotonic() - start
+
+
+def test_two_thousand_updates_a_second_are_drawn_about_ten_times(redraws, page, monkeypatch):
+    # A front end that says at once that it has drawn.
+    run = started(steps=2)
+    live = watch(run)
+    monkeypatch.setattr(live._heard, "clear", lambda: None)
+    until(lambda: redraws)
+    redraws.clear()
+    took_s = feed(run, 1000, seconds=1)  # of each of two ranks
+    assert 2 <= len(redraws) <= 12 * took_s
+    end(run, live)
+    assert page[1].things[-1].data[0].y[-1] == pytest.approx(1 / 1000), "the end is always drawn"
+
+
+def test_a_front_end_that_does_not_answer_is_sent_about_one_redraw_a_second(redraws, page):
+    run = started(steps=20)
+    live = watch(run)
+    until(lambda: redraws)
+    redraws.clear()
+    took_s = feed(run, 100, seconds=2.2 * view.UNHEARD_S)
+    assert 1 <= len(redraws) <= 1 + took_s / view.UNHEARD_S
+    start = time.monotonic()
+    end(run, live)
+    assert time.monotonic() - start < 1.5 * view.UNHEARD_S, "the end does not wait for the front end"

@@ -1,0 +1,118 @@
+"""Functions that tests launch. Importable, so that ranks get them by reference; cells' functions go by value."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import labkit
+
+
+def where_am_i(worker):
+    """Everything about a rank's place that the contract promises."""
+    import psutil
+
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "world_size": worker.world_size,
+        "device": str(worker.device),
+        "backend": dist.get_backend(),
+        "threads": torch.get_num_threads(),
+        "sum": total.item(),
+        "pid": os.getpid(),
+        "heavy": [name for name in ("pandas", "plotly", "ipywidgets", "matplotlib", "IPython") if name in sys.modules],
+        "listening": listening,
+        "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},
+        "main": getattr(sys.modules["__main__"], "__file__", None),
+    }
+
+
+def fit(worker, steps=20, fail_at=None, how=None):
+    """A small DDP training that logs its loss; `how` says what the last rank does at step `fail_at`."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(steps, 4 * worker.world_size, 8, generator=torch.Generator().manual_seed(1))
+    for step in range(steps):
+        loss = model(data[step].chunk(worker.world_size)[worker.rank]).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        worker.log(loss=loss.item())
+        if step == fail_at and worker.rank == worker.world_size - 1:
+            FAILURES[how](worker)
+    return [p.detach() for p in model.module.parameters()]
+
+
+def unpicklable_exception(worker):
+    class LocalError(Exception):
+        def __reduce__(self):
+            raise TypeError("not me")
+
+    raise LocalError("bad batch")
+
+
+FAILURES = {
+    "raises": lambda worker: (_ for _ in ()).throw(ValueError("bad batch")),
+    "raises what cannot be pickled": unpicklable_exception,
+    "sys.exit": lambda worker: sys.exit(3),
+    "os._exit": lambda worker: os._exit(3),
+    "os._exit 0": lambda worker: os._exit(0),
+    "SIGKILL": lambda worker: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda worker: os.kill(os.getpid(), signal.SIGSEGV),
+    "log of no number": lambda worker: worker.log(loss="high"),
+}
+
+
+def talk(worker, lines=200):
+    """Print from Python and from below it, to both streams, whole lines and parts."""
+    for line in range(lines):
+        print(f"out {worker.rank} {line}")
+        print(f"err {worker.rank} {line}", file=sys.stderr)
+    os.write(1, f"native {worker.rank}\n".encode())
+    print("unfinished", end="")
+
+
+def spin(worker, barrier=True):
+    """Log for ever, in step with the others; return the steps taken once stopped."""
+    step = 0
+    try:
+        while True:
+            if barrier:
+                dist.barrier()
+            worker.log(loss=1 / (1 + step))
+            step += 1
+            time.sleep(0.005)
+    except labkit.Stopped:
+        return step
+
+
+def stuck(worker, where="collective"):
+    """Log once, then wait where no log call comes again."""
+    worker.log(loss=1.0)
+    if where == "collective":
+        if worker.rank == 0:
+            threading.Event().wait()
+        dist.barrier()
+    else:
+        threading.Event().wait()
+
+
+def random_numbers(worker):
+    import random
+
+    import numpy as np
+
+    return torch.rand(1).item(), random.random(), float(np.random.rand())  # noqa: NPY002
