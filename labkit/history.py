@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SAMPLES = "samples"
 """Logged name that gives samples per second and is drawn nowhere."""
 
+JOINED_CALLS = 50_000
+"""Log calls that are kept in one piece at most."""
+
 MEAN = "mean"
 """Label of the curve over all ranks, beside "rank 0", "rank 1", …"""
 
@@ -212,7 +215,7 @@ class History:
         times_s = np.array(log.times_s)
         rank = log.rank
         with self._lock:
-            self._batches[rank].append(log)
+            self._keep(log)
             self._steps[rank] += len(steps)
             self._last_step[rank] = log.steps[-1]
             self._last_time_s[rank] = log.times_s[-1]
@@ -230,6 +233,16 @@ class History:
                     self._means[name].add(rank, steps, y)
                 if name == SAMPLES:
                     self._sample_rate[rank].add(times_s, y)
+
+    def _keep(self, log: Log) -> None:
+        """Keep a batch; small ones are joined, so that a log call costs 16 bytes and 8 more per value."""
+        kept = self._batches[log.rank]
+        if kept and kept[-1].names == log.names and len(kept[-1].steps) < JOINED_CALLS:
+            kept[-1].steps.extend(log.steps)
+            kept[-1].times_s.extend(log.times_s)
+            kept[-1].values.extend(log.values)
+        else:
+            kept.append(log._replace(steps=log.steps[:], times_s=log.times_s[:], values=log.values[:]))
 
     def curves(self, name: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Give thinned (steps, values) of `name` for each rank that has logged it, as "rank 0" …, and for their "mean".

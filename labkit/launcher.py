@@ -8,8 +8,9 @@ import math
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -55,7 +56,8 @@ def launch(
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
         WorkerFailed: with `wait=True`, a rank failed.
 
-    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped".
+    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped". Running a cell again
+    stops what its last execution launched in the background.
 
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
@@ -77,8 +79,12 @@ def launch(
         environment={},
         cells=_cells(),
     )
+    cell = _this_cell()
+    _stop_what_this_cell_launched_before(cell)
     run = Run(LocalEngine(world_size), world_size, name or _name_of(fn), timeout_s)
     run.start(job)
+    if cell is not None:
+        _launched_by[run] = cell
     from labkit import view
 
     watcher = None
@@ -92,6 +98,41 @@ def launch(
         if watcher is not None and (wait or run.over.is_set()):
             watcher.finish()
     return run
+
+
+class _Execution(NamedTuple):
+    """One execution of one cell."""
+
+    cell: str
+    number: int
+
+
+_launched_by: weakref.WeakKeyDictionary[Run, _Execution] = weakref.WeakKeyDictionary()
+
+
+def _this_cell() -> _Execution | None:
+    """Give the cell that is being executed: by its id, or by its text where the front end sends none."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return None
+    parent = getattr(shell, "parent_header", None) or {}
+    text = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
+    return _Execution(parent.get("metadata", {}).get("cellId") or text, shell.execution_count)
+
+
+def _stop_what_this_cell_launched_before(now: _Execution | None) -> None:
+    if now is None:
+        return
+    earlier = [run for run, then in list(_launched_by.items()) if then.cell == now.cell and then.number != now.number]
+    for run in earlier:
+        run.ask_to_stop()
+    for run in earlier:
+        run.over.wait()
+        _launched_by.pop(run, None)
 
 
 def _name_of(fn: Callable[..., Any]) -> str:

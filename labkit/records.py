@@ -76,6 +76,8 @@ class Failure(NamedTuple):
     summary: str
     """The exception's type and first line."""
     traceback: str
+    frames: tuple[tuple[str, int, str], ...] = ()
+    """(file, line, function) of the traceback, most recent first."""
 
 
 class Memory(NamedTuple):
@@ -88,26 +90,45 @@ class Memory(NamedTuple):
     """Allocated by PyTorch on the rank's GPU; 0 on CPU."""
 
 
+class Stack(NamedTuple):
+    """Part of what `faulthandler` wrote when the rank was asked where it stands."""
+
+    rank: int
+    text: str
+
+
 class Exit(NamedTuple):
     """The rank's process is gone. The last record of a rank."""
 
     rank: int
     code: int
     """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
+    out_of_memory: bool = False
+    """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
 
 
-Record = Started | Expect | Log | Output | Result | Stopped | Failure | Memory | Exit
+Record = Started | Expect | Log | Output | Result | Stopped | Failure | Memory | Stack | Exit
 
 
 class LogBatcher:
-    """Collects log calls and sends them as `Log` records, at most every `interval_s` seconds.
+    """Collects log calls and sends them as `Log` records.
 
-    A call costs an append; packing and sending is paid per batch. A rank that logs less often than `interval_s` has
-    each call sent at once, so that little is lost if it is killed; for bursts a background thread sends the rest.
+    A call that comes `alone_s` or more after the one before is sent at once, so that nothing is lost if the rank is
+    killed or stuck afterwards. Quicker ones are collected for `interval_s` at most: a call then costs an append, and
+    packing and sending is paid per batch. What is left of a burst is sent by a background thread.
     """
 
-    def __init__(self, rank: int, send: Callable[[Log], None], start_s: float, interval_s: float = 0.05) -> None:
-        self._rank, self._send, self._start_s, self._interval_s = rank, send, start_s, interval_s
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[Log], None],
+        start_s: float,
+        interval_s: float = 0.05,
+        alone_s: float = 0.005,
+    ) -> None:
+        self._rank, self._send, self._start_s = rank, send, start_s
+        self._interval_s, self._alone_s = interval_s, alone_s
+        self._last_call_s = 0.0
         self._names: tuple[str, ...] = ()
         self._steps: list[int] = []
         self._times: list[float] = []
@@ -127,8 +148,9 @@ class LogBatcher:
             self._steps.append(step)
             self._times.append(now - self._start_s)
             self._values += values
-            if now - self._last_flush_s >= self._interval_s:
+            if now - self._last_call_s >= self._alone_s or now - self._last_flush_s >= self._interval_s:
                 self.flush()
+            self._last_call_s = now
 
     def flush(self) -> None:
         """Send what was collected."""

@@ -13,13 +13,14 @@ import cloudpickle
 
 from labkit import records
 from labkit.history import History, Progress
-from labkit.verdict import RankFacts, Verdict, judge
+from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
+from labkit.verdict import RankFacts, Verdict, judge, judge_hang
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.charts import Chart
-    from labkit.worker import Job
+    from labkit.worker import Cell, Job
 
 STOP_GRACE_S = 2.0
 """How long ranks that were asked to stop may take to return what they have."""
@@ -29,6 +30,15 @@ FAILURE_GRACE_S = 0.4
 
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
+
+STARTING_S = 120.0
+"""Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
+
+STACKS_S = 1.0
+"""How long ranks may take to say where they stand."""
+
+MEMORY_EVERY_S = 0.5
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
 
 OUTPUT_LINES = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
@@ -52,6 +62,12 @@ class Engine(Protocol):
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step."""
+
+    def ask_for_stacks(self) -> list[int]:
+        """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
+
+    def peak_bytes(self, rank: int) -> int:
+        """Peak resident memory of a rank's process so far."""
 
     def kill(self) -> None:
         """End the ranks now."""
@@ -162,6 +178,13 @@ class Run:
         self._failures: list[records.Failure | None] = [None] * world_size
         self._exit_codes: list[int | None] = [None] * world_size
         self._exits_s = [float("inf")] * world_size
+        self._out_of_memory = [False] * world_size
+        self._cells: dict[str, Cell] = {}
+        self._stack_texts: dict[int, str] = {}
+        self._stacks_asked: list[int] = []
+        self._hang_asked_s: float | None = None
+        self._hang: Verdict | None = None
+        self._looked_s = 0.0
         self._status = "running"
         self._stop_asked = False
         self._failed = False
@@ -268,6 +291,19 @@ class Run:
             else:
                 self._engine.ask_to_stop()
 
+    def stacks(self) -> Stacks:
+        """Say where every rank stands: its Python stack, the reader's own line first, also in native code.
+
+        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers.
+        """
+        with self._lock:
+            self._ask_for_stacks()
+        deadline = time.monotonic() + STACKS_S
+        while not self._stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+            time.sleep(0.005)
+        with self._lock:
+            return self._standings()
+
     def figure(self) -> Chart:
         """Give the chart of what was logged: a curve per rank and their mean, a panel per name."""
         from labkit import charts
@@ -278,6 +314,7 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        self._cells = job.cells
         self._engine.start(job)
         _live.add(self)
         self._thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
@@ -315,8 +352,11 @@ class Run:
             self._take_failure(record)
         elif isinstance(record, records.Memory):
             self.peak_bytes[rank], self.peak_device_bytes[rank] = record.peak_bytes, record.peak_device_bytes
+        elif isinstance(record, records.Stack):
+            self._stack_texts[rank] = self._stack_texts.get(rank, "") + record.text
         elif isinstance(record, records.Exit):
             self._exit_codes[rank] = record.code
+            self._out_of_memory[rank] = record.out_of_memory
             self._output[rank].end()
             self._take_exit(record)
 
@@ -359,23 +399,56 @@ class Run:
         now = time.monotonic()
         if now >= self._kill_at_s:
             self._engine.kill()
-        elif self._timeout_s is not None and now - self._last_progress_s > self._timeout_s and not self._stop_asked:
+            return
+        if now - self._looked_s > MEMORY_EVERY_S:
+            self._looked_s = now
             with self._lock:
-                slowest = min(
-                    (r for r in range(self.world_size) if not self._returned[r]),
-                    key=lambda r: self.recorded.progress(r).time_s,
-                )
-                text = (
-                    f"TimeoutError: no rank logged or returned anything for {self._timeout_s:g} s (timeout_s); "
-                    f"rank {slowest} was the first to fall silent. Give a longer timeout_s if this is expected"
-                )
-                self._take_failure(records.Failure(slowest, self.elapsed_s, "running", text, text))
+                for rank in range(self.world_size):
+                    self.peak_bytes[rank] = max(self.peak_bytes[rank], self._engine.peak_bytes(rank))
+        if self._timeout_s is not None and not self._stop_asked:
+            patience_s = max(self._timeout_s, STARTING_S) if "starting" in self._states else self._timeout_s
+            if now - self._last_progress_s > patience_s:
+                with self._lock:
+                    self._end_the_hang(now)
+
+    def _end_the_hang(self, now: float) -> None:
+        """Ask the silent ranks where they stand, and end the run when they have said so."""
+        if self._hang_asked_s is None:
+            self._hang_asked_s = now
+            self._ask_for_stacks()
+        elif self._hang is None and (self._stacks_have_come() or now - self._hang_asked_s > STACKS_S):
+            silent = [rank for rank in range(self.world_size) if not self._returned[rank]]
+            first = min(silent, key=lambda rank: self.recorded.progress(rank).time_s)
+            assert self._timeout_s is not None
+            self._hang = judge_hang(self._standings(), self._timeout_s, first)
+            self._states[self._hang.rank] = "failed"
+            self._failed, self._kill_at_s = True, now
+
+    def _ask_for_stacks(self) -> None:
+        self._stack_texts = {}
+        self._stacks_asked = self._engine.ask_for_stacks() if not self.over.is_set() else []
+
+    def _stacks_have_come(self) -> bool:
+        return all(is_complete(self._stack_texts.get(rank, "")) for rank in self._stacks_asked)
+
+    def _standings(self) -> Stacks:
+        found = Stacks()
+        for rank, state in enumerate(self._states):
+            frames = parse(self._stack_texts.get(rank, ""))
+            if self._returned[rank]:
+                frames, note = [], "has returned"
+            elif self._exit_codes[rank] is not None or state == "failed":
+                frames, note = [], f"has ended ({state})"
+            else:
+                note = "is still starting" if state == "starting" else "did not answer"
+            found.append(Standing(rank, frames, self._cells, note))
+        return found
 
     def _settle(self) -> None:
         with self._lock:
             self._end_s = time.time()
             if self._failed:
-                verdict = judge([self._facts(rank) for rank in range(self.world_size)])
+                verdict = self._hang or judge([self._facts(rank) for rank in range(self.world_size)])
                 self.error = WorkerFailed(verdict, self)
                 self._status = "failed"
             elif self._stop_asked:
@@ -386,15 +459,21 @@ class Run:
         self.over.set()
 
     def _facts(self, rank: int) -> RankFacts:
+        output, _, dump = self._output[rank].tail(300).partition("Fatal Python error: ")
+        failure = self._failures[rank]
+        frames = [Frame(*frame) for frame in failure.frames] if failure else parse(dump, thread="current")
         return RankFacts(
             rank,
-            failure=self._failures[rank],
+            failure=failure,
             returned=self._returned[rank],
             exit_code=self._exit_codes[rank],
             exit_s=self._exits_s[rank],
             ended_by_us=self._engine.killed(rank),
             last_step=self.recorded.progress(rank).last_step,
-            output_end=self._output[rank].tail(20),
+            output_end=output,
+            peak_bytes=self.peak_bytes[rank],
+            out_of_memory=self._out_of_memory[rank],
+            standing=Standing(rank, frames, self._cells) if frames else None,
         )
 
     # Showing
@@ -414,5 +493,9 @@ class Run:
 @atexit.register
 def _end_live_runs() -> None:
     """Leave no rank behind when the notebook's kernel, or a script, ends."""
-    for run in list(_live):
+    ending = list(_live)
+    for run in ending:
+        run.ask_to_stop()
         run._engine.kill()
+    for run in ending:
+        run.over.wait(5)  # until its processes have been waited for

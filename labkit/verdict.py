@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.records import Failure
+from labkit.stacks import Stacks, Standing, rank_list
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -18,6 +19,12 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 """How the communication libraries say that another rank has gone."""
+
+LOST_OTHER = re.compile(r"(ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError)\b")
+"""Python's own errors of the kind; they concern other connections, a DataLoader's, say."""
+
+MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
+"""How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -44,6 +51,12 @@ class RankFacts:
     last_step: int | None = None
     output_end: str = ""
     """The last lines that the rank printed."""
+    peak_bytes: int = 0
+    """Peak resident memory of the process, as far as it was seen."""
+    out_of_memory: bool = False
+    """The system was ending processes for want of memory, and this one was killed."""
+    standing: Standing | None = None
+    """Where the rank stood when it failed."""
 
 
 class Verdict(NamedTuple):
@@ -73,8 +86,47 @@ def judge(ranks: list[RankFacts]) -> Verdict:
     else:
         assert reports, "a run fails by a report or by a silent death"
         culprit = reports[0]
-        headline, cause = _with_report(culprit, ranks)
+        headline, cause = _with_report(culprit)
+    if MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
+        blamed, headline = _mismatch(culprit, ranks)
+        cause = "\n\n".join([str(r.standing) for r in ranks if r.standing and r is not culprit] + [cause])
+        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
+    returned = [r for r in ranks if r.returned]
+    if _lost_peer(culprit) and returned:
+        # The first to return is not known to have been wrong, only to be missing where the others meet.
+        headline = (
+            f"{rank_list([r.rank for r in returned])} returned while rank {culprit.rank} was still in a collective "
+            f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
+        )
+        cause = f"What rank {culprit.rank} met:\n\n{cause}"
+        return Verdict(returned[0].rank, headline, cause, [_fate(r) for r in ranks if r is not returned[0]])
     return Verdict(culprit.rank, headline, cause, [_fate(r) for r in ranks if r is not culprit])
+
+
+def _mismatch(culprit: RankFacts, ranks: list[RankFacts]) -> tuple[int, str]:
+    """Say in which collectives ranks met that do not fit, and who is the odd one out: (rank, headline)."""
+    met = Stacks(r.standing for r in ranks if r.standing)
+    odd = met.odd or [culprit.rank]
+    if len({standing.in_words for standing in met}) > 1:
+        return odd[0], f"ranks met in different collectives: {met.in_words}"
+    place = culprit.standing.in_words.partition(" ")[2] if culprit.standing else "in a collective"
+    return odd[0], f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+
+
+def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
+    """Say where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
+    blamed = stacks.odd[0] if stacks.odd else first_silent
+    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {stacks.in_words}"
+    hint = (
+        f"{rank_list(stacks.odd).capitalize()} stood apart; the others may be waiting for what never comes."
+        if stacks.odd
+        else f"No rank stood apart; rank {first_silent} was the first to fall silent."
+    )
+    cause = f"{hint} Give a longer timeout_s if such silence is expected.\n\n" + "\n\n".join(
+        str(standing) for standing in sorted(stacks, key=lambda s: s.rank not in stacks.odd)
+    )
+    others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
+    return Verdict(blamed, headline, cause, others)
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -92,45 +144,51 @@ def _report_order(rank: RankFacts) -> tuple[bool, float]:
 
 
 def _lost_peer(rank: RankFacts) -> bool:
-    return rank.failure is not None and LOST_PEER.search(rank.failure.summary) is not None
+    if rank.failure is None or LOST_OTHER.match(rank.failure.summary):
+        return False
+    return LOST_PEER.search(rank.failure.summary) is not None
 
 
-def _with_report(culprit: RankFacts, ranks: list[RankFacts]) -> tuple[str, str]:
+def _with_report(culprit: RankFacts) -> tuple[str, str]:
     failure = culprit.failure
     assert failure is not None
     where = "" if failure.during == "running" else f" while {failure.during}"
     headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
     if culprit.last_step is not None:
         headline += f" (after logging step {culprit.last_step})"
-    cause = failure.traceback.rstrip()
-    returned = [r.rank for r in ranks if r.returned]
-    if _lost_peer(culprit) and returned:
-        headline = (
-            f"{rank_list(returned)} returned while rank {culprit.rank} was still in a collective with "
-            f"{'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
-        )
-    return headline, cause
+    return headline, failure.traceback.rstrip()
 
 
 def _without_report(culprit: RankFacts) -> tuple[str, str]:
     assert culprit.exit_code is not None
     how = exit_in_words(culprit.exit_code)
     headline = f"rank {culprit.rank} died ({how}) and left no traceback"
+    if culprit.out_of_memory:
+        headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
     if culprit.last_step is not None:
         headline += f", after logging step {culprit.last_step}"
+    peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
     hints = {
-        -signal.SIGKILL: "SIGKILL comes from outside the process. The system sends it when memory runs out: "
-        "look at the system log (dmesg) and try a smaller batch or fewer ranks.",
-        -signal.SIGSEGV: "A segmentation fault happens in native code; the rank's output shows where it was.",
-        -signal.SIGABRT: "Native code gave up (abort); the rank's output may say why.",
+        "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
+        "memory runs out: look at the system log (dmesg) and try a smaller batch or fewer ranks.",
+        "SIGSEGV": "A segmentation fault happens in native code, below Python.",
+        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Among collectives, the usual reason is "
+        "that ranks call different ones, or with tensors of different sizes.",
     }
     lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
-    if culprit.exit_code in hints:
-        lines.append(hints[culprit.exit_code])
+    if culprit.out_of_memory:
+        lines = [
+            f"rank {culprit.rank} ended with {how} while the system ended processes for want of memory. {peak}"
+            "Try a smaller batch, a smaller model or fewer ranks."
+        ]
+    elif how in hints:
+        lines.append(hints[how])
+    if culprit.standing:
+        lines.append(str(culprit.standing))
     if culprit.exit_code >= 0:
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
-        lines += ["Its last output:", culprit.output_end.rstrip()]
+        lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
     return headline, "\n".join(lines)
 
 
@@ -151,17 +209,15 @@ def _fate(rank: RankFacts) -> str:
 
 
 def exit_in_words(code: int) -> str:
-    """Say an exit code: "exit code 3", "SIGKILL"."""
-    if code >= 0:
-        return f"exit code {code}"
+    """Say an exit code: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it"."""
+    if code < 0:
+        return _signal_name(-code) or f"signal {-code}"
+    name = _signal_name(code - 128)
+    return f"exit code {code}: {name}, as a shell says it" if name else f"exit code {code}"
+
+
+def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        return f"signal {-code}"
-
-
-def rank_list(ranks: list[int]) -> str:
-    """Say several ranks: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+        return ""

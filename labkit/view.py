@@ -18,6 +18,7 @@ import numpy as np
 
 from labkit.history import SAMPLES
 from labkit.run import Run
+from labkit.verdict import Verdict
 
 REDRAW_S = 0.1
 """Least time between two redraws of the live view."""
@@ -180,8 +181,7 @@ def _sparkline(run: Run, width: int = 40) -> str:
     names = [name for name in run.recorded.names if name != SAMPLES]
     if not names:
         return ""
-    curves = run.recorded.curves(names[0])
-    _, y = list(curves.values())[-1]
+    _, y = run.recorded.mean_curve(names[0])
     y = y[np.isfinite(y)]
     if len(y) < 2:
         return ""
@@ -255,12 +255,17 @@ def _summary_html(run: Run) -> str:
         parts.append(f"<pre>{html.escape(verdict.cause)}</pre>")
         if verdict.others:
             listed = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.others)
-            parts.append(f"<details><summary>the other ranks</summary><ul>{listed}</ul></details>")
+            parts.append(f"<details><summary>{_others_title(verdict)}</summary><ul>{listed}</ul></details>")
     for rank, text in enumerate(run.output):
         if text:
             tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
             parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
+
+
+def _others_title(verdict: Verdict) -> str:
+    count = len(verdict.others)
+    return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"
 
 
 # The live view

@@ -6,6 +6,7 @@ Imported by every spawned process, so it stays cheap: torch and the standard lib
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import linecache
 import multiprocessing
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from labkit import records
 
@@ -35,6 +37,9 @@ STOP_PATIENCE_S = 0.5
 
 LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
+
+STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Makes a rank write its stacks, where the system has such a signal."""
 
 TRACEBACK_CHARACTERS = 50_000
 """A longer traceback loses its middle."""
@@ -85,20 +90,21 @@ class Job(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """One rank's ends of its three channels to the notebook."""
+    """One rank's ends of its channels to the notebook."""
 
     inbox: Connection
-    """Receives the `Job`, then the word "stop". Its closing means that the notebook is gone."""
+    """Receives (rank, `Job`), then the word "stop". Its closing means that the notebook is gone."""
     queue: SimpleQueue[Any]
     """Carries `records` to the notebook."""
     output: Connection
     """The write end that becomes the rank's stdout and stderr."""
+    stacks: Connection
+    """The write end for the stack of every thread, when the rank is asked where it stands."""
 
     def close(self) -> None:
-        """Let go of all three in this process."""
-        self.inbox.close()
-        self.queue.close()
-        self.output.close()
+        """Let go of all of them in this process."""
+        for end in self:
+            end.close()
 
 
 class Worker:
@@ -205,20 +211,24 @@ class Line:
         self.stop_asked_s: float | None = None
         """When this rank heard that it should stop, as `time.monotonic()`."""
         self.stop_posted = False
+        self.during = "starting"
+        """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
 
     def send(self, record: records.Record) -> None:
         """Put one record on the queue."""
         self._queue.put(record)
 
-    def receive_job(self) -> Job:
-        """Block until the notebook sends work."""
+    def receive_job(self) -> tuple[int, Job]:
+        """Block until the notebook sends work; give the rank that this process is to be, and its job."""
         try:
-            job: Job = self._inbox.recv()
+            if not self._inbox.poll():
+                _get_warm()
+            rank, job = self._inbox.recv()
         except (EOFError, OSError):
             os._exit(1)
         threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
-        return job
+        return rank, job
 
     def _listen(self) -> None:
         while True:
@@ -231,49 +241,80 @@ class Line:
                 self.stop_asked_s = time.monotonic()
 
 
-def main(rank: int, all_ends: list[Ends]) -> None:
-    """Run one job on this rank, report, and end the process. What `torch.multiprocessing.spawn` calls."""
-    # The notebook's interrupt goes to its whole process group; stopping the ranks is the notebook's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    ends = all_ends[rank]
+def main(index: int, all_ends: list[Ends]) -> None:
+    """Run one job, report, and end the process. What `torch.multiprocessing.spawn` calls.
+
+    `index` says which of the ends are this process's; its rank comes with the job.
+    """
+    ends = all_ends[index]
+    _hear_signals(ends)
     line = Line(ends)
-    code = 1
+    code, rank = 1, None
     try:
         for other in all_ends:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
         _redirect_output(ends.output)
         faulthandler.enable()  # native crashes print where they were, into the rank's output
-        job = line.receive_job()
+        rank, job = line.receive_job()
         code = _run(rank, job, line)
     except BaseException as error:
-        line.send(records.Failure(rank, 0.0, "starting", *_describe(error, {})))
+        # A signal handler, that of a DataLoader whose process died, say, raised while `_run` was reporting.
+        if rank is not None:
+            _report(error, rank, job, line)
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
         os._exit(code)
 
 
+def _hear_signals(ends: Ends) -> None:
+    """Answer a question for stacks, leave the notebook's interrupt alone, and end when the notebook is killed."""
+    # The interrupt goes to the notebook's whole process group; stopping the ranks is the notebook's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if STACKS_SIGNAL is None:
+        return
+    faulthandler.register(STACKS_SIGNAL, file=ends.stacks.fileno(), all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
+    # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
+    # so that `Line` cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal
+    # comes when the parent's *thread* ends, so only the main thread's children have it.
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    main_thread = threading.main_thread().ident
+    forks_now: list[int] = []
+    os.register_at_fork(
+        before=lambda: forks_now.__setitem__(slice(None), [threading.get_ident()]),
+        after_in_child=lambda: _prctl_pr_set_pdeathsig(signal.SIGKILL) if forks_now == [main_thread] else None,
+    )
+
+
+def _get_warm() -> None:
+    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults."""
+    import torch._dynamo  # DistributedDataParallel imports it when one is made: hundreds of modules, about a second
+
+    layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    layer(torch.zeros(4, 8)).sum().backward()
+    optimizer.step()
+
+
 def _run(rank: int, job: Job, line: Line) -> int:
     """Do the job and send what came of it; give the exit code."""
     log = records.LogBatcher(rank, line.send, job.start_s)
-    during = "starting"
     code = 1
     try:
         device = _set_up(rank, job)
-        during = "joining the process group"
+        line.during = "joining the process group"
         line.store = _join_group(rank, job, device)
-        during = "receiving the function"
+        line.during = "receiving the function"
         for file, cell in job.cells.items():
             linecache.cache[file] = (len(cell.text), None, cell.text.splitlines(keepends=True), file)
         function, args, kwargs = cloudpickle.loads(job.function)
         line.send(records.Started(rank))
-        during = "running"
+        line.during = "running"
         result = function(Worker(rank, job.world_size, device, log, line), *args, **kwargs)
         log.close()
-        during = "sending the result"
+        line.during = "sending the result"
         line.send(records.Result(rank, _pack_result(result)))
         code = 0
     except Stopped:
@@ -281,16 +322,25 @@ def _run(rank: int, job: Job, line: Line) -> int:
         line.send(records.Stopped(rank))
         code = 0
     except BaseException as error:
-        # Report before leaving the process group: once this rank is gone the others fail too, and their errors would
-        # bury the one that matters.
-        failed_s = time.time() - job.start_s
         log.close()
-        line.send(records.Failure(rank, failed_s, during, *_describe(error, job.cells)))
+        _report(error, rank, job, line)
     line.send(records.Memory(rank, *_peak_memory()))
     if code == 0:
         _leave_together(job.world_size, line.store)
     _tidy_up()
     return code
+
+
+def _report(error: BaseException, rank: int, job: Job, line: Line) -> None:
+    """Tell the notebook of a failure.
+
+    Before leaving the process group: once this rank is gone the others fail too, and their errors would bury the one
+    that matters.
+    """
+    failed_s = time.time() - job.start_s
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
+    line.send(records.Failure(rank, failed_s, line.during, *_describe(error, job.cells)))
 
 
 def _redirect_output(output: Connection) -> None:
@@ -354,8 +404,11 @@ def _pack_result(result: Any) -> bytes:
         ) from error
 
 
-def _describe(error: BaseException, cells: dict[str, Cell]) -> tuple[str, str]:
-    """Give an exception's summary line and its traceback, without the frames of this file, cells by their titles."""
+def _describe(error: BaseException, cells: dict[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
+    """Give an exception's summary line, its traceback and its frames, as `records.Failure` takes them.
+
+    The traceback is without the frames of this file and knows cells by their titles.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -367,26 +420,30 @@ def _describe(error: BaseException, cells: dict[str, Cell]) -> tuple[str, str]:
         half = TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
     summary = "".join(described.format_exception_only()).strip().splitlines()
-    return (summary[0][:500] if summary else type(error).__name__), text
+    frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(described.stack[-50:]))
+    return (summary[0][:500] if summary else type(error).__name__), text, frames
 
 
 def _peak_memory() -> tuple[int, int]:
     """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
-    device_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
-    if sys.platform == "win32":
-        import psutil
+    return peak_resident_bytes(os.getpid()), torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
-        return psutil.Process().memory_info().peak_wset, device_bytes
+
+def peak_resident_bytes(pid: int) -> int:
+    """Peak resident memory of a process in bytes; where the system does not keep it, what is resident now."""
     if sys.platform == "linux":
         # Not getrusage: its peak is inherited from the process that forked this one, the notebook's kernel.
-        with open("/proc/self/status") as status:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
             for row in status:
                 if row.startswith("VmHWM:"):
-                    return int(row.split()[1]) * 1024, device_bytes
-    import resource
+                    return int(row.split()[1]) * 1024
+        return 0
+    import psutil
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024), device_bytes
+    with contextlib.suppress(psutil.Error):
+        memory = psutil.Process(pid).memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
+    return 0
 
 
 def _leave_together(world_size: int, store: dist.Store | None) -> None:

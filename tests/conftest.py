@@ -10,6 +10,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+# Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
+os.environ["LABKIT_STANDBY"] = "off"
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended; one whose end nobody has asked for yet has ended too."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
 
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without multiprocessing's own resource tracker, which lives as long as the parent."""

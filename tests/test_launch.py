@@ -10,7 +10,6 @@ import threading
 import time
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ import labkit
 from labkit.engines.local import LocalEngine
 from labkit.records import Exit
 from tests import workloads
+from tests.conftest import lives
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -506,7 +506,7 @@ def test_a_script_that_ends_takes_its_background_run_along(tmp_path):
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert not any(psutil.pid_exists(int(pid)) for pid in done.stdout.split() if pid.isdigit())
+    assert not any(lives(int(pid)) for pid in done.stdout.split() if pid.isdigit())
 
 
 @pytest.mark.spawns

@@ -1,0 +1,167 @@
+"""One rank's process on this machine and the notebook's ends of its channels; `spawn` makes several at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+import torch.multiprocessing as mp
+
+from labkit import worker
+
+
+class RankProcess:
+    """A process that waits for a job, or does one. It does not know its rank before the job comes."""
+
+    def __init__(self, process: Any, inbox: Connection, queue: Any, output: Connection, stacks: Connection) -> None:
+        self.process = process
+        self.pid: int = process.pid
+        self.queue, self.output, self.stacks = queue, output, stacks
+        self._inbox, self._inbox_lock = inbox, threading.Lock()
+
+    def send_job(self, rank: int, job: worker.Job) -> None:
+        """Give the process its work. A process that has died meanwhile is not noticed here: its exit will tell."""
+        with self._inbox_lock, contextlib.suppress(OSError, ValueError):
+            self._inbox.send((rank, job))
+
+    def ask_to_stop(self) -> None:
+        """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
+        if self._inbox_lock.acquire(blocking=False):
+            with contextlib.suppress(OSError, ValueError):
+                self._inbox.send("stop")
+            self._inbox_lock.release()
+
+    def ask_for_stacks(self) -> bool:
+        """Have the process write the stack of every thread to `stacks`; say whether it can.
+
+        `faulthandler` answers the signal below Python, so also while the process sits in native code.
+        """
+        if worker.STACKS_SIGNAL is None or not self.process.is_alive():
+            return False
+        os.kill(self.pid, worker.STACKS_SIGNAL)
+        return True
+
+    def kill(self) -> None:
+        """End the process now, and whatever processes it started."""
+        children = _children(self.pid)
+        self.process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+    def close(self) -> None:
+        """End the process if it lives, and let go of it and its channels."""
+        if self.process.is_alive():
+            self.kill()
+        self.process.join()
+        for end in (self._inbox, self.queue, self.output, self.stacks):
+            end.close()
+        self.process.close()
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def spawn(count: int) -> list[RankProcess]:
+    """Start processes that wait for a job. Returns once they exist, not once they are ready."""
+    starting = _in_spawner_thread(lambda: _spawn(count))
+    try:
+        return starting.result()
+    except BaseException:
+        # Interrupted: what was started must not wait for a job that never comes.
+        with contextlib.suppress(Exception):
+            for process in starting.result():
+                process.close()
+        raise
+
+
+def _spawn(count: int) -> list[RankProcess]:
+    context = mp.get_context("spawn")
+    ends, mine = [], []
+    for _ in range(count):
+        inbox_reader, inbox_writer = context.Pipe(duplex=False)
+        output_reader, output_writer = context.Pipe(duplex=False)
+        stacks_reader, stacks_writer = context.Pipe(duplex=False)
+        # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
+        queue = context.SimpleQueue()
+        ends.append(worker.Ends(inbox_reader, queue, output_writer, stacks_writer))
+        mine.append((inbox_writer, queue, output_reader, stacks_reader))
+    if hasattr(signal, "pthread_sigmask"):
+        # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
+        # is still importing does not die of it; `worker.main` then ignores the signal. Set for each launch, because
+        # multiprocessing's resource tracker, when it starts, takes the mask away.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR2})
+    with _main_not_run_again():
+        started = mp.spawn(worker.main, args=(ends,), nprocs=count, join=False)
+    for end in ends:
+        # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
+        end.inbox.close()
+        end.output.close()
+        end.stacks.close()
+        end.queue._writer.close()  # type: ignore[attr-defined]
+    return [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
+
+
+_work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
+_spawner: threading.Thread | None = None
+_spawner_lock = threading.Lock()
+
+
+def _in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
+    """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel.
+
+    On Linux a rank is killed when the *thread* that started it ends (PR_SET_PDEATHSIG); a run launched from a
+    short-lived thread would die with that thread.
+    """
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None:
+            _spawner = threading.Thread(target=_serve, name="labkit-spawner", daemon=True)
+            _spawner.start()
+    future: Future[Any] = Future()
+    _work.put((call, future))
+    return future
+
+
+def _serve() -> None:
+    while True:
+        call, future = _work.get()
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+@contextlib.contextmanager
+def _main_not_run_again() -> Iterator[None]:
+    """Keep spawned processes from importing the script that is running.
+
+    The function travels by value, so a rank has no need of the script. A script without an `if __name__ == "__main__"`
+    guard would otherwise launch again in every rank. A notebook's `__main__` names no file and needs nothing.
+    """
+    actual = sys.modules["__main__"]
+    if getattr(actual, "__file__", None) is None and getattr(actual, "__spec__", None) is None:
+        yield
+        return
+    stand_in = types.ModuleType("__main__")
+    stand_in.__dict__.update({k: v for k, v in vars(actual).items() if k not in ("__file__", "__spec__")})
+    stand_in.__spec__ = None
+    sys.modules["__main__"] = stand_in
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = actual

@@ -1,0 +1,181 @@
+"""Ways to fail, each on one rank while the others wait in a collective; for the tests and for the benchmark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import labkit
+
+
+class CannotBeSent(Exception):  # noqa: N818
+    """An exception that pickle refuses."""
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class Bomb:
+    """Fails to unpickle on one rank."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __reduce__(self):
+        return _explode, (self.rank,)
+
+
+def _explode(rank):
+    if int(os.environ["RANK"]) == rank:
+        raise RuntimeError("unpacking failed")
+    return rank
+
+
+class DyingData(torch.utils.data.Dataset):
+    """Data whose loader process ends without a word."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index == 17:
+            os._exit(7)
+        return torch.ones(2)
+
+
+def raises(worker):
+    raise ValueError("bad batch")
+
+
+def raises_what_cannot_be_sent(worker):
+    raise CannotBeSent("bad batch")
+
+
+def sys_exit(worker):
+    sys.exit(3)
+
+
+def os_exit(worker):
+    os._exit(3)
+
+
+def is_killed(worker):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segmentation_fault(worker):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def returns_early(worker):
+    return "early"
+
+
+def other_collective(worker):
+    return dist.all_reduce(torch.ones(100_000))  # the others reduce a tensor of one element
+
+
+def cannot_send_result(worker):
+    return threading.Lock()
+
+
+def prints_much(worker):
+    line = "x" * 99 + "\n"
+    for _ in range(100):
+        sys.stdout.write(line * 10_000)
+    raise ValueError("bad batch")
+
+
+def logs_much(worker):
+    for step in range(1_000_000):
+        worker.log(step, much=step)
+    worker.log(failed_s=time.time())
+    raise ValueError("bad batch")
+
+
+def loader_dies(worker):
+    for _ in torch.utils.data.DataLoader(DyingData(), batch_size=4, num_workers=1):
+        pass
+
+
+class Row(NamedTuple):
+    """What must be said of one way to fail."""
+
+    fails: object
+    """Called on the failing rank."""
+    said: str
+    """In the error's first line, a regular expression; {rank} stands for the rank."""
+    cause: str = ""
+    """In the cause, as it is: the reader's line, say."""
+
+
+ROWS = {
+    "raises": Row(raises, "rank {rank} failed: ValueError: bad batch", 'raise ValueError("bad batch")'),
+    "raises what cannot be pickled": Row(
+        raises_what_cannot_be_sent, "rank {rank} failed: .*bad batch", 'raise CannotBeSent("bad batch")'
+    ),
+    "sys.exit": Row(sys_exit, "rank {rank} failed: SystemExit: 3", "sys.exit(3)"),
+    "os._exit": Row(os_exit, r"rank {rank} died \(exit code 3\)"),
+    "SIGKILL": Row(is_killed, r"rank {rank} died \(SIGKILL\)", "Its memory was seen to peak at"),
+    "segmentation fault": Row(segmentation_fault, r"rank {rank} died \(SIGSEGV\)", "ctypes.string_at(0)"),
+    "returns early": Row(returns_early, "rank {rank} returned while", "all_reduce"),
+    "other collective": Row(
+        other_collective, "ranks met in different collectives: .*rank.* all_reduce at failures.py", "all_reduce"
+    ),
+    "function cannot be unpacked": Row(None, "rank {rank} failed while receiving the function: .*unpacking failed"),
+    "result cannot be sent": Row(
+        cannot_send_result, "rank {rank} failed while sending the result: ValueError", "returned a lock"
+    ),
+    "prints 100 MB": Row(prints_much, "rank {rank} failed: ValueError: bad batch", 'raise ValueError("bad batch")'),
+    "logs a million points": Row(logs_much, "rank {rank} failed: ValueError: bad batch", "raise ValueError"),
+    "DataLoader worker dies": Row(
+        loader_dies, r"rank {rank} failed: (RuntimeError: DataLoader worker|Connection|EOF)", "in loader_dies"
+    ),
+}
+
+
+def work(worker, row, rank, bomb=None):
+    """Reduce a number each step; at step 5 one rank fails while the others wait for it."""
+    total = torch.ones(1)
+    for step in range(100):
+        if step == 5 and worker.rank == rank and ROWS[row].fails is not None:
+            time.sleep(0.01)  # a log call that follows another at once waits to be sent with those to come
+            worker.log(failed_s=time.time())
+            return ROWS[row].fails(worker)
+        dist.all_reduce(total)
+        worker.log(total=total.item())
+    return None
+
+
+class Outcome(NamedTuple):
+    """What came of one trial."""
+
+    error: labkit.WorkerFailed
+    after_s: float
+    """Seconds from the failure until the error was raised."""
+
+
+def trial(row, world_size, rank):
+    """Launch one way to fail and catch its error."""
+    bomb = Bomb(rank) if ROWS[row].fails is None else None
+    try:
+        run = labkit.launch(work, row, rank, bomb, world_size=world_size, live=False)
+    except labkit.WorkerFailed as error:
+        raised_s = time.time()
+        history = error.run.history
+        if "failed_s" in history:
+            failed_s = history["failed_s"].max()
+        else:
+            failed_s = error.run._start_s + error.run._failures[rank].time_s
+        return Outcome(error, raised_s - failed_s)
+    raise AssertionError(f"{row} did not fail: {run}")
