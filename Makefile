@@ -8,7 +8,7 @@ PARAMETERS ?=
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test notebooks lint format constraints benchmarks clean
+.PHONY: help setup lab test notebooks lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
@@ -16,6 +16,7 @@ help:
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
 	@echo "make lint        ruff and mypy"
 	@echo "make benchmarks  measure the figures that README quotes"
+	@echo "make scoreboard  measure labkit against other launchers; writes README's table (about 45 minutes)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
 
 setup: $(VENV)/ready
@@ -46,6 +47,10 @@ format: setup
 
 benchmarks: setup
 	$(BIN)/python tests/benchmarks/launch.py
+
+scoreboard: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[rivals]'
+	$(BIN)/python -m tests.benchmarks.scoreboard --write-readme $(SCOREBOARD_OPTIONS)
 
 constraints: setup
 	$(BIN)/python -m pip freeze --exclude-editable > .ci/constraints.txt

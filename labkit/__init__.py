@@ -10,10 +10,11 @@
             ▼                                               ▼
           run  ◄──── records, through a queue per rank ◄── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame)
-            ├──► verdict   (which rank failed first, and why)
+            ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 
+`engines.standby` keeps ranks spawned ahead, so that the second launch begins at once.
 `datasets` and `models` hold what the lessons train; `compare` puts runs side by side. Importing this package is
 cheap, because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
 """
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit import charts, datasets, models
     from labkit.comparison import Comparison, compare
+    from labkit.engines import standby
     from labkit.launcher import launch
     from labkit.run import Run, WorkerFailed
     from labkit.view import show
@@ -43,6 +45,7 @@ __all__ = [
     "launch",
     "models",
     "show",
+    "standby",
 ]
 __version__ = "0.1.0"
 
@@ -55,12 +58,15 @@ _HOMES = {
     "compare": "comparison",
     "launch": "launcher",
     "show": "view",
+    "standby": "engines",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if name == "standby":
+        importlib.import_module("labkit.engines.standby")
     module = importlib.import_module(f"labkit.{_HOMES.get(name, name)}")
     value = getattr(module, name) if name in _HOMES else module
     globals()[name] = value
