@@ -22,6 +22,8 @@ cheap, because every rank does: pandas, Plotly and the widgets are imported when
 from __future__ import annotations
 
 import importlib
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,3 +77,13 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _import_ahead() -> None:
+    """Import what the first chart and its picture need while the reader still reads, so that no launch waits for it."""
+    for module in ("plotly.graph_objects", "ipywidgets", "pandas", "matplotlib.backends.backend_agg", "PIL"):
+        importlib.import_module(module)
+
+
+if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
+    threading.Thread(target=_import_ahead, name="labkit-imports", daemon=True).start()

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 2.0
 """How long ranks that were asked to stop may take to return what they have."""
 
+IDLE_GRACE_S = 0.2
+"""The same for ranks that had been silent and idle for a second before: they wait for what will not come."""
+
+IDLE_SHARE = 0.05
+"""A run is idle when its ranks together use less than this share of a core."""
+
 FAILURE_GRACE_S = 0.4
 """How long the other ranks may still report after the first has failed. Reports of victims make the verdict clearer."""
 
@@ -37,8 +43,8 @@ STARTING_S = 120.0
 STACKS_S = 1.0
 """How long ranks may take to say where they stand."""
 
-MEMORY_EVERY_S = 0.5
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
+USAGE_EVERY_S = 0.25
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed, and work."""
 
 OUTPUT_LINES = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
@@ -66,8 +72,8 @@ class Engine(Protocol):
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
 
-    def peak_bytes(self, rank: int) -> int:
-        """Peak resident memory of a rank's process so far."""
+    def usage(self, rank: int) -> tuple[int, float]:
+        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s."""
 
     def kill(self) -> None:
         """End the ranks now."""
@@ -185,6 +191,8 @@ class Run:
         self._hang_asked_s: float | None = None
         self._hang: Verdict | None = None
         self._looked_s = 0.0
+        self._cpu_s = 0.0
+        self._idle_since_s = float("inf")
         self._status = "running"
         self._stop_asked = False
         self._failed = False
@@ -273,7 +281,8 @@ class Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
-        not end within two seconds is ended. Stopping a run that is over does nothing.
+        not end within two seconds is ended; sooner, if all have been silent and idle for a while. Stopping a run that
+        is over does nothing.
         """
         self.ask_to_stop()
         self.over.wait()
@@ -285,7 +294,9 @@ class Run:
             if self._stop_asked or self.over.is_set():
                 return
             self._stop_asked = True
-            self._kill_at_s = time.monotonic() + STOP_GRACE_S
+            now = time.monotonic()
+            stuck = now - max(self._idle_since_s, self._last_progress_s) > 1
+            self._kill_at_s = now + (IDLE_GRACE_S if stuck else STOP_GRACE_S)
             if "starting" in self._states:
                 self._engine.kill()  # nothing to keep
             else:
@@ -400,16 +411,24 @@ class Run:
         if now >= self._kill_at_s:
             self._engine.kill()
             return
-        if now - self._looked_s > MEMORY_EVERY_S:
-            self._looked_s = now
+        if now - self._looked_s > USAGE_EVERY_S:
             with self._lock:
-                for rank in range(self.world_size):
-                    self.peak_bytes[rank] = max(self.peak_bytes[rank], self._engine.peak_bytes(rank))
+                self._look_at_usage(now)
         if self._timeout_s is not None and not self._stop_asked:
             patience_s = max(self._timeout_s, STARTING_S) if "starting" in self._states else self._timeout_s
             if now - self._last_progress_s > patience_s:
                 with self._lock:
                     self._end_the_hang(now)
+
+    def _look_at_usage(self, now: float) -> None:
+        usage = [self._engine.usage(rank) for rank in range(self.world_size)]
+        self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
+        cpu_s = sum(used_s for _, used_s in usage)
+        if cpu_s - self._cpu_s > IDLE_SHARE * (now - self._looked_s):
+            self._idle_since_s = float("inf")
+        else:
+            self._idle_since_s = min(self._idle_since_s, self._looked_s)
+        self._looked_s, self._cpu_s = now, cpu_s
 
     def _end_the_hang(self, now: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""

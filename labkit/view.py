@@ -6,7 +6,6 @@ Everything is drawn from a `Run` by a thread of its own, at most ten times a sec
 from __future__ import annotations
 
 import html
-import importlib
 import math
 import sys
 import threading
@@ -393,8 +392,6 @@ class _Live(threading.Thread):
         self._box.children = [self._top, self._states, self._figure, self._tabs]
         if old is not None:
             _close(old)
-        else:
-            threading.Thread(target=_prepare_pictures, name="labkit-imports", daemon=True).start()
 
     def _draw_output(self) -> None:
         for rank, tail in enumerate(self._run.output_tail(TAIL_LINES)):
@@ -433,12 +430,6 @@ class _Live(threading.Thread):
                 _close(widget)
         for text in self._texts:
             _close(text)
-
-
-def _prepare_pictures() -> None:
-    """Import what the last picture needs while the run goes on, so that a stopped cell is free at once."""
-    importlib.import_module("matplotlib.backends.backend_agg")
-    importlib.import_module("PIL.PngImagePlugin")
 
 
 def _close(widget: Any) -> None:

@@ -34,7 +34,7 @@ class LocalEngine:
         self._ranks: list[RankProcess] = []
         self._listeners: list[threading.Thread] = []
         self._killed: set[int] = set()
-        self._peak_bytes = [0] * world_size
+        self._usage = [(0, 0.0)] * world_size
         self._out_of_memory_before = _out_of_memory_kills()
 
     def start(self, job: worker.Job) -> None:
@@ -80,11 +80,14 @@ class LocalEngine:
         """Ask every rank that lives for its stacks, which come as `records.Stack`; give the ranks asked."""
         return [rank for rank, process in enumerate(self._ranks) if process.ask_for_stacks()]
 
-    def peak_bytes(self, rank: int) -> int:
-        """Peak resident memory of a rank's process so far, in bytes."""
+    def usage(self, rank: int) -> tuple[int, float]:
+        """Peak resident memory of a rank's process so far, in bytes, and the processor time that it has used, in s."""
         if rank < len(self._ranks):
-            self._peak_bytes[rank] = max(self._peak_bytes[rank], worker.peak_resident_bytes(self.pids[rank]))
-        return self._peak_bytes[rank]
+            peak_bytes = max(self._usage[rank][0], worker.peak_resident_bytes(self.pids[rank]))
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(self.pids[rank]).cpu_times()
+                self._usage[rank] = peak_bytes, times.user + times.system
+        return self._usage[rank]
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
