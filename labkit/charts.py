@@ -16,6 +16,16 @@ from labkit.history import MEAN, SAMPLES, History
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
 
+PART_COLORS = {
+    "data": "#CC79A7",
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "communication": "#D55E00",
+    "optimizer": "#009E73",
+    "waiting": "#D9D9D9",
+}
+"""Of the parts of a step, the same in every chart."""
+
 MEAN_COLOR = "#1A1A1A"
 PANEL_HEIGHT = 250
 """Pixels per row of panels."""
@@ -175,6 +185,46 @@ def bars(labels: Sequence[str], values: Sequence[float], unit: str, title: str =
     return Chart(style(figure, title, height=120 + 32 * len(labels)))
 
 
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, title: str = "") -> Chart:
+    """Draw one horizontal bar per row, made of its parts laid end to end: `{"DDP": {"forward": 3.1, …}, …}`."""
+    figure = go.Figure()
+    for index, part in enumerate(dict.fromkeys(part for parts in rows.values() for part in parts)):
+        lengths = [parts.get(part, 0.0) for parts in rows.values()]
+        color = PART_COLORS.get(part, rank_color(index))
+        figure.add_bar(y=list(rows), x=lengths, name=part, orientation="h", marker={"color": color})
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title_text=unit)
+    figure.update_yaxes(autorange="reversed")
+    return Chart(style(figure, title, height=110 + 26 * len(rows)))
+
+
+def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "") -> Chart:
+    """Draw when each row did what: `{"rank 0": [("forward", start_s, end_s), …], …}`, in ms since the first began.
+
+    A mark called "step", the step as a whole, is left out; communication gets a thin line of its own in the row's
+    middle, as it may go on while something else is computed.
+    """
+    zero_s = min((start for marks in rows.values() for _, start, _ in marks), default=0.0)
+    figure = go.Figure()
+    for part in dict.fromkeys(what for marks in rows.values() for what, *_ in marks if what != "step"):
+        found = [
+            (row, start - zero_s, end - start) for row, marks in rows.items() for w, start, end in marks if w == part
+        ]
+        figure.add_bar(
+            y=[row for row, *_ in found],
+            base=[1000 * start for _, start, _ in found],
+            x=[1000 * length for *_, length in found],
+            name=part,
+            orientation="h",
+            marker={"color": PART_COLORS.get(part, rank_color(len(figure.data)))},
+            width=0.3 if part == "communication" else 0.8,
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title_text="milliseconds")
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
+    return Chart(style(figure, title, height=130 + 34 * len(rows)))
+
+
 def picture(figure: go.Figure, width: float = 7.6) -> bytes:
     """Draw a Plotly figure as a small PNG with Matplotlib: lines, markers, bars, heat maps and annotations."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -315,7 +365,7 @@ class _Bars:
         for name in names:
             self._tops.setdefault(name, 0.0)
         side_by_side = self._mode == "group"
-        thick = 0.8 / self._traces if side_by_side else 0.8
+        thick = 0.8 / self._traces if side_by_side else (trace.width if isinstance(trace.width, float) else 0.8)
         shift = (self._drawn - (self._traces - 1) / 2) * thick if side_by_side else 0.0
         at = [names.index(label) + shift for label in labels]
         given = trace.base if trace.base is not None else 0.0

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.history import SAMPLES
+from labkit.measure import PARTS, Measured
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
 
     from labkit.charts import Chart
     from labkit.run import Run
@@ -52,10 +54,15 @@ class Comparison:
         if any run has logged it; `seconds` from launch to end; `samples_per_s` over all ranks, from the first log call
         to the last (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
         host or, for ranks with a GPU, allocated on it.
+
+        For runs of `labkit.measure.run_strategy` also: `difference`, the greatest of a weight to the first run's, and
+        whether the strategy claims to be `equal`; milliseconds of a step and of its parts, the mean over ranks;
+        KiB sent per rank and step, counted and by the formula, means over ranks; KiB of parameters, gradients,
+        optimizer state and activations on the rank that has most of them.
         """
         import pandas as pd
 
-        rows = {title: self._row(run) for title, run in self.runs.items()}
+        rows = {title: self._row(run) | self._measured(run) for title, run in self.runs.items()}
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.drop(columns="accuracy") if table["accuracy"].isna().all() else table
 
@@ -77,6 +84,48 @@ class Comparison:
             "peak_mib": (device or max(run.peak_bytes)) / 2**20,
         }
 
+    def _measured(self, run: Run) -> dict[str, Any]:
+        ranks = _measured(run)
+        if not ranks:
+            return {}
+        first = next(filter(None, map(_measured, self.runs.values())))
+        mean_ms = {f"{part} ms": 1000 * float(np.mean([r.parts_s[part] for r in ranks])) for part in PARTS}
+        return {
+            "difference": difference(whole_weights(first), whole_weights(ranks)),
+            "equal": ranks[0].equal,
+            "step ms": sum(mean_ms.values()),
+            **mean_ms,
+            "sent KiB": float(np.mean([r.bytes_sent for r in ranks])) / 1024,
+            "formula KiB": float(np.mean([r.bytes_expected for r in ranks])) / 1024,
+            **{f"{what} KiB": max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory},
+        }
+
+    def steps(self) -> Chart:
+        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.measure.run_strategy`."""
+        from labkit import charts
+
+        table = self.frame()
+        rows = {str(t): {part: float(row[f"{part} ms"]) for part in PARTS} for t, row in table.iterrows()}
+        return charts.stacked(rows, "milliseconds", "one step: mean over ranks")
+
+    def memory(self) -> Chart:
+        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.measure.run_strategy`."""
+        from labkit import charts
+
+        rows = {
+            title: {what: max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory}
+            for title, run in self.runs.items()
+            if (ranks := _measured(run))
+        }
+        return charts.stacked(rows, "KiB", "memory of the rank that has most")
+
+    def gantt(self, title: str) -> Chart:
+        """Draw what every rank of one run did when, in one step under the profiler."""
+        from labkit import charts
+
+        rows = {f"rank {rank}": measured.marks for rank, measured in enumerate(_measured(self.runs[title]))}
+        return charts.gantt(rows, f"{title}: one step")
+
     def figure(self) -> Chart:
         """Give the curves over each other."""
         from labkit import charts
@@ -89,6 +138,23 @@ class Comparison:
 
         display(self.figure())
         display(self.frame().style.format(precision=4))
+
+
+def _measured(run: Run) -> list[Measured]:
+    """Give what the ranks have measured, if the run was one of `labkit.measure.run_strategy`."""
+    return run.results if all(isinstance(result, Measured) for result in run.results) else []
+
+
+def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
+    """Put together the weights that the ranks hold."""
+    return {name: tensor for measured in ranks for name, tensor in measured.weights.items()}
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Give the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
+    if one.keys() != other.keys():
+        raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
+    return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
 def samples_per_s(run: Run) -> float:

@@ -1,0 +1,42 @@
+"""Ways to train in parallel, one short file each, with the same small interface (`Strategy`).
+
+`ALL` has them by title, in the order in which the lessons meet them. None launches or draws: a rank makes one and calls
+`step`; see `labkit.measure.run_strategy`.
+"""
+
+from __future__ import annotations
+
+from labkit.strategies.base import DataParallelStrategy, Strategy
+from labkit.strategies.by_hand import AveragedByHand, OneBuffer
+from labkit.strategies.data_parallel import DataParallel
+from labkit.strategies.ddp import DDP, DDPAccumulated, DDPHalf
+from labkit.strategies.hogwild import Hogwild
+from labkit.strategies.model_parallel import Hybrid, ModelParallel
+from labkit.strategies.pipeline import GPipe, OneFOneB
+from labkit.strategies.sharding import FSDP2, FSDP2TensorParallel, TensorParallel, ZeRO1
+
+OneProcess = Strategy
+
+ALL: dict[str, type[Strategy]] = {
+    strategy.title: strategy
+    for strategy in (
+        OneProcess,
+        DataParallel,
+        AveragedByHand,
+        OneBuffer,
+        DDP,
+        DDPAccumulated,
+        DDPHalf,
+        Hogwild,
+        ModelParallel,
+        Hybrid,
+        GPipe,
+        OneFOneB,
+        ZeRO1,
+        FSDP2,
+        TensorParallel,
+        FSDP2TensorParallel,
+    )
+}
+
+__all__ = ["ALL", "DataParallelStrategy", "OneProcess", "Strategy", *(s.__name__ for s in ALL.values())]

@@ -1,0 +1,169 @@
+"""The interface of a way to be parallel, and the plainest of them: one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from labkit.measure import Clock, size_bytes
+from labkit.worker import Worker
+
+
+class Strategy:
+    """One way to train in parallel. As it stands: one process.
+
+    Every rank makes one, with the same network, and calls `step` with the same whole batch; the strategy takes the
+    rank's part of it. A way of your own is a subclass; often `share` and `communicate` are all that it must say.
+    """
+
+    title: ClassVar[str] = "one process"
+    equal: ClassVar[bool] = True
+    """Whether it claims to compute the same step as one process."""
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """How many ranks it takes where `world_size` were asked for."""
+        return 1
+
+    def __init__(
+        self,
+        worker: Worker,
+        network: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        clock: Clock,
+    ) -> None:
+        self.worker, self.loss, self.clock = worker, loss, clock
+        self.model: nn.Module = self.prepare(network.to(worker.device))
+        """What of the network lies on this rank."""
+        self.optimizer = self.make_optimizer(optimizer)
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Give what this rank trains of the network."""
+        return network
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Make the optimizer of this rank."""
+        return optimizer(self.model.parameters())
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Take one step on a whole batch; give the loss of this rank's part, or None if it knows none."""
+        inputs, targets = self.share(inputs), self.share(targets)
+        self.optimizer.zero_grad()
+        with self.clock("forward"):
+            loss = self.loss(self.forward(inputs), targets)
+        with self.clock("backward"):
+            loss.backward()
+        self.communicate()
+        with self.clock("optimizer"):
+            self.optimizer.step()
+        return loss.detach()
+
+    def share(self, batch: Tensor) -> Tensor:
+        """Give this rank's part of a batch: here the whole."""
+        return batch
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Give the outputs for this rank's inputs."""
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def communicate(self) -> None:
+        """Do what is to be done between the backward pass and the optimizer's step."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Give the weights that this rank knows, by the whole network's names. Called on all ranks at once."""
+        return self.model.state_dict()
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """Bytes that a rank sends per step, by the formula; the mean over ranks where they differ."""
+        return 0.0
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of this rank's parameters."""
+        return size_bytes(self.model.parameters())
+
+
+class DataParallelStrategy(Strategy):
+    """A whole network on every rank, and a part of every batch for each."""
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """As many as are asked for."""
+        return world_size
+
+    def share(self, batch: Tensor) -> Tensor:
+        """Give the rank's equal part. Raises ValueError if there is none: a mean of unequal parts would be wrong."""
+        return equal_part(batch, self.worker.rank, self.worker.world_size)
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """A ring all-reduce sends 2 (n − 1) / n of what it averages (Patarasuk and Yuan 2009)."""
+        n = self.worker.world_size
+        return 2 * (n - 1) / n * self.parameter_bytes
+
+
+def equal_part(batch: Tensor, index: int, parts: int) -> Tensor:
+    """Give the part number `index` of a batch cut into `parts` equal ones."""
+    if len(batch) % parts:
+        raise ValueError(f"a batch of {len(batch)} cannot be cut into {parts} equal parts; take a multiple of {parts}")
+    return batch.chunk(parts)[index]
+
+
+def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Give a network's layers in the order in which they are called, by their names in it.
+
+    For `nn.Sequential`, nested too, and for networks that call their children in the order in which these stand.
+    """
+    found = []
+    for name, child in network.named_children():
+        if isinstance(child, nn.Sequential):
+            found += [(f"{name}.{deeper}", layer) for deeper, layer in layers(child)]
+        else:
+            found.append((name, child))
+    return found
+
+
+class Stage(nn.Module):
+    """Some consecutive layers of a network; `whole_names` gives its weights by the network's own names."""
+
+    def __init__(self, named: list[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self._names = [name for name, _ in named]
+        self.body = nn.Sequential(*(layer for _, layer in named))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Call the layers one after the other."""
+        outputs: Tensor = self.body(inputs)
+        return outputs
+
+    def whole_names(self) -> dict[str, Tensor]:
+        """Give the weights by the whole network's names."""
+        return {
+            f"{name}.{key}": tensor
+            for name, layer in zip(self._names, self.body, strict=True)
+            for key, tensor in layer.state_dict().items()
+        }
+
+
+def cut(network: nn.Module, parts: int) -> list[Stage]:
+    """Cut a network into consecutive stages, each with at least one layer that has parameters.
+
+    Raises ValueError if there are not enough of those.
+    """
+    groups: list[list[tuple[str, nn.Module]]] = []
+    for name, layer in layers(network):
+        if not groups or (any(True for _ in layer.parameters()) and any(_has_parameters(g) for _, g in groups[-1])):
+            groups.append([])
+        groups[-1].append((name, layer))
+    if len(groups) < parts:
+        raise ValueError(f"a network of {len(groups)} layers with parameters cannot be cut into {parts} stages")
+    bounds = [round(index * len(groups) / parts) for index in range(parts + 1)]
+    return [Stage(sum(groups[a:b], [])) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+def _has_parameters(layer: nn.Module) -> bool:
+    return any(True for _ in layer.parameters())
