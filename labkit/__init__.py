@@ -14,8 +14,10 @@
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 
+`session` keeps ranks that run one cell after another (`cells` in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`).
 `engines.standby` keeps ranks spawned ahead, so that the second launch begins at once.
-`datasets` and `models` hold what the lessons train; `compare` puts runs side by side. Importing this package is
+`datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
+`measure` finds out what a step of each costs; `compare` puts runs side by side. Importing this package is
 cheap, because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
 """
 
@@ -27,17 +29,19 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, datasets, models
+    from labkit import charts, datasets, measure, models, strategies
     from labkit.comparison import Comparison, compare
     from labkit.engines import standby
     from labkit.launcher import launch
     from labkit.run import Run, WorkerFailed
+    from labkit.session import Session
     from labkit.view import show
     from labkit.worker import Stopped, Worker
 
 __all__ = [
     "Comparison",
     "Run",
+    "Session",
     "Stopped",
     "Worker",
     "WorkerFailed",
@@ -45,15 +49,18 @@ __all__ = [
     "compare",
     "datasets",
     "launch",
+    "measure",
     "models",
     "show",
     "standby",
+    "strategies",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Comparison": "comparison",
     "Run": "run",
+    "Session": "session",
     "Stopped": "worker",
     "Worker": "worker",
     "WorkerFailed": "run",
@@ -77,6 +84,16 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext labkit`: give the notebook the cell magic `%%ranks`."""
+    importlib.import_module("labkit.magic").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext labkit`: end the ranks, and take the magic away."""
+    importlib.import_module("labkit.magic").unload(shell)
 
 
 def _import_ahead() -> None:

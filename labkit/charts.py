@@ -414,6 +414,9 @@ def _heatmap(panel: Any, page: Any, trace: Any, layout: Any) -> None:
     for axis, labels in ((panel.set_xticks, trace.x), (panel.set_yticks, trace.y)):
         if labels is not None and len(labels) <= 30:
             axis(range(len(labels)), [_plain(str(label)) for label in labels])
+    for y, row in enumerate(() if trace.text is None else trace.text):
+        for x, text in enumerate(row):
+            panel.text(x, y, _plain(str(text)), fontsize=7.5, ha="center", va="center")
     if layout.xaxis.visible is False:
         panel.set_axis_off()
     if (shared.showscale if shared else trace.showscale) is not False:

@@ -77,7 +77,7 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=_cells(),
+        cells=notebook_cells(),
     )
     cell = _this_cell()
     _stop_what_this_cell_launched_before(cell)
@@ -270,7 +270,7 @@ def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, An
     yield from found or [(where, value, why)]
 
 
-def _cells() -> dict[str, Cell]:
+def notebook_cells() -> dict[str, Cell]:
     """Give every cell run so far, by the file name that tracebacks use for it."""
     if "IPython" not in sys.modules:
         return {}

@@ -80,6 +80,18 @@ class Failure(NamedTuple):
     """(file, line, function) of the traceback, most recent first."""
 
 
+class Answer(NamedTuple):
+    """What came of a cell that a session sent to this rank."""
+
+    rank: int
+    shown: str = ""
+    """The value of the cell's last expression, as text; "" if there is none."""
+    blob: bytes = b""
+    """That value pickled by value, where it was asked for."""
+    failure: Failure | None = None
+    """Why the cell failed, with the seconds since it was sent."""
+
+
 class Memory(NamedTuple):
     """Peak memory of the rank's process."""
 
@@ -107,7 +119,7 @@ class Exit(NamedTuple):
     """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
 
 
-Record = Started | Expect | Log | Output | Result | Stopped | Failure | Memory | Stack | Exit
+Record = Started | Expect | Log | Output | Result | Stopped | Failure | Answer | Memory | Stack | Exit
 
 
 class LogBatcher:

@@ -7,6 +7,8 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
@@ -68,6 +70,12 @@ class Engine(Protocol):
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step."""
+
+    def tell(self, rank: int, word: Any) -> None:
+        """Send something to the function that a rank runs."""
+
+    def rest(self, resting: bool) -> None:
+        """Say that the ranks have nothing to do until they are told something; or that they have."""
 
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
@@ -185,6 +193,9 @@ class Run:
         self._exit_codes: list[int | None] = [None] * world_size
         self._exits_s = [float("inf")] * world_size
         self._out_of_memory = [False] * world_size
+        self.answers: SimpleQueue[records.Answer] = SimpleQueue()
+        """What ranks answer to what they were told. For one reader, a session."""
+        self._aside: dict[int, str] = {}
         self._cells: dict[str, Cell] = {}
         self._stack_texts: dict[int, str] = {}
         self._stacks_asked: list[int] = []
@@ -277,18 +288,18 @@ class Run:
             raise self.error
         return self
 
-    def stop(self) -> Run:
+    def stop(self, grace_s: float = STOP_GRACE_S) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
-        not end within two seconds is ended; sooner, if all have been silent and idle for a while. Stopping a run that
+        not end within `grace_s` is ended; sooner, if all have been silent and idle for a while. Stopping a run that
         is over does nothing.
         """
-        self.ask_to_stop()
+        self.ask_to_stop(grace_s)
         self.over.wait()
         return self
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """Begin to stop the run, without waiting until it is over."""
         with self._lock:
             if self._stop_asked or self.over.is_set():
@@ -296,7 +307,7 @@ class Run:
             self._stop_asked = True
             now = time.monotonic()
             stuck = now - max(self._idle_since_s, self._last_progress_s) > 1
-            self._kill_at_s = now + (IDLE_GRACE_S if stuck else STOP_GRACE_S)
+            self._kill_at_s = now + (IDLE_GRACE_S if stuck else grace_s)
             if "starting" in self._states:
                 self._engine.kill()  # nothing to keep
             else:
@@ -314,6 +325,20 @@ class Run:
             time.sleep(0.005)
         with self._lock:
             return self._standings()
+
+    def tell(self, ranks: Sequence[int], word: Any, cells: dict[str, Cell], timeout_s: float | None = None) -> None:
+        """Send something to the function on these ranks, which is waiting for it; each gives one of `answers`.
+
+        `cells` are new cells of the notebook. With `timeout_s` the run ends, as one that hangs, if the ranks neither
+        log nor answer for so many seconds.
+        """
+        with self._lock:
+            self._cells.update(cells)
+            self._aside = {rank: "has no part in the cell" for rank in range(self.world_size) if rank not in ranks}
+            self._timeout_s, self._hang_asked_s, self._last_progress_s = timeout_s, None, time.monotonic()
+        self._engine.rest(False)
+        for rank in ranks:
+            self._engine.tell(rank, word)
 
     def figure(self) -> Chart:
         """Give the chart of what was logged: a curve per rank and their mean, a panel per name."""
@@ -361,6 +386,8 @@ class Run:
             self._states[rank] = "stopped"
         elif isinstance(record, records.Failure):
             self._take_failure(record)
+        elif isinstance(record, records.Answer):
+            self._take_answer(record)
         elif isinstance(record, records.Memory):
             self.peak_bytes[rank], self.peak_device_bytes[rank] = record.peak_bytes, record.peak_device_bytes
         elif isinstance(record, records.Stack):
@@ -385,6 +412,15 @@ class Run:
         self._states[rank] = "finished"
         if all(self._returned):
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + RETURN_GRACE_S)
+
+    def _take_answer(self, answer: records.Answer) -> None:
+        self._last_progress_s = time.monotonic()
+        self._output[answer.rank].end()
+        self._aside[answer.rank] = "has failed in the cell" if answer.failure else "has run the cell to its end"
+        if len(self._aside) == self.world_size:
+            self._timeout_s = None
+            self._engine.rest(True)
+        self.answers.put(answer)
 
     def _take_failure(self, failure: records.Failure) -> None:
         self._failures[failure.rank] = failure
@@ -458,6 +494,8 @@ class Run:
                 frames, note = [], "has returned"
             elif self._exit_codes[rank] is not None or state == "failed":
                 frames, note = [], f"has ended ({state})"
+            elif rank in self._aside:
+                frames, note = [], self._aside[rank]
             else:
                 note = "is still starting" if state == "starting" else "did not answer"
             found.append(Standing(rank, frames, self._cells, note))

@@ -231,10 +231,15 @@ class _Lines(threading.Thread):
         self.join(10)  # once the last cell has run, nobody takes what comes late
 
     def _print_output(self) -> None:
-        for rank, lines in enumerate(self._run.take_new_output()):
-            for line in lines:
-                print(f"[rank {rank}] {line}")
-        sys.stdout.flush()
+        print_output(self._run)
+
+
+def print_output(run: Run) -> None:
+    """Print the complete lines that ranks have printed since the last time, each with its rank."""
+    for rank, lines in enumerate(run.take_new_output()):
+        for line in lines:
+            print(f"[rank {rank}] {line}")
+    sys.stdout.flush()
 
 
 # The still picture

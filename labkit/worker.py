@@ -10,15 +10,19 @@ import contextlib
 import faulthandler
 import linecache
 import multiprocessing
+import multiprocessing.connection
 import operator
 import os
 import random
+import secrets
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from datetime import timedelta
+from queue import SimpleQueue as Words
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -93,7 +97,7 @@ class Ends(NamedTuple):
     """One rank's ends of its channels to the notebook."""
 
     inbox: Connection
-    """Receives (rank, `Job`), then the word "stop". Its closing means that the notebook is gone."""
+    """Receives (rank, `Job`), then "stop" or what a session asks. Its closing means that the notebook is gone."""
     queue: SimpleQueue[Any]
     """Carries `records` to the notebook."""
     output: Connection
@@ -214,6 +218,8 @@ class Line:
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
+        self.words: Words[Any] = Words()
+        """All that the notebook says after the job; for a function that waits for it, a session's."""
 
     def send(self, record: records.Record) -> None:
         """Put one record on the queue."""
@@ -239,6 +245,7 @@ class Line:
                 os._exit(1)  # the notebook is gone: nobody is left to report to
             if word == "stop":
                 self.stop_asked_s = time.monotonic()
+            self.words.put(word)
 
 
 def main(index: int, all_ends: list[Ends]) -> None:
@@ -255,6 +262,9 @@ def main(index: int, all_ends: list[Ends]) -> None:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
         _redirect_output(ends.output)
+        # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
+        multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+        _name_no_sockets()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         rank, job = line.receive_job()
         code = _run(rank, job, line)
@@ -288,6 +298,19 @@ def _hear_signals(ends: Ends) -> None:
     )
 
 
+def _name_no_sockets() -> None:
+    """Keep the sockets by which a DataLoader's workers hand over tensors out of the file system, where that can be.
+
+    Their folders would stay behind when a worker is killed. Such a socket asks for its process's key in any case.
+    """
+    if sys.platform == "linux":
+        connection: Any = multiprocessing.connection
+        by_default = connection.arbitrary_address
+        connection.arbitrary_address = lambda family: (
+            f"\0labkit-{secrets.token_hex(16)}" if family == "AF_UNIX" else by_default(family)
+        )
+
+
 def _get_warm() -> None:
     """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults."""
     import torch._dynamo  # DistributedDataParallel imports it when one is made: hundreds of modules, about a second
@@ -307,15 +330,14 @@ def _run(rank: int, job: Job, line: Line) -> int:
         line.during = "joining the process group"
         line.store = _join_group(rank, job, device)
         line.during = "receiving the function"
-        for file, cell in job.cells.items():
-            linecache.cache[file] = (len(cell.text), None, cell.text.splitlines(keepends=True), file)
+        show_lines_of(job.cells)
         function, args, kwargs = cloudpickle.loads(job.function)
         line.send(records.Started(rank))
         line.during = "running"
         result = function(Worker(rank, job.world_size, device, log, line), *args, **kwargs)
         log.close()
         line.during = "sending the result"
-        line.send(records.Result(rank, _pack_result(result)))
+        line.send(records.Result(rank, pack_result(result)))
         code = 0
     except Stopped:
         log.close()
@@ -331,6 +353,12 @@ def _run(rank: int, job: Job, line: Line) -> int:
     return code
 
 
+def show_lines_of(cells: Mapping[str, Cell]) -> None:
+    """Let tracebacks find the lines of the notebook's cells."""
+    for file, cell in cells.items():
+        linecache.cache[file] = (len(cell.text), None, cell.text.splitlines(keepends=True), file)
+
+
 def _report(error: BaseException, rank: int, job: Job, line: Line) -> None:
     """Tell the notebook of a failure.
 
@@ -340,7 +368,7 @@ def _report(error: BaseException, rank: int, job: Job, line: Line) -> None:
     failed_s = time.time() - job.start_s
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
-    line.send(records.Failure(rank, failed_s, line.during, *_describe(error, job.cells)))
+    line.send(records.Failure(rank, failed_s, line.during, *describe(error, job.cells)))
 
 
 def _redirect_output(output: Connection) -> None:
@@ -394,17 +422,18 @@ def _join_group(rank: int, job: Job, device: torch.device) -> dist.Store:
     return store
 
 
-def _pack_result(result: Any) -> bytes:
+def pack_result(result: Any, what: str = "the function returned") -> bytes:
+    """Pickle by value what is to reach the notebook. Raises ValueError if that cannot be."""
     try:
         return cloudpickle.dumps(result)
     except Exception as error:
         raise ValueError(
-            f"the function returned a {type(result).__name__} that cannot be sent to the notebook ({error}). "
+            f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "
             "Return plain values, tensors or a state_dict instead"
         ) from error
 
 
-def _describe(error: BaseException, cells: dict[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
+def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     """Give an exception's summary line, its traceback and its frames, as `records.Failure` takes them.
 
     The traceback is without the frames of this file and knows cells by their titles.

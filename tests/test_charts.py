@@ -175,6 +175,7 @@ PICTURES = {
     ),
     "gantt": lambda: bars(go.Bar(x=[1, 2, 1], y=["a", "b", "a"], base=[0, 1, 3], orientation="h"), mode="overlay"),
     "heat map": lambda: go.Figure(HEAT),
+    "heat map with numbers": lambda: go.Figure(go.Heatmap(HEAT, text=[[1, "", 3], [4, 5, 6]], texttemplate="%{text}")),
     "heat map on a shared colour axis": lambda: go.Figure(
         go.Heatmap(z=[[0, 1], [2, 3]], coloraxis="coloraxis"),
         {"coloraxis": {"colorscale": "Portland", "cmin": 0, "cmax": 3, "colorbar": {"title": "ms"}}},

@@ -17,10 +17,13 @@ NAMES = [lesson.stem for lesson in LESSONS]
 OTHER = {
     "00_start_here": {"seed": 1, "world_size": 3},
     "01_one_process": {"seed": 1},
+    "02_from_a_cell_to_ranks": {"seed": 1, "world_size": 3},
+    "03_collectives": {"seed": 1, "world_size": 3},
     "04_data_parallel": {"seed": 1, "devices": 3},
     "06_ddp": {"seed": 1, "world_size": 3},
     "07_model_parallel": {"seed": 1},
     "10_compare": {"seed": 1, "world_size": 3},
+    "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
 
@@ -105,6 +108,7 @@ def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
     execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
 
 
+IMPORT_DDP = "from torch.nn.parallel import DistributedDataParallel\n"
 NO_AVERAGING = """
 class DistributedDataParallel(nn.Module):
     def __init__(self, module):
@@ -114,18 +118,54 @@ class DistributedDataParallel(nn.Module):
     def forward(self, images):
         return self.module(images)
 """
+BROKEN = {
+    "02_from_a_cell_to_ranks": (
+        "mp.spawn(train, nprocs=world_size)",
+        "mp.spawn(print, nprocs=world_size)",
+        "plain mp.spawn fails from a cell",
+    ),
+    "03_collectives": (
+        "range(2 * (world_size - 1))",
+        "range(2 * (world_size - 1) - 1)",
+        "the ring ends with the sum on every rank",
+        {"world_size": 2},
+    ),
+    "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
+    "07_model_parallel": (
+        "dist.send(received.grad, previous_rank)",
+        "dist.send(received.grad / 2, previous_rank)",
+        "cutting the network changes no number",
+        {"steps": 12},
+    ),
+    "10_compare": (
+        "for strategy in [*ALL.values(), ByTheRoot]:",
+        "ByTheRoot.communicate = lambda self: None\n"
+        'few = ("one process", "averaged by hand", "DDP", "model parallel", "GPipe")\n'
+        "for strategy in [*(ALL[title] for title in few), ByTheRoot]:",
+        "by the root (mine) computes another step than one process",
+        {"steps": 8},
+    ),
+    "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
+}
+"""By lesson: what its code says, what it says when broken on purpose, and what its closing assertion then says.
+
+And parameters for a quicker run, where there are any.
+"""
 
 
 @pytest.mark.notebook
 @pytest.mark.timeout(600)
-def test_a_broken_lesson_is_red(tmp_path):
-    """The claim of lesson 06 fails when gradients are not averaged."""
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_lesson_is_red(name, tmp_path):
     import papermill
 
-    notebook = nbformat.read(FOLDER / "06_ddp.ipynb", as_version=4)
-    imports = next(i for i, cell in enumerate(notebook.cells) if "import DistributedDataParallel" in cell.source)
-    notebook.cells.insert(imports + 1, nbformat.v4.new_code_cell(NO_AVERAGING))
-    broken = tmp_path / "06_ddp.ipynb"
+    right, wrong, said, *parameters = BROKEN[name]
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    places = [cell for cell in notebook.cells if cell.cell_type == "code" and right in cell.source]
+    assert places, f"{name} does not say {right!r}"
+    for cell in places:
+        cell.source = cell.source.replace(right, wrong)
+    broken = tmp_path / f"{name}.ipynb"
     nbformat.write(notebook, broken)
-    with pytest.raises(papermill.PapermillExecutionError, match="weights are equal on all ranks"):
-        execute(broken, tmp_path / "out", {"epochs": 1})
+    with pytest.raises(papermill.PapermillExecutionError, match=f"AssertionError: {re.escape(said)}"):
+        execute(broken, tmp_path / "out", *parameters)

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -34,6 +35,7 @@ class LocalEngine:
         self._ranks: list[RankProcess] = []
         self._listeners: list[threading.Thread] = []
         self._killed: set[int] = set()
+        self._resting, self._rest_lock = False, threading.Lock()
         self._usage = [(0, 0.0)] * world_size
         self._out_of_memory_before = _out_of_memory_kills()
 
@@ -76,6 +78,22 @@ class LocalEngine:
         for process in self._ranks:
             process.ask_to_stop()
 
+    def tell(self, rank: int, word: Any) -> None:
+        """Send something to the function that a rank runs; it finds it in `worker.Line.words`."""
+        if rank < len(self._ranks):  # else all are gone
+            self._ranks[rank].tell(word)
+
+    def rest(self, resting: bool) -> None:
+        """Say that the ranks wait to be told something, so that standby ranks may be started; or that they work."""
+        with self._rest_lock:
+            if self._ranks:
+                self._count(resting)
+
+    def _count(self, resting: bool) -> None:
+        if resting != self._resting:
+            self._resting = resting
+            standby.done(self.world_size) if resting else standby.begun()
+
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that lives for its stacks, which come as `records.Stack`; give the ranks asked."""
         return [rank for rank, process in enumerate(self._ranks) if process.ask_for_stacks()]
@@ -113,7 +131,8 @@ class LocalEngine:
             process.close()
         self._ranks = []
         del self._store
-        standby.done(self.world_size)
+        with self._rest_lock:
+            self._count(resting=True)
 
     def _listen(self, rank: int, job: worker.Job) -> None:
         """Send the rank its job, then turn what comes from it into records, until it is gone."""
@@ -124,7 +143,8 @@ class LocalEngine:
         sources = {reader, output, stacks, process.sentinel}
         while True:
             ready = wait(list(sources))
-            if output in ready:
+            # What a rank had printed when it sent a record comes before it. A pipe holds no more than one read takes.
+            if output in ready or (reader in ready and output in sources and output.poll()):
                 data = _read(output)
                 if text := decoder.decode(data, final=not data):
                     self._events.put(records.Output(rank, text))

@@ -28,11 +28,18 @@ class RankProcess:
         self.pid: int = process.pid
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
+        self.born_with: list[Any] = []
+        """The queues of all that were spawned together. A process that is still starting opens their semaphores, which
+        must be there even if another of them has ended."""
 
     def send_job(self, rank: int, job: worker.Job) -> None:
-        """Give the process its work. A process that has died meanwhile is not noticed here: its exit will tell."""
+        """Give the process its work."""
+        self.tell((rank, job))
+
+    def tell(self, word: Any) -> None:
+        """Send the process something. One that has died meanwhile is not noticed here: its exit will tell."""
         with self._inbox_lock, contextlib.suppress(OSError, ValueError):
-            self._inbox.send((rank, job))
+            self._inbox.send(word)
 
     def ask_to_stop(self) -> None:
         """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
@@ -113,7 +120,10 @@ def _spawn(count: int) -> list[RankProcess]:
         end.output.close()
         end.stacks.close()
         end.queue._writer.close()  # type: ignore[attr-defined]
-    return [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
+    made = [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
+    for one in made:
+        one.born_with = [other.queue for other in made]
+    return made
 
 
 _work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()

@@ -49,9 +49,10 @@ def on() -> None:
 
 def off() -> None:
     """Keep no standby ranks, and end those there are."""
-    global _enabled
-    _enabled = False
-    _drop()
+    global _enabled, _wanted
+    with _lock:
+        _enabled, _wanted = False, 0
+        _drop()
 
 
 def pids() -> list[int]:
@@ -91,6 +92,13 @@ def take(count: int) -> list[RankProcess]:
         with _lock:
             _runs -= 1
         raise
+
+
+def begun() -> None:
+    """Say that a run works again that had been counted as over. Balanced by `done`."""
+    global _runs
+    with _lock:
+        _runs += 1
 
 
 def done(count: int) -> None:

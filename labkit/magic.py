@@ -1,0 +1,117 @@
+"""`%%ranks`: run a cell on ranks that stay. Registered by `%load_ext labkit`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from labkit.session import Session
+
+
+@magics_class
+class RanksMagics(Magics):
+    """The magics `%%ranks` and `%ranks`, and the session that they talk to."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._shell = shell
+        self.session: Session | None = None
+
+    @cell_magic("ranks")
+    @magic_arguments("%ranks")
+    @argument("world_size", nargs="?", type=int, help="number of ranks; by default those that there are, or 2")
+    @argument("--only", metavar="RANKS", help="run on these ranks only: 1, or 0,2")
+    @argument("--send", metavar="NAMES", help="give the ranks these of the notebook's variables first: lr,steps")
+    @argument("--timeout", type=float, metavar="S", help="end the ranks if none has logged or ended the cell for S s")
+    @argument("--end", action="store_true", help="end the ranks after this cell; %%ranks --end does it by itself")
+    def run_cell(self, line: str, cell: str) -> None:
+        """Run the cell on ranks whose variables stay for the next cell.
+
+        The first use, or another number, starts them. The cell finds `worker`, `rank`, `world_size`, `torch` and
+        `dist`; what the ranks print is shown with their rank, and so is the value of the last line.
+        """
+        options = parse_argstring(self.run_cell, line)
+        only = None if options.only is None else _ranks(options.only)
+        send = {name: self._variable(name) for name in options.send.split(",")} if options.send else None
+        session = self._session_of(options.world_size)
+        try:
+            # An empty first line stands for that of the magic, so that line numbers are those of the notebook's cell.
+            session.run("\n" + cell, only, options.timeout, send, self._title())
+        except SyntaxError as error:
+            raise error.with_traceback(None) from None  # the line is what matters, not the way here
+        except KeyboardInterrupt:
+            pass  # the session has said so; the notebook goes on, as it does after `labkit.launch`
+        finally:
+            if session.over or options.end:
+                self.end()
+
+    @no_var_expand  # braces are the expression's own
+    @line_magic("ranks")  # type: ignore[arg-type]
+    def evaluate(self, line: str) -> list[Any] | None:
+        """Give what an expression is on every rank, by rank: `before = %ranks x`. `%ranks --end` ends the ranks."""
+        if line.strip() == "--end":
+            self.end()
+            return None
+        if not line.strip():
+            raise UsageError("%ranks takes an expression, such as %ranks x, or --end; a cell begins with %%ranks")
+        if self.session is None:
+            raise UsageError("there are no ranks; start them with a cell that begins with %%ranks")
+        try:
+            return self.session.values(line)
+        except SyntaxError as error:
+            raise error.with_traceback(None) from None
+        finally:
+            if self.session.over:
+                self.end()
+
+    def end(self) -> None:
+        """End the ranks, if there are any."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    def _session_of(self, world_size: int | None) -> Session:
+        """Give the session, a new one if there is none or another number of ranks is wanted."""
+        if self.session is not None and world_size not in (None, self.session.world_size):
+            print(f"ranks started anew: {world_size}, in the place of {self.session.world_size}")
+            self.end()
+        if self.session is None:
+            self.session = Session(2 if world_size is None else world_size)
+        return self.session
+
+    def _title(self) -> str:
+        """Say which cell this is, as tracebacks do. IPython counts on before the cell has run."""
+        numbers = getattr(self._shell.compile, "_filename_map", {})
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename not in numbers:
+            frame = frame.f_back
+        return f"Cell In[{numbers.get(frame.f_code.co_filename, self._shell.execution_count)}]"
+
+    def _variable(self, name: str) -> Any:
+        try:
+            return self._shell.user_ns[name.strip()]
+        except KeyError:
+            raise UsageError(f"--send: the notebook has no variable {name.strip()!r}") from None
+
+
+def _ranks(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--only takes ranks, such as 1 or 0,2; got {text!r}") from None
+
+
+def load(shell: Any) -> None:
+    """Register the magics."""
+    shell.register_magics(RanksMagics)
+
+
+def unload(shell: Any) -> None:
+    """End the ranks and take the magics away."""
+    shell.magics_manager.registry[RanksMagics.__name__].end()
+    for kind in ("cell", "line"):
+        shell.magics_manager.magics[kind].pop("ranks", None)
