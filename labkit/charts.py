@@ -245,7 +245,8 @@ def picture(figure: go.Figure, width: float = 7.6) -> bytes:
 def _draw(figure: go.Figure, page: Any, width: float, height: float) -> None:
     names = [_plain(t.name) for t in figure.data if t.name and t.showlegend is not False]
     legend = bool(names) and (len(figure.data) > 1 or bool(figure.layout.showlegend))
-    sideways = [str(y) for t in figure.data if t.type == "bar" and t.orientation == "h" for y in t.y]
+    named = [t for t in figure.data if (t.type == "bar" and t.orientation == "h") or t.type == "heatmap"]
+    sideways = [str(y) for t in named if t.y is not None for y in t.y]
     # Room in inches for what stands around the panels; a letter of the small print is about 0.075 wide.
     left = max(0.62, 0.15 + 0.075 * max(map(len, sideways), default=0)) / width
     right = (0.15 + (0.4 + 0.075 * max(map(len, names)) if legend else 0)) / width

@@ -163,7 +163,8 @@ def activations(model: nn.Module) -> Iterator[dict[str, int]]:
         if not isinstance(base, nn.Parameter):
             storage = local(tensor).untyped_storage()
             if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
+                size = min(storage.nbytes(), size_bytes([tensor]))  # of a part of the batch, the part
+                kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), size)
         return tensor
 
     counted = {"activations": 0}

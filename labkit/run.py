@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STOP_GRACE_S = 2.0
 """How long ranks that were asked to stop may take to return what they have."""
 
-IDLE_GRACE_S = 0.2
+IDLE_GRACE_S = 0.5
 """The same for ranks that had been silent and idle for a second before: they wait for what will not come."""
 
 IDLE_SHARE = 0.05

@@ -106,7 +106,12 @@ class Standing:
         )
 
     def __str__(self) -> str:
-        lines = [f"rank {self.rank} {self.in_words}"]
+        return f"rank {self.rank} {self.in_words}\n{self.details}".rstrip()
+
+    @property
+    def details(self) -> str:
+        """The stack, the reader's own lines first."""
+        lines = []
         reader = [frame for frame in self.frames if self._is_readers(frame)]
         for frame in reader:
             lines.append(f"  {self._name(frame)}, in {frame.function}")
@@ -176,8 +181,18 @@ class Stacks(list[Standing]):
             groups.setdefault(standing.in_words, []).append(standing.rank)
         return "; ".join(f"{rank_list(ranks)} {_plural(what, len(ranks))}" for what, ranks in groups.items())
 
+    def blocks(self) -> list[str]:
+        """The stacks in full, the odd one first; ranks that stand alike share a block."""
+        groups: dict[tuple[str, str], list[int]] = {}
+        for standing in sorted(self, key=lambda s: s.rank not in self.odd):
+            groups.setdefault((standing.in_words, standing.details), []).append(standing.rank)
+        return [
+            f"{rank_list(ranks)} {_plural(what, len(ranks))}\n{details}".rstrip()
+            for (what, details), ranks in groups.items()
+        ]
+
     def __str__(self) -> str:
-        return "\n\n".join([self.in_words, *(str(s) for s in sorted(self, key=lambda s: s.rank not in self.odd))])
+        return "\n\n".join([self.in_words, *self.blocks()])
 
     def __repr__(self) -> str:
         return str(self)

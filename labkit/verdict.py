@@ -122,9 +122,7 @@ def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
         if stacks.odd
         else f"No rank stood apart; rank {first_silent} was the first to fall silent."
     )
-    cause = f"{hint} Give a longer timeout_s if such silence is expected.\n\n" + "\n\n".join(
-        str(standing) for standing in sorted(stacks, key=lambda s: s.rank not in stacks.odd)
-    )
+    cause = "\n\n".join([f"{hint} Give a longer timeout_s if such silence is expected.", *stacks.blocks()])
     others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
     return Verdict(blamed, headline, cause, others)
 
@@ -199,7 +197,7 @@ def _fate(rank: RankFacts) -> str:
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
         if _lost_peer(rank):
-            return f"{name} lost its connection as a consequence ({summary:.100})"
+            return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
         return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.ended_by_us:
         return f"{name} was still running and was ended"

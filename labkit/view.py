@@ -153,7 +153,11 @@ def _per_s(run: Run) -> str:
     if not math.isnan(samples):
         return f"{samples:,.0f} samples/s"
     steps = [p.steps_per_s for p in progress if not math.isnan(p.steps_per_s)]
-    return f"{min(steps):,.4g} steps/s" if steps else ""
+    return f"{_speed(min(steps))} steps/s" if steps else ""
+
+
+def _speed(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def _phase(run: Run) -> str:
@@ -286,7 +290,7 @@ def _states_html(run: Run) -> str:
             if progress.last_step is None
             else f"step {progress.last_step:,}" + (f" of {expected:,}" if expected else ""),
             _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
-            "" if math.isnan(progress.steps_per_s) else f"{progress.steps_per_s:,.1f} steps/s",
+            "" if math.isnan(progress.steps_per_s) else f"{_speed(progress.steps_per_s)} steps/s",
             "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
             " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
         ]

@@ -138,8 +138,63 @@ def test_a_background_run_and_a_failure_are_shown_readably(page):
     assert "Cell In[5], line 5, in train" in text
     assert "raise ValueError('image 17 has no label')" in text
     assert "labkit/run.py" not in text
-    shown.locator("summary", has_text="the other ranks").click()
+    shown.locator("summary", has_text="what became of the other rank").click()
     shown.locator("li", has_text="rank 0 lost its connection as a consequence").wait_for()
     shown.scroll_into_view_if_needed()
     screenshot(page, "4_failure")
+    assert page.real_errors() == []
+
+
+STUCK = """
+import time, labkit, torch.distributed as dist
+
+def train(worker):
+    for step in range(20):
+        worker.log(loss=1 / (1 + step))
+    if worker.rank == 0:
+        print("rank 0 never joins the others")
+        time.sleep(1e6)
+    dist.barrier()
+"""
+
+
+def test_stop_frees_a_cell_whose_ranks_are_stuck_in_a_collective(page):
+    write(page.folder, "stuck.ipynb", STUCK.strip(), "labkit.launch(train, world_size=2)")
+    page.open("stuck.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    page.run_cell(1)
+    shown = page.cell(1)
+    shown.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
+    shown.locator("pre", has_text="rank 0 never joins").wait_for()
+    assert page.is_running(1)
+    asked = time.monotonic()
+    shown.locator("button.jupyter-button", has_text="Stop").click()
+    page.wait_until_run(1, timeout_s=10)
+    assert time.monotonic() - asked < 4
+    shown.locator("b", has_text="train: stopped").wait_for()
+    shown.locator(".jp-RenderedPlotly img").first.wait_for()
+    assert shown.locator("button.jupyter-button", has_text="Stop").count() == 0
+    screenshot(page, "5_stop_stuck")
+    assert page.real_errors() == []
+
+
+def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
+    write(page.folder, "hang.ipynb", STUCK.strip(), "labkit.launch(train, world_size=3, timeout_s=2)")
+    page.open("hang.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    page.run_cell(1)
+    page.wait_until_run(1)
+    shown = page.cell(1)
+    shown.locator("b", has_text="train: failed").wait_for()
+    text = shown.inner_text()
+    assert "rank 0 is in time.sleep at Cell In[1], line 8; ranks 1 and 2 wait in barrier at Cell In[1], line 9" in text
+    assert "time.sleep(1e6)" in text
+    assert "Rank 0 stood apart" in text
+    assert "labkit/run.py" not in text
+    shown.locator("summary", has_text="what became of the other 2 ranks").click()
+    shown.locator("li", has_text="rank 1 waits in barrier at Cell In[1], line 9").wait_for()
+    shown.scroll_into_view_if_needed()
+    screenshot(page, "6_hang")
     assert page.real_errors() == []

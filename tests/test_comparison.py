@@ -1,4 +1,5 @@
 from array import array
+from types import SimpleNamespace
 
 import cloudpickle
 import IPython.display
@@ -29,6 +30,12 @@ class Recorded:
 
     def ask_to_stop(self): ...
 
+    def ask_for_stacks(self):
+        return []
+
+    def usage(self, rank):
+        return 0, 0.0
+
     def kill(self): ...
 
     def killed(self, rank):
@@ -47,7 +54,7 @@ def run_of(*records, world_size=2, codes=(0, 0)):
     returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
     run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
-    run.start(None)
+    run.start(SimpleNamespace(cells={}))
     assert run.over.wait(5)
     return run
 

@@ -73,9 +73,16 @@ class Notebook:
         # This front end answers nothing, so that there is nothing to wait for.
         self.run("labkit.view.CLOSE_AFTER_S = labkit.view.PATIENCE_S = 0")
 
-    def start(self, code, watched=False):
-        """Begin to run a cell. Where a person watches, a front end lets cells ask for input."""
-        cell = Cell(self.client.execute(textwrap.dedent(code).strip(), allow_stdin=watched))
+    def start(self, code, watched=False, cell_id=None):
+        """Begin to run a cell. Where a person watches, a front end lets cells ask for input; some say the cell's id."""
+        client, code = self.client, textwrap.dedent(code).strip()
+        if cell_id is None:
+            cell = Cell(client.execute(code, allow_stdin=watched))
+        else:
+            content = {"code": code, "silent": False, "store_history": True, "allow_stdin": watched}
+            message = client.session.msg("execute_request", content, metadata={"cellId": cell_id})
+            client.shell_channel.send(message)
+            cell = Cell(message["header"]["msg_id"])
         self.cells[cell.msg_id] = cell
         return cell
 
@@ -83,9 +90,9 @@ class Notebook:
         self.listen_until(lambda: cell.idle_s, deadline_s)
         return cell
 
-    def run(self, code, watched=False, deadline_s=60, fails=False):
+    def run(self, code, watched=False, deadline_s=60, fails=False, cell_id=None):
         """Run a cell to its end and give it."""
-        cell = self.finish(self.start(code, watched), deadline_s)
+        cell = self.finish(self.start(code, watched, cell_id), deadline_s)
         assert fails or cell.error is None, "\n".join(cell.error["traceback"])
         return cell
 
@@ -420,6 +427,59 @@ def test_a_background_run_that_fails_disturbs_no_other_cell(notebook):
     assert "bad batch" in waited.error["evalue"]
 
 
+# A cell that is run again
+
+
+def statuses(notebook, *names):
+    return notebook.value(f"[run.status for run in ({', '.join(names)},)]")
+
+
+def test_a_cell_that_is_run_again_stops_what_it_had_launched_and_no_other_cell_does(notebook):
+    notebook.run(SPIN)
+    notebook.run("runs = []")
+    again = "run = labkit.launch(spin, wait=False)\nruns.append(run)"
+    notebook.run(again)
+    notebook.run("while len(runs[0].history) < 10: time.sleep(0.02)")
+    second = notebook.run(again, deadline_s=10)
+    assert second.error is None
+    assert notebook.value("[run.status for run in runs]") == ["stopped", "running"]
+    assert notebook.value("(runs[0].history.groupby('rank')['step'].max().nunique(), runs[0].error)") == (1, None)
+    notebook.run("other = labkit.launch(spin, wait=False)")
+    assert statuses(notebook, "runs[1]", "other") == ["running", "running"]
+    notebook.run("for run in (runs[1], other): run.stop()")
+    notebook.run(again)
+    assert statuses(notebook, "other", "*runs") == ["stopped", "stopped", "stopped", "running"]
+    notebook.run("run.stop()")
+
+
+def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(notebook):
+    notebook.run(SPIN)
+    launch = "run_{} = labkit.launch(spin, world_size=1, wait=False)".format
+    notebook.run(launch(1), cell_id="first")
+    notebook.run(launch(1).replace("run_1", "run_2"), cell_id="second")
+    assert statuses(notebook, "run_1", "run_2") == ["running", "running"]
+    notebook.run(launch(3), cell_id="first")  # the cell was edited
+    assert statuses(notebook, "run_1", "run_2", "run_3") == ["stopped", "running", "running"]
+    notebook.run("kept = run_3\n" + launch(4), cell_id="third")
+    notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
+    assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
+    cell = notebook.run("for run in list(labkit.run._live): run.stop()", cell_id="fifth")
+    assert cell.error is None
+    assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
+
+
+def test_several_launches_in_one_execution_of_a_cell_all_live(notebook):
+    notebook.run(SPIN)
+    both = "pair = [labkit.launch(spin, world_size=1, wait=False) for _ in range(2)]"
+    notebook.run("old = None")
+    notebook.run(both, cell_id="pair")
+    assert notebook.value("[run.status for run in pair]") == ["running", "running"]
+    notebook.run("old = pair", cell_id="keep")
+    notebook.run(both, cell_id="pair", deadline_s=10)
+    assert notebook.value("[run.status for run in old + pair]") == ["stopped", "stopped", "running", "running"]
+    notebook.run("for run in pair: run.stop()")
+
+
 # Interrupts
 
 
@@ -490,12 +550,12 @@ def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(fresh
     notebook = fresh_notebook
     notebook.run(SPIN)
     notebook.run("""
-        from labkit.engines.local import LocalEngine
-        def slow(engine, spawn=LocalEngine._spawn):
+        from labkit.engines import processes
+        def slow(count, spawn=processes._spawn):
             print("no process yet", flush=True)
             time.sleep(0.5)
-            spawn(engine)
-        LocalEngine._spawn = slow
+            return spawn(count)
+        processes._spawn = slow
     """)
     cell = notebook.start("labkit.launch(spin)")
     interrupt_when(notebook, cell, lambda: "no process yet" in cell.stdout)

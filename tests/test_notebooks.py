@@ -20,9 +20,12 @@ OTHER = {
     "02_from_a_cell_to_ranks": {"seed": 1, "world_size": 3},
     "03_collectives": {"seed": 1, "world_size": 3},
     "04_data_parallel": {"seed": 1, "devices": 3},
+    "05_ddp_by_hand": {"seed": 1, "world_size": 3},
     "06_ddp": {"seed": 1, "world_size": 3},
     "07_model_parallel": {"seed": 1},
-    "10_compare": {"seed": 1, "world_size": 3},
+    "08_pipeline": {"seed": 1},
+    "09_sharding": {"seed": 1, "world_size": 4},
+    "10_compare": {"seed": 1, "world_size": 4, "steps": 8},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
@@ -130,12 +133,30 @@ BROKEN = {
         "the ring ends with the sum on every rank",
         {"world_size": 2},
     ),
+    "05_ddp_by_hand": (
+        "    flat /= dist.get_world_size()\n",
+        "",
+        "the three ways end with equal weights",
+        {"epochs": 1, "rounds": 5},
+    ),
     "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
         "cutting the network changes no number",
         {"steps": 12},
+    ),
+    "08_pipeline": (
+        "gpipe, one_f_one_b = pipelining.ScheduleGPipe, pipelining.Schedule1F1B",
+        'gpipe = pipelining.ScheduleGPipe\none_f_one_b = type("Schedule1F1B", (gpipe,), {})',
+        "1F1B holds at most as many as stages",
+        {"stage_ms": 20},
+    ),
+    "09_sharding": (
+        "found = take_steps(worker, model, optimizer, worker.rank, worker.world_size)",
+        "found = take_steps(worker, model, optimizer, 0, worker.world_size)",
+        "all end with DDP's weights",
+        {"steps": 3},
     ),
     "10_compare": (
         "for strategy in [*ALL.values(), ByTheRoot]:",

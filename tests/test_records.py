@@ -76,6 +76,44 @@ def test_the_rest_of_a_burst_is_sent_without_another_call(batcher):
     assert len(sent) < 50
 
 
+@pytest.mark.parametrize("pause_s", [0.02, 0.2])
+def test_a_call_that_comes_alone_is_sent_at_once_even_within_the_interval(batcher, pause_s):
+    logs, sent = batcher(interval_s=60)
+    logs.add(0, ("loss",), [0.0])
+    for step in range(1, 4):
+        time.sleep(pause_s)  # longer than `alone_s`
+        logs.add(step, ("loss",), [0.0])
+        assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
+
+
+def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("labkit.records.time.time", lambda: now_s[0])
+    sent = []
+    logs = LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+    for step in range(1000):
+        now_s[0] += 0.004
+        logs.add(step, ("loss",), [0.0])
+    assert [list(log.steps) for log in sent] == [[0]]
+    now_s[0] += 0.006
+    logs.add(1000, ("loss",), [0.0])
+    assert [len(log.steps) for log in sent] == [1, 1000], "what had waited goes along"
+    logs.close()
+
+
+def test_quick_calls_are_sent_at_intervals(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("labkit.records.time.time", lambda: now_s[0])
+    sent = []
+    logs = LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+    for step in range(100_000):
+        now_s[0] += 0.002
+        logs.add(step, ("loss",), [0.0])
+    logs.close()
+    assert len(sent) == 1 + 3 + 1, "the first alone, then one each minute of 200 s, then the rest"
+    assert [step for log in sent for step in log.steps] == list(range(100_000))
+
+
 def test_times_are_seconds_since_the_launch(batcher):
     logs, sent = batcher(interval_s=60)
     for step in range(3):

@@ -4,7 +4,9 @@ import signal
 import pytest
 
 from labkit.records import Failure
-from labkit.verdict import RankFacts, exit_in_words, judge, rank_list
+from labkit.stacks import Frame, Stacks, Standing
+from labkit.verdict import RankFacts, exit_in_words, judge, judge_hang, rank_list
+from labkit.worker import Cell
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
@@ -59,12 +61,12 @@ SCENARIOS = {
     "an exception after a silent death": ([raised(0, 3.0), died(1, 1.0, -signal.SIGKILL)], 1, "SIGKILL"),
     "a rank that returned early": (
         [returned(0), lost(1, 1.1)],
-        1,
+        0,
         "rank 0 returned while rank 1 was still in a collective with it: every rank must take part",
     ),
     "two ranks that returned early": (
         [returned(0), lost(1, 1.1), returned(2)],
-        1,
+        0,
         "ranks 0 and 2 returned while rank 1 was still in a collective with them",
     ),
     "an exception after another rank returned": ([returned(0), raised(1, 1.1)], 1, "rank 1 failed: ValueError"),
@@ -76,7 +78,7 @@ SCENARIOS = {
 def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, said):
     verdict = judge(ranks)
     assert verdict.rank == culprit
-    assert f"rank {culprit} " in verdict.headline
+    assert re.search(rf"ranks? {culprit} ", verdict.headline)
     assert re.search(said, verdict.headline)
     assert "\n" not in verdict.headline
     assert len(verdict.others) == len(ranks) - 1
@@ -140,7 +142,19 @@ def test_however_a_library_says_that_a_peer_is_gone_it_is_a_consequence(summary)
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "exit code 0"), (3, "exit code 3"), (-9, "SIGKILL"), (-11, "SIGSEGV"), (-6, "SIGABRT"), (-200, "signal 200")],
+    [
+        (0, "exit code 0"),
+        (3, "exit code 3"),
+        (-9, "SIGKILL"),
+        (-11, "SIGSEGV"),
+        (-6, "SIGABRT"),
+        (-200, "signal 200"),
+        (128, "exit code 128"),
+        (134, "exit code 134: SIGABRT, as a shell says it"),
+        (137, "exit code 137: SIGKILL, as a shell says it"),
+        (139, "exit code 139: SIGSEGV, as a shell says it"),
+        (255, "exit code 255"),
+    ],
 )
 def test_exit_codes_are_said_in_words(code, words):
     assert exit_in_words(code) == words
@@ -151,3 +165,171 @@ def test_exit_codes_are_said_in_words(code, words):
 )
 def test_several_ranks_are_said_as_a_list(ranks, words):
     assert rank_list(ranks) == words
+
+
+# Where ranks stood
+
+CELL = "/tmp/ipykernel_77/1.py"
+TITLED = {CELL: Cell("Cell In[3]", "dist.all_reduce(a)\ndist.barrier()\ntime.sleep(9)\n")}
+
+
+def at(rank, line, deeper=()):
+    return Standing(rank, [*(Frame("<library>", 1, name) for name in deeper), Frame(CELL, line, "train")], TITLED)
+
+
+def reduces(rank):
+    return at(rank, 1, ["all_reduce"])
+
+
+def meets(rank):
+    return at(rank, 2, ["barrier"])
+
+
+GLOO_SIZES = "RuntimeError: [/x/gloo/gloo/allreduce.cc:30] Data size doesn't match expected size. 4 vs 8"
+GLOO_ABORT = "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n op.preamble.length <= op.nbytes"
+MISMATCHES = {
+    "one of three is elsewhere": (
+        [
+            lost(0, 1.0),
+            raised(1, 1.1, GLOO_SIZES, standing=meets(1)),
+            raised(2, 1.2, CLOSED, standing=reduces(2)),
+            raised(3, 1.3, CLOSED, standing=reduces(3)),
+        ],
+        1,
+        "ranks met in different collectives: rank 1 waits in barrier at Cell In[3], line 2; "
+        "ranks 2 and 3 wait in all_reduce at Cell In[3], line 1",
+    ),
+    "the one that is elsewhere is not the one that noticed": (
+        [
+            raised(0, 1.0, GLOO_SIZES, standing=reduces(0)),
+            raised(1, 1.1, CLOSED, standing=meets(1)),
+            raised(2, 1.2, CLOSED, standing=reduces(2)),
+        ],
+        1,
+        "ranks met in different collectives: rank 1 waits in barrier at Cell In[3], line 2; "
+        "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1",
+    ),
+    "two that differ": (
+        [raised(0, 1.0, CLOSED, standing=reduces(0)), raised(1, 1.1, GLOO_SIZES, standing=meets(1))],
+        1,
+        "ranks met in different collectives: rank 0 waits in all_reduce at Cell In[3], line 1; "
+        "rank 1 waits in barrier at Cell In[3], line 2",
+    ),
+    "an abort in native code, which has left where it was": (
+        [
+            raised(0, 1.0, CLOSED, standing=meets(0)),
+            died(1, 1.1, -signal.SIGABRT, output_end=GLOO_ABORT, standing=reduces(1)),
+        ],
+        1,
+        "ranks met in different collectives: rank 0 waits in barrier at Cell In[3], line 2; "
+        "rank 1 waits in all_reduce at Cell In[3], line 1",
+    ),
+    "the same line, other sizes": (
+        [raised(0, 1.0, CLOSED, standing=reduces(0)), raised(1, 1.1, GLOO_SIZES, standing=reduces(1))],
+        1,
+        "ranks met in all_reduce at Cell In[3], line 1 with tensors of different sizes; rank 1 noticed",
+    ),
+    "no rank's place is known": (
+        [lost(0, 1.0), raised(1, 1.1, GLOO_SIZES)],
+        1,
+        "ranks met in a collective with tensors of different sizes; rank 1 noticed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "culprit", "headline"), MISMATCHES.values(), ids=MISMATCHES)
+def test_ranks_that_met_in_different_collectives_are_told_apart(ranks, culprit, headline):
+    verdict = judge(ranks)
+    assert verdict.rank == culprit
+    assert verdict.headline == headline
+    assert [line.split()[1] for line in verdict.others] == [str(r.rank) for r in ranks if r.rank != culprit]
+
+
+def test_in_a_mismatch_the_cause_shows_where_each_rank_was_and_what_was_noticed():
+    ranks = [
+        raised(0, 1.0, CLOSED, standing=reduces(0)),
+        raised(1, 1.1, GLOO_SIZES, standing=meets(1)),
+        raised(2, 1.2, CLOSED, standing=reduces(2)),
+    ]
+    cause = judge(ranks).cause
+    assert "rank 0 waits in all_reduce at Cell In[3], line 1" in cause
+    assert "rank 2 waits in all_reduce at Cell In[3], line 1" in cause
+    assert cause.endswith(f"Traceback of rank 1\n{GLOO_SIZES}")
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "EOFError: Socket closed",
+    ],
+)
+def test_pythons_own_errors_of_a_connection_concern_another_one_and_are_no_consequence(summary):
+    """A DataLoader's, say, whose worker died; the ranks' own connections are not Python's."""
+    verdict = judge([lost(0, 0.9), raised(1, 1.0, summary)])
+    assert verdict.rank == 1
+    assert verdict.headline == f"rank 1 failed: {summary}"
+
+
+def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
+    assert judge([raised(0, 1.0), lost(1, 0.9, "RuntimeError: BrokenPipeError: Broken pipe")]).rank == 0
+
+
+# Memory and native code
+
+
+def test_a_rank_killed_for_want_of_memory_is_said_to_be_with_its_peak():
+    facts = {"out_of_memory": True, "peak_bytes": 3 * 2**30, "last_step": 7}
+    verdict = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, **facts)])
+    assert verdict.rank == 1
+    assert verdict.headline == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7"
+    assert "peak at 3.00 GiB" in verdict.cause
+    assert "smaller batch" in verdict.cause
+    assert "dmesg" not in verdict.cause, "there is no need to look it up"
+
+
+def test_a_rank_killed_otherwise_is_not_said_to_have_run_out_of_memory():
+    verdict = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, peak_bytes=2**29)])
+    assert verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
+    assert "peak at 0.50 GiB" in verdict.cause
+    assert "dmesg" in verdict.cause
+
+
+def test_a_peak_that_was_not_seen_is_not_mentioned():
+    assert "peak" not in judge([died(0, 1.0, -signal.SIGKILL)]).cause
+
+
+def test_of_a_crash_in_native_code_the_readers_line_is_shown():
+    cause = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGSEGV, standing=at(1, 3))]).cause
+    assert "rank 1 is in time.sleep at Cell In[3], line 3\n  Cell In[3], line 3, in train\n    time.sleep(9)" in cause
+
+
+# Hangs
+
+
+def test_a_hang_is_blamed_on_the_odd_rank_and_shows_it_first():
+    verdict = judge_hang(Stacks([reduces(0), at(1, 3), reduces(2)]), silent_s=1.5, first_silent=0)
+    assert verdict.rank == 1
+    assert verdict.headline == (
+        "no rank logged or returned anything for 1.5 s (timeout_s): rank 1 is in time.sleep at Cell In[3], line 3; "
+        "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1"
+    )
+    assert verdict.cause.startswith("Rank 1 stood apart; the others may be waiting for what never comes. Give a longer")
+    assert verdict.cause.index("time.sleep(9)") < verdict.cause.index("dist.all_reduce(a)")
+    assert verdict.others == [f"rank {r} waits in all_reduce at Cell In[3], line 1" for r in (0, 2)]
+
+
+def test_a_hang_in_which_no_rank_stands_apart_is_blamed_on_the_first_to_fall_silent():
+    verdict = judge_hang(Stacks([reduces(0), meets(1)]), silent_s=60, first_silent=1)
+    assert verdict.rank == 1
+    assert "60 s (timeout_s): rank 0 waits in all_reduce" in verdict.headline
+    assert verdict.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
+    assert verdict.others == ["rank 0 waits in all_reduce at Cell In[3], line 1"]
+
+
+def test_a_hang_in_which_a_rank_did_not_answer_is_blamed_on_it():
+    verdict = judge_hang(Stacks([reduces(0), Standing(1, [], TITLED, "did not answer")]), silent_s=2, first_silent=0)
+    assert verdict.rank == 1
+    assert "rank 1 did not answer; rank 0 waits in all_reduce" in verdict.headline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -116,3 +117,44 @@ def random_numbers(worker):
     import numpy as np
 
     return torch.rand(1).item(), random.random(), float(np.random.rand())  # noqa: NPY002
+
+
+def go_astray(worker, how):
+    """After a step with the others, rank 1 does something that does not end; they wait for it."""
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        ASTRAY[how]()
+    dist.all_reduce(total)  # the others are here
+
+
+def sleeps():
+    time.sleep(1e6)
+
+
+def loops():
+    n = 0
+    while True:  # rank 1
+        n += 1
+
+
+def holds_the_lock():
+    re.match(r"(a+)+$", "a" * 40 + "b")  # native code that keeps Python's lock; no signal cuts it short
+
+
+def waits_elsewhere():
+    dist.barrier()  # of rank 1 alone
+
+
+def is_suspended():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+ASTRAY = {
+    "sleeps": sleeps,
+    "loops": loops,
+    "holds the lock": holds_the_lock,
+    "waits elsewhere": waits_elsewhere,
+    "is suspended": is_suspended,
+}

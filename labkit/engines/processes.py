@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.spawn
 import os
 import signal
-import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
@@ -158,20 +157,22 @@ def _serve() -> None:
 
 @contextlib.contextmanager
 def _main_not_run_again() -> Iterator[None]:
-    """Keep spawned processes from importing the script that is running.
+    """Have the processes that this thread spawns import `birth` first of all, and not the script that is running.
 
     The function travels by value, so a rank has no need of the script. A script without an `if __name__ == "__main__"`
-    guard would otherwise launch again in every rank. A notebook's `__main__` names no file and needs nothing.
+    guard would otherwise launch again in every rank.
     """
-    actual = sys.modules["__main__"]
-    if getattr(actual, "__file__", None) is None and getattr(actual, "__spec__", None) is None:
-        yield
-        return
-    stand_in = types.ModuleType("__main__")
-    stand_in.__dict__.update({k: v for k, v in vars(actual).items() if k not in ("__file__", "__spec__")})
-    stand_in.__spec__ = None
-    sys.modules["__main__"] = stand_in
+    prepare, here = multiprocessing.spawn.get_preparation_data, threading.get_ident()
+
+    def instead(name: str) -> dict[str, Any]:
+        data = prepare(name)
+        if threading.get_ident() == here:
+            data.pop("init_main_from_path", None)
+            data["init_main_from_name"] = "labkit.engines.birth"
+        return data
+
+    multiprocessing.spawn.get_preparation_data = instead
     try:
         yield
     finally:
-        sys.modules["__main__"] = actual
+        multiprocessing.spawn.get_preparation_data = prepare

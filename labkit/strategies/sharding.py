@@ -137,12 +137,14 @@ def cut_linear_layers(network: nn.Module, mesh: Any) -> int:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    first_parameter = next(network.parameters())
     plan: dict[str, Any] = {}
     travels = 0
     for (first, a), (second, b) in zip(linear[::2], linear[1::2], strict=False):
         # What lies between the two must know that it has a shard: of 50 columns, 4 ranks do not have equal ones.
         plan |= {first: ColwiseParallel(use_local_output=False), second: RowwiseParallel()}
-        travels += a.in_features + b.out_features
+        inputs_are_data = a.weight is first_parameter  # which want no gradient
+        travels += b.out_features + (0 if inputs_are_data else a.in_features)
     if len(linear) % 2:
         name, layer = linear[-1]
         plan[name] = ColwiseParallel(output_layouts=Replicate())

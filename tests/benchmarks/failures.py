@@ -1,0 +1,104 @@
+"""Measure how failures are told: for each way to fail of `tests/failures.py`, how often the rank that failed is named,
+and how long after the failure the error is there.
+
+World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone. The table grows as rows end;
+build/failures.json keeps every trial.
+
+    python tests/benchmarks/failures.py --trials 100 --rows SIGKILL sys.exit --world-sizes 2,3,4
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its table too
+
+from labkit.engines import standby  # noqa: E402
+from tests.failures import ROWS, trial  # noqa: E402
+
+
+class Trial(NamedTuple):
+    """One failure, and what was said of it."""
+
+    row: str
+    world_size: int
+    rank: int
+    """Which failed."""
+    named: int | None
+    """Which was blamed; None if there was no error or an unexpected one."""
+    right: bool
+    """The right rank, and the expected headline and cause."""
+    after_s: float | None
+    headline: str
+
+
+def places(world_sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """Give (world size, failing rank) for ever, world sizes in turn and each one's ranks in turn."""
+    ranks = {world_size: itertools.cycle(range(world_size)) for world_size in world_sizes}
+    for world_size in itertools.cycle(world_sizes):
+        yield world_size, next(ranks[world_size])
+
+
+def try_once(row: str, world_size: int, rank: int) -> Trial:
+    """Make one rank fail and judge what is said."""
+    try:
+        error, after_s = trial(row, world_size, rank)
+    except Exception as unexpected:
+        return Trial(row, world_size, rank, None, False, None, f"{type(unexpected).__name__}: {unexpected}")
+    # Of two ranks that meet in different collectives neither is wrong.
+    named = error.rank == rank or (row == "other collective" and world_size == 2)
+    said = re.match(ROWS[row].said.format(rank=rank), error.verdict.headline) and ROWS[row].cause in error.cause
+    return Trial(row, world_size, rank, error.rank, bool(named and said), after_s, error.verdict.headline)
+
+
+def in_a_row(row: str, trials: list[Trial]) -> str:
+    """Give one line of the table."""
+    after = [t.after_s for t in trials if t.after_s is not None]
+    times = f"{statistics.median(after):.2f} | {max(after):.2f}" if after else "– | –"
+    return f"| {row} | {sum(t.right for t in trials)} of {len(trials)} | {times} |"
+
+
+def chosen(names: list[str]) -> list[str]:
+    """Give the rows that were asked for, all by default. Ends the program on a name that is no row."""
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        sys.exit(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+    return names or list(ROWS)
+
+
+def main() -> None:
+    """Try every row, print the table as it grows, keep all trials."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100, help="of each row")
+    parser.add_argument("--rows", nargs="*", default=[], help="all by default")
+    parser.add_argument("--world-sizes", default="2,3,4")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "failures.json")
+    options = parser.parse_args()
+    rows, world_sizes = chosen(options.rows), [int(size) for size in options.world_sizes.split(",")]
+    standby.off()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    print("| way to fail | right rank named | median s | greatest s |\n|---|---|---|---|", flush=True)
+    done: list[Trial] = []
+    for row in rows:
+        these = []
+        for world_size, rank in itertools.islice(places(world_sizes), options.trials):
+            these.append(try_once(row, world_size, rank))
+            if not these[-1].right:
+                print(f"wrong: {these[-1]}", file=sys.stderr, flush=True)
+            options.out.write_text(json.dumps([t._asdict() for t in done + these], indent=1))
+        print(in_a_row(row, these), flush=True)
+        done += these
+    print(in_a_row("**all**", done), flush=True)
+
+
+if __name__ == "__main__":
+    main()

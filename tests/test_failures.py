@@ -1,0 +1,98 @@
+"""Every way to fail of `tests.failures`, on real ranks: who is blamed, what is said, what is kept, how soon."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+
+import pytest
+
+import labkit
+from labkit.engines import local
+from tests import failures
+from tests.failures import ROWS, trial
+
+FAILING_RANK = {2: 1, 3: 0, 4: 2}
+"""By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
+
+AFTER_S: list[float] = []
+"""Seconds from each failure to its error."""
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("world_size", FAILING_RANK)
+@pytest.mark.parametrize("row", ROWS)
+def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_size):
+    rank = FAILING_RANK[world_size]
+    error, after_s = trial(row, world_size, rank)
+    AFTER_S.append(after_s)
+    # Of two ranks that meet in different collectives neither is wrong.
+    assert error.rank == rank or (row == "other collective" and world_size == 2)
+    verdict, run = error.verdict, error.run
+    assert re.match(ROWS[row].said.format(rank=rank), verdict.headline)
+    assert "\n" not in verdict.headline
+    assert ROWS[row].cause in error.cause
+    assert str(error).startswith(f"{verdict.headline}\n\n{error.cause}")
+    assert [line.split()[:2] for line in verdict.others] == [
+        ["rank", str(other)] for other in range(world_size) if other != error.rank
+    ]
+    assert not any("\n" in line for line in verdict.others)
+    assert after_s <= 5
+
+    assert run.status == "failed"
+    assert run.error is error
+    assert [result for other, result in enumerate(run.results) if other != rank] == [None] * (world_size - 1)
+    assert run.results[rank] == ("early" if row == "returns early" else None)
+    if ROWS[row].fails is not None:
+        common = run.history.dropna(subset="total")
+        for other in range(world_size):
+            steps = common.loc[common["rank"] == other, "step"].tolist()
+            assert steps == list(range(len(steps)))
+            # A mismatch aborts every rank in C++, also between two batches of log calls.
+            assert len(steps) == 5 or row == "other collective", f"of rank {other}"
+    if row == "logs a million points":
+        assert run.history["much"].count() == 1_000_000
+    if row == "prints 100 MB":
+        assert run.output[rank].splitlines()[-1] == "x" * 99
+        assert run.output[rank].startswith("… 990,000 earlier lines were dropped …")
+
+
+@pytest.mark.spawns
+def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypatch):
+    counter = itertools.count()
+    monkeypatch.setattr(local, "_out_of_memory_kills", lambda: next(counter))
+    error, _ = trial("SIGKILL", 2, 1)
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
+    peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
+    assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
+    assert len(error.verdict.others) == 1
+    assert "memory" not in error.verdict.others[0], "the victim was not killed"
+
+
+@pytest.mark.spawns
+def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(monkeypatch):
+    counter = itertools.count()
+    monkeypatch.setattr(local, "_out_of_memory_kills", lambda: next(counter))
+    error, _ = trial("os._exit", 2, 0)
+    assert str(error).startswith("rank 0 died (exit code 3) and left no traceback")
+
+
+@pytest.mark.spawns
+def test_a_failure_before_any_collective_is_named_too():
+    """The others are then still on their way into the process group."""
+
+    def work(worker):
+        if worker.rank == 2:
+            failures.os_exit(worker)
+        failures.dist.barrier()
+
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(work, world_size=3, live=False)
+    assert failure.value.rank == 2
+
+
+def test_errors_come_within_two_seconds():
+    """Of all trials above; the median of those that ran, if only some were chosen."""
+    assert statistics.median(AFTER_S or [0.0]) <= 2, sorted(AFTER_S)

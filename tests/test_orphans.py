@@ -1,0 +1,263 @@
+"""Nothing is left behind: whatever ends, and however, five seconds later no process, port, shared memory or temporary
+file of the ranks is there. Linux finds all of them; elsewhere the docs say what holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client import BlockingKernelClient, KernelManager
+
+from tests.conftest import lives
+from tests.test_hangs import wait_until
+
+pytestmark = [
+    pytest.mark.spawns,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds processes and shared memory as Linux shows them"),
+]
+MARKER = "LABKIT_ORPHANS_TRIAL"
+GONE_AFTER_S = 5
+
+BUSY = """
+import os, re, time, torch, labkit, torch.distributed as dist
+
+def busy(worker):
+    worker.log(loss=1.0)
+    print(f"rank {worker.rank} goes on")
+    if worker.rank == 1:
+        dist.barrier()
+    if worker.rank == 2:
+        re.match(r"(a+)+$", "a" * 40 + "b")
+    while worker.rank == 3:
+        for batch in torch.utils.data.DataLoader(torch.zeros(1000, 8), num_workers=2):
+            worker.log(loss=batch.sum().item())
+    while True:
+        worker.log(loss=0.0)
+"""
+"""Rank 0 logs for ever, 1 waits in a collective, 2 is in native code that keeps Python's lock, 3 loads data."""
+
+STAND_BY = """
+from labkit.engines import standby
+standby.psutil.cpu_percent = lambda: 0.0
+standby.IDLE_S = 0.05
+standby.take(0)
+standby.done({count})
+while len(standby.pids()) < {count}:
+    time.sleep(0.02)
+"""
+
+LAUNCH = """
+run = labkit.launch(busy, world_size=4, wait=False)
+while any("goes on" not in text for text in run.output):
+    time.sleep(0.02)
+print("left standing by:", len(standby.pids()))
+"""
+
+
+class Trial:
+    """All that one program has: found by a variable in the environment, whoever the parent is by then."""
+
+    def __init__(self, folder):
+        self.mark = secrets.token_hex(8)
+        self.temp = folder / "temp"
+        self.temp.mkdir()
+        self.environment = {
+            **os.environ,
+            MARKER: self.mark,
+            "TMPDIR": str(self.temp),
+            "LABKIT_STANDBY": "on",
+            "IPYTHONDIR": str(folder / "ipython"),
+            "MPLBACKEND": "agg",
+        }
+        self._seen = set()
+        self._ports = set()
+        self._shared = set()
+
+    def processes(self):
+        """Those that live, with their descendants."""
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARKER) == self.mark:
+                    found |= {process, *process.children(recursive=True)}
+        return {process for process in found if lives(process.pid)}
+
+    def look(self):
+        """Note what there is, to be able to say later that it is gone."""
+        now = self.processes()
+        self._seen |= now
+        for process in now:
+            with contextlib.suppress(psutil.Error, OSError):
+                listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+                self._ports |= {c.laddr.port for c in listening}
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                self._shared |= set(re.findall(r"/dev/shm/[^\s]+", maps))
+        return now
+
+    def left(self, apart_from=()):
+        """What of it is still there."""
+        apart = set(apart_from)
+        processes = {p for p in self.processes() | self._seen if lives(p.pid) and p.is_running()} - apart
+        ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        pids = {str(process.pid) for process in self._seen}
+        shared = {path for path in self._shared if os.path.exists(path)}
+        shared |= {name for name in os.listdir("/dev/shm") if name.startswith("torch_") and name.split("_")[1] in pids}
+        files = [str(path) for path in self.temp.rglob("*")]
+        kept = {c.laddr.port for p in apart for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        return [*processes, *((self._ports & ports) - kept), *shared, *files]
+
+    def assert_nothing_is_left(self, apart_from=()):
+        deadline = time.monotonic() + GONE_AFTER_S
+        while left := self.left(apart_from):
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.05)
+
+    def end(self):
+        """After a test that failed."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def trial(tmp_path):
+    trial = Trial(tmp_path)
+    yield trial
+    trial.end()
+
+
+def execute(client, code):
+    """Run code in a kernel to its end and give what it printed."""
+    printed = []
+    reply = client.execute_interactive(
+        textwrap.dedent(code), timeout=120, output_hook=lambda m: printed.append(m["content"].get("text", ""))
+    )
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return "".join(printed)
+
+
+def make_busy(client, trial):
+    """Have ranks of every kind, and one that stands by, in a kernel; give all processes there are."""
+    execute(client, BUSY)
+    execute(client, STAND_BY.format(count=5))
+    assert "left standing by: 1" in execute(client, LAUNCH)
+    ranks_and_loaders = 5 + 2
+
+    def all_there():
+        return len([p for p in trial.look() if "resource_tracker" not in " ".join(p.cmdline())]) > ranks_and_loaders
+
+    wait_until(all_there)
+
+
+# A kernel
+
+
+@pytest.mark.parametrize("how", ["is restarted", "is killed", "is shut down"])
+def test_no_rank_outlives_a_kernel_that(how, trial, tmp_path):
+    kernel = KernelManager(kernel_name="python3", connection_file=str(tmp_path / "kernel.json"))
+    log = open(tmp_path / "kernel.log", "w")  # noqa: SIM115 - a restarted kernel writes to it too
+    kernel.start_kernel(cwd=tmp_path, env=trial.environment, stdout=log, stderr=log)
+    client = kernel.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=60)
+        make_busy(client, trial)
+        if how == "is killed":
+            os.kill(kernel.provisioner.pid, signal.SIGKILL)
+            trial.assert_nothing_is_left()
+        elif how == "is shut down":
+            kernel.shutdown_kernel()
+            trial.assert_nothing_is_left()
+        else:
+            kernel.restart_kernel()
+            client.wait_for_ready(timeout=60)
+            trial.assert_nothing_is_left(apart_from=[psutil.Process(kernel.provisioner.pid)])
+            assert "42" in execute(client, "print(6 * 7)")
+    finally:
+        client.stop_channels()
+        if kernel.has_kernel:
+            kernel.shutdown_kernel(now=True)
+        kernel.cleanup_resources()
+        log.close()
+
+
+# The Jupyter server
+
+
+def ask(url, token, body=None):
+    """Ask a Jupyter server something; give its answer, or None while there is none."""
+    request = urllib.request.Request(url, body, {"Authorization": f"token {token}"})
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
+        return json.load(answer)
+    return None
+
+
+def test_no_rank_outlives_a_jupyter_server_that_is_killed(trial, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    token, url, runtime = secrets.token_hex(16), f"http://127.0.0.1:{port}", tmp_path / "runtime"
+    trial.environment |= {"JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(tmp_path / "config")}
+    arguments = [
+        *(sys.executable, "-m", "jupyter_server", "--ip=127.0.0.1", f"--port={port}", "--no-browser"),
+        *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}"),
+        *(["--allow-root"] if os.geteuid() == 0 else []),
+    ]
+    with open(tmp_path / "server.log", "w") as log:
+        server = subprocess.Popen(arguments, cwd=tmp_path, env=trial.environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: ask(f"{url}/api/status", token), deadline_s=60)
+        started = ask(f"{url}/api/kernels", token, b"{}")
+        client = BlockingKernelClient(connection_file=str(runtime / f"kernel-{started['id']}.json"))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=60)
+            make_busy(client, trial)
+            server.kill()
+            server.wait()
+            trial.assert_nothing_is_left()
+        finally:
+            client.stop_channels()
+    finally:
+        server.kill()
+        server.wait()
+
+
+# A script, in the middle of starting ranks
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.1, 0.4, 1.0, 2.0])
+def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(after_s, trial, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        BUSY + "print('launching', flush=True)\nlabkit.launch(busy, world_size=2, wait=False, live=False).wait()\n"
+    )
+    program = subprocess.Popen(
+        [sys.executable, str(script)], cwd=tmp_path, env=trial.environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert program.stdout.readline() == "launching\n"
+        time.sleep(after_s)
+        trial.look()
+        program.kill()
+        program.wait()
+        trial.assert_nothing_is_left()
+    finally:
+        program.kill()
+        program.wait()
+        program.stdout.close()
+    shutil.rmtree(trial.temp)
