@@ -100,6 +100,7 @@ def _import_ahead() -> None:
     """Import what the first chart and its picture need while the reader still reads, so that no launch waits for it."""
     for module in ("plotly.graph_objects", "ipywidgets", "pandas", "matplotlib.backends.backend_agg", "PIL"):
         importlib.import_module(module)
+    sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank

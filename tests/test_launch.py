@@ -221,21 +221,16 @@ def test_as_many_log_calls_as_ranks_can_make_arrive_complete_in_order_and_in_bou
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("raises", "ValueError: bad batch"),
-        ("raises what cannot be pickled", "bad batch"),
-        ("sys.exit", "SystemExit: 3"),
-        ("os._exit", "exit code 3) and left no traceback"),
         ("os._exit 0", "exit code 0) and left no traceback"),
-        ("SIGKILL", "SIGKILL) and left no traceback"),
-        ("SIGSEGV", "SIGSEGV) and left no traceback"),
         ("log of no number", "worker.log(loss=…) takes one number, got a str ('high')"),
     ],
 )
-def test_the_rank_that_failed_is_named_with_its_cause(how, said, world_size):
+def test_the_rank_that_failed_is_named_with_its_cause(how, said, world_size=2):
+    """Many more ways are in test_failures.py."""
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.fit, fail_at=5, how=how, world_size=world_size, live=False)
     error = failure.value
@@ -476,9 +471,10 @@ def test_a_run_outlives_the_thread_that_launched_it():
 
 
 @pytest.mark.spawns
-def test_thirty_launches_in_a_row_end_clean():
-    statuses = [labkit.launch(workloads.fit, steps=5, live=False).status for _ in range(30)]
-    assert statuses == ["finished"] * 30
+def test_launches_in_a_row_end_clean():
+    """Plain mp.spawn aborts in one of eight; the benchmark makes thirty."""
+    statuses = [labkit.launch(workloads.fit, steps=5, live=False).status for _ in range(12)]
+    assert statuses == ["finished"] * 12
 
 
 # Scripts and terminals

@@ -116,7 +116,8 @@ class Trial:
         pids = {str(process.pid) for process in self._seen}
         shared = {path for path in self._shared if os.path.exists(path)}
         shared |= {name for name in os.listdir("/dev/shm") if name.startswith("torch_") and name.split("_")[1] in pids}
-        files = [str(path) for path in self.temp.rglob("*")]
+        # PyTorch keeps its compiler's cache on purpose.
+        files = [str(path) for path in self.temp.rglob("*") if "torchinductor_" not in str(path.relative_to(self.temp))]
         kept = {c.laddr.port for p in apart for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         return [*processes, *((self._ports & ports) - kept), *shared, *files]
 
