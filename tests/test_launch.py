@@ -229,8 +229,9 @@ def test_as_many_log_calls_as_ranks_can_make_arrive_complete_in_order_and_in_bou
         ("log of no number", "worker.log(loss=…) takes one number, got a str ('high')"),
     ],
 )
-def test_the_rank_that_failed_is_named_with_its_cause(how, said, world_size=2):
+def test_the_rank_that_failed_is_named_with_its_cause(how, said):
     """Many more ways are in test_failures.py."""
+    world_size = 2
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.fit, fail_at=5, how=how, world_size=world_size, live=False)
     error = failure.value
