@@ -97,7 +97,11 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _import_ahead() -> None:
-    """Import what the first chart and its picture need while the reader still reads, so that no launch waits for it."""
+    """Import what the first chart and its picture need while the machine is idle and the reader still reads."""
+    import psutil
+
+    while psutil.cpu_percent(interval=0.5) > 30:
+        pass
     for module in ("plotly.graph_objects", "ipywidgets", "pandas", "matplotlib.backends.backend_agg", "PIL"):
         importlib.import_module(module)
     sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for

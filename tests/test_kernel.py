@@ -330,7 +330,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook):
         """
         def train(worker):
             print("hello from", worker.rank)
-            for step in range(150):
+            for step in range(200):
                 worker.log(loss=1 / (1 + step), samples=64)
                 time.sleep(0.02)
         run = labkit.launch(train, world_size=2)
@@ -345,7 +345,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook):
     assert len(drawn_live) >= 2
     assert drawn_live[0] < cell.idle_s - 0.5
     summary, chart = cell.data
-    assert "train: finished · 2 ranks · step 149" in summary["text/html"]
+    assert "train: finished · 2 ranks · step 199" in summary["text/html"]
     assert "<pre>hello from 1</pre>" in summary["text/html"]
     assert set(chart) == {PLOTLY, "image/png", "text/plain"}
     assert sum(WIDGET in data for data in notebook.ever_shown) == 1
