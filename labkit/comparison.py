@@ -62,7 +62,7 @@ class Comparison:
         """
         import pandas as pd
 
-        rows = {title: self._row(run) | self._measured(run) for title, run in self.runs.items()}
+        rows = {title: self._row(run) | self._cost(run) for title, run in self.runs.items()}
         table = pd.DataFrame.from_dict(rows, orient="index")
         return table.drop(columns="accuracy") if table["accuracy"].isna().all() else table
 
@@ -84,7 +84,7 @@ class Comparison:
             "peak_mib": (device or max(run.peak_bytes)) / 2**20,
         }
 
-    def _measured(self, run: Run) -> dict[str, Any]:
+    def _cost(self, run: Run) -> dict[str, Any]:
         ranks = _measured(run)
         if not ranks:
             return {}
@@ -97,7 +97,7 @@ class Comparison:
             **mean_ms,
             "sent KiB": float(np.mean([r.bytes_sent for r in ranks])) / 1024,
             "formula KiB": float(np.mean([r.bytes_expected for r in ranks])) / 1024,
-            **{f"{what} KiB": max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory},
+            **{f"{what} KiB": size for what, size in _memory_kib(ranks).items()},
         }
 
     def steps(self) -> Chart:
@@ -112,11 +112,7 @@ class Comparison:
         """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.measure.run_strategy`."""
         from labkit import charts
 
-        rows = {
-            title: {what: max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory}
-            for title, run in self.runs.items()
-            if (ranks := _measured(run))
-        }
+        rows = {title: _memory_kib(ranks) for title, run in self.runs.items() if (ranks := _measured(run))}
         return charts.stacked(rows, "KiB", "memory of the rank that has most")
 
     def gantt(self, title: str) -> Chart:
@@ -143,6 +139,11 @@ class Comparison:
 def _measured(run: Run) -> list[Measured]:
     """Give what the ranks have measured, if the run was one of `labkit.measure.run_strategy`."""
     return run.results if all(isinstance(result, Measured) for result in run.results) else []
+
+
+def _memory_kib(ranks: list[Measured]) -> dict[str, float]:
+    """Give the KiB of each kind on the rank that has most of it."""
+    return {what: max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory}
 
 
 def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:

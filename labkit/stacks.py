@@ -177,14 +177,18 @@ class Stacks(list[Standing]):
     def in_words(self) -> str:
         """One sentence: "rank 1 is in time.sleep at Cell In[3], line 9; ranks 0 and 2 wait in all_reduce at …"."""
         groups: dict[str, list[int]] = {}
-        for standing in sorted(self, key=lambda s: s.rank not in self.odd):
+        for standing in self._odd_first():
             groups.setdefault(standing.in_words, []).append(standing.rank)
         return "; ".join(f"{rank_list(ranks)} {_plural(what, len(ranks))}" for what, ranks in groups.items())
+
+    def _odd_first(self) -> list[Standing]:
+        odd = self.odd
+        return sorted(self, key=lambda standing: standing.rank not in odd)
 
     def blocks(self) -> list[str]:
         """The stacks in full, the odd one first; ranks that stand alike share a block."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for standing in sorted(self, key=lambda s: s.rank not in self.odd):
+        for standing in self._odd_first():
             groups.setdefault((standing.in_words, standing.details), []).append(standing.rank)
         return [
             f"{rank_list(ranks)} {_plural(what, len(ranks))}\n{details}".rstrip()
@@ -198,10 +202,11 @@ class Stacks(list[Standing]):
         return str(self)
 
     def _repr_html_(self) -> str:
+        odd = self.odd
         details = "".join(
-            f"<details{' open' if s.rank in self.odd else ''}><summary>{html.escape(str(s).partition(chr(10))[0])}"
-            f"</summary><pre>{html.escape(str(s).partition(chr(10))[2])}</pre></details>"
-            for s in sorted(self, key=lambda s: s.rank not in self.odd)
+            f"<details{' open' if s.rank in odd else ''}><summary>rank {s.rank} {html.escape(s.in_words)}</summary>"
+            f"<pre>{html.escape(s.details)}</pre></details>"
+            for s in self._odd_first()
         )
         return f"<b>{html.escape(self.in_words)}</b>{details}"
 

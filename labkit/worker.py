@@ -290,12 +290,17 @@ def _hear_signals(ends: Ends) -> None:
     # so that `Line` cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal
     # comes when the parent's *thread* ends, so only the main thread's children have it.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    main_thread = threading.main_thread().ident
-    forks_now: list[int] = []
-    os.register_at_fork(
-        before=lambda: forks_now.__setitem__(slice(None), [threading.get_ident()]),
-        after_in_child=lambda: _prctl_pr_set_pdeathsig(signal.SIGKILL) if forks_now == [main_thread] else None,
-    )
+    forks_from_main = False
+
+    def note_the_thread() -> None:
+        nonlocal forks_from_main
+        forks_from_main = threading.current_thread() is threading.main_thread()
+
+    def end_with_this_process() -> None:
+        if forks_from_main:
+            _prctl_pr_set_pdeathsig(signal.SIGKILL)
+
+    os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)
 
 
 def _name_no_sockets() -> None:

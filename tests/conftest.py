@@ -29,6 +29,14 @@ def lives(pid: int) -> bool:
         return False
 
 
+def wait_until(condition, deadline_s=30):
+    """Wait for something, but not for ever."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {deadline_s} s"
+        time.sleep(0.02)
+
+
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without multiprocessing's own resource tracker, which lives as long as the parent."""
     children = []

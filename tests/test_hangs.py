@@ -10,7 +10,7 @@ import pytest
 
 import labkit
 from tests import workloads
-from tests.conftest import lives
+from tests.conftest import lives, wait_until
 
 pytestmark = pytest.mark.spawns
 
@@ -30,14 +30,6 @@ ASTRAY = {
     "waits elsewhere": f"waits in barrier at workloads.py, line {line_of('of rank 1 alone')}",
     "is suspended": "did not answer",
 }
-
-
-def wait_until(condition, deadline_s=30):
-    """Wait for something, but not for ever."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {deadline_s} s"
-        time.sleep(0.02)
 
 
 def launched(function, *args, world_size=2, logged=None):

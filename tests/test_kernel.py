@@ -12,17 +12,12 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
+from tests.conftest import lives
+
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 
 pytestmark = pytest.mark.spawns
-
-
-def lives(process):
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Cell:
@@ -165,7 +160,7 @@ class Notebook:
 
     def wait_until_gone(self, processes, deadline_s):
         """Wait for processes to end; one whose end nobody has asked for yet has ended too."""
-        self.listen_until(lambda: not any(map(lives, processes)), deadline_s)
+        self.listen_until(lambda: not any(lives(process.pid) for process in processes), deadline_s)
 
     def shut_down(self):
         self._kernel.shutdown_kernel(now=False)

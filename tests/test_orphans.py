@@ -22,8 +22,7 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from tests.conftest import lives
-from tests.test_hangs import wait_until
+from tests.conftest import lives, wait_until
 
 pytestmark = [
     pytest.mark.spawns,

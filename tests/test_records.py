@@ -86,11 +86,16 @@ def test_a_call_that_comes_alone_is_sent_at_once_even_within_the_interval(batche
         assert len(calls(sent)) == step + 1, "nothing waits, should the rank be killed now"
 
 
-def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(monkeypatch):
-    now_s = [100.0]
+@pytest.fixture
+def by_hand(monkeypatch):
+    """A clock that is set by hand, what is sent, and a batcher that goes by the clock."""
+    now_s, sent = [100.0], []
     monkeypatch.setattr("labkit.records.time.time", lambda: now_s[0])
-    sent = []
-    logs = LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+    return now_s, sent, LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+
+
+def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(by_hand):
+    now_s, sent, logs = by_hand
     for step in range(1000):
         now_s[0] += 0.004
         logs.add(step, ("loss",), [0.0])
@@ -101,11 +106,8 @@ def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(monkeypat
     logs.close()
 
 
-def test_quick_calls_are_sent_at_intervals(monkeypatch):
-    now_s = [100.0]
-    monkeypatch.setattr("labkit.records.time.time", lambda: now_s[0])
-    sent = []
-    logs = LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+def test_quick_calls_are_sent_at_intervals(by_hand):
+    now_s, sent, logs = by_hand
     for step in range(100_000):
         now_s[0] += 0.002
         logs.add(step, ("loss",), [0.0])

@@ -16,8 +16,7 @@ import torch
 import labkit
 from labkit.engines import standby
 from tests import workloads
-from tests.conftest import lives
-from tests.test_hangs import wait_until
+from tests.conftest import lives, wait_until
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What a spawned process runs before anything else: from then on it ends with the process that spawned it.
 
-`worker` says so too, but only once torch has been imported, which takes seconds on a busy machine.
+`torch.multiprocessing.spawn` asks for a mere SIGINT once torch has been imported, which takes seconds on a busy
+machine; `worker` then asks for SIGKILL again.
 """
 
 import ctypes

@@ -106,12 +106,12 @@ def _spawn(count: int) -> list[RankProcess]:
         queue = context.SimpleQueue()
         ends.append(worker.Ends(inbox_reader, queue, output_writer, stacks_writer))
         mine.append((inbox_writer, queue, output_reader, stacks_reader))
-    if hasattr(signal, "pthread_sigmask"):
+    if worker.STACKS_SIGNAL is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
         # is still importing does not die of it; `worker.main` then ignores the signal. Set for each launch, because
         # multiprocessing's resource tracker, when it starts, takes the mask away.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR2})
-    with _main_not_run_again():
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, worker.STACKS_SIGNAL})
+    with _birth_in_place_of_main():
         started = mp.spawn(worker.main, args=(ends,), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
@@ -156,7 +156,7 @@ def _serve() -> None:
 
 
 @contextlib.contextmanager
-def _main_not_run_again() -> Iterator[None]:
+def _birth_in_place_of_main() -> Iterator[None]:
     """Have the processes that this thread spawns import `birth` first of all, and not the script that is running.
 
     The function travels by value, so a rank has no need of the script. A script without an `if __name__ == "__main__"`

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.measure import Clock, size_bytes
@@ -87,6 +88,11 @@ class Strategy:
         """Bytes of this rank's parameters."""
         return size_bytes(self.model.parameters())
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number of this rank's parameters."""
+        return next(self.model.parameters()).element_size()
+
 
 class DataParallelStrategy(Strategy):
     """A whole network on every rank, and a part of every batch for each."""
@@ -104,6 +110,25 @@ class DataParallelStrategy(Strategy):
         """A ring all-reduce sends 2 (n − 1) / n of what it averages (Patarasuk and Yuan 2009)."""
         n = self.worker.world_size
         return 2 * (n - 1) / n * self.parameter_bytes
+
+
+class StageStrategy(Strategy):
+    """A stage of the network on every rank, and the whole batch for the chain of them."""
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """As many as are asked for: a stage each."""
+        return world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the stage lies. Where ranks have no GPU of their own the backend is gloo, which sends CPU tensors."""
+        return self.worker.device if dist.get_backend() == "nccl" else torch.device("cpu")
+
+    def weights(self) -> dict[str, Tensor]:
+        """Give the stage's weights by the whole network's names."""
+        assert isinstance(self.model, Stage)
+        return self.model.whole_names()
 
 
 def equal_part(batch: Tensor, index: int, parts: int) -> Tensor:
@@ -156,7 +181,7 @@ def cut(network: nn.Module, parts: int) -> list[Stage]:
     """
     groups: list[list[tuple[str, nn.Module]]] = []
     for name, layer in layers(network):
-        if not groups or (any(True for _ in layer.parameters()) and any(_has_parameters(g) for _, g in groups[-1])):
+        if not groups or (has_parameters(layer) and any(has_parameters(earlier) for _, earlier in groups[-1])):
             groups.append([])
         groups[-1].append((name, layer))
     if len(groups) < parts:
@@ -165,5 +190,6 @@ def cut(network: nn.Module, parts: int) -> list[Stage]:
     return [Stage(sum(groups[a:b], [])) for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def _has_parameters(layer: nn.Module) -> bool:
+def has_parameters(layer: nn.Module) -> bool:
+    """Whether there is anything to train in it."""
     return any(True for _ in layer.parameters())

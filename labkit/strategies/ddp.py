@@ -70,5 +70,4 @@ class DDPHalf(DDP):
 
     def bytes_expected(self, batch_size: int) -> float:
         """As DDP, with two bytes a number."""
-        itemsize = next(self.model.parameters()).element_size()
-        return super().bytes_expected(batch_size) * 2 / itemsize
+        return super().bytes_expected(batch_size) * 2 / self.itemsize

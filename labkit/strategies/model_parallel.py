@@ -9,18 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.strategies.base import Stage, Strategy, cut, equal_part
+from labkit.strategies.base import StageStrategy, cut, equal_part
 
 
-class ModelParallel(Strategy):
+class ModelParallel(StageStrategy):
     """Each rank holds a stage; outputs travel forward, gradients travel back, and all but one rank wait."""
 
     title = "model parallel"
-
-    @classmethod
-    def ranks(cls, world_size: int) -> int:
-        """As many as are asked for: a stage each."""
-        return world_size
 
     def chain(self) -> tuple[int, int]:
         """Give the number of stages and the first rank of this rank's chain."""
@@ -32,15 +27,8 @@ class ModelParallel(Strategy):
         self.index = self.worker.rank - first
         self.previous = self.worker.rank - 1 if self.index else None
         self.next = self.worker.rank + 1 if self.index < self.stages - 1 else None
-        # Where ranks have no GPU of their own the backend is gloo, which sends only CPU tensors.
-        self.device = self.worker.device if dist.get_backend() == "nccl" else torch.device("cpu")
         self._received: Tensor | None = None
         return cut(network, self.stages)[self.index].to(self.device)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Call the stage."""
-        outputs: Tensor = self.model(inputs)
-        return outputs
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Pass the whole batch through the stages and its gradients back."""
@@ -89,11 +77,6 @@ class ModelParallel(Strategy):
         return gradient
 
     _sent_bytes = 0
-
-    def weights(self) -> dict[str, Tensor]:
-        """Give the stage's weights by the whole network's names."""
-        assert isinstance(self.model, Stage)
-        return self.model.whole_names()
 
     def bytes_expected(self, batch_size: int) -> float:
         """What the stage sends on, and the gradient of what it received."""

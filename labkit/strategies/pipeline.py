@@ -9,36 +9,28 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.strategies.base import Stage, Strategy, cut
+from labkit.strategies.base import StageStrategy, cut
 
 
-class GPipe(Strategy):
+class GPipe(StageStrategy):
     """All micro-batches forward, then all backward."""
 
     title = "GPipe"
     schedule: ClassVar[str] = "ScheduleGPipe"
     MICRO_BATCHES = 4
 
-    @classmethod
-    def ranks(cls, world_size: int) -> int:
-        """As many as are asked for: a stage each."""
-        return world_size
-
     def prepare(self, network: nn.Module) -> nn.Module:
         """Give this rank's stage, and make the schedule."""
         from torch.distributed import pipelining
 
-        device = self.worker.device if dist.get_backend() == "nccl" else torch.device("cpu")
-        mine = cut(network, self.worker.world_size)[self.worker.rank].to(device)
+        mine = cut(network, self.worker.world_size)[self.worker.rank].to(self.device)
         mine.register_forward_hook(self._note_bytes)
-        stage = pipelining.PipelineStage(mine, self.worker.rank, self.worker.world_size, device)
+        stage = pipelining.PipelineStage(mine, self.worker.rank, self.worker.world_size, self.device)
         stage.forward_one_chunk = self.clock.timed("forward", stage.forward_one_chunk)  # type: ignore[method-assign]
         stage.backward_one_chunk = self.clock.timed("backward", stage.backward_one_chunk)  # type: ignore[method-assign]
         self._schedule = getattr(pipelining, self.schedule)(stage, self.MICRO_BATCHES, loss_fn=self.loss)
-        self._device = device
         return mine
 
     def _note_bytes(self, module: nn.Module, inputs: Any, outputs: Tensor) -> None:
@@ -51,16 +43,11 @@ class GPipe(Strategy):
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
         last = self.worker.rank == self.worker.world_size - 1
-        arguments = [inputs.to(self._device)] if self.worker.rank == 0 else []
-        self._schedule.step(*arguments, **({"target": targets.to(self._device), "losses": losses} if last else {}))
+        arguments = [inputs.to(self.device)] if self.worker.rank == 0 else []
+        self._schedule.step(*arguments, **({"target": targets.to(self.device), "losses": losses} if last else {}))
         with self.clock("optimizer"):
             self.optimizer.step()
         return torch.stack(losses).mean().detach() if last else None
-
-    def weights(self) -> dict[str, Tensor]:
-        """Give the stage's weights by the whole network's names."""
-        assert isinstance(self.model, Stage)
-        return self.model.whole_names()
 
     def bytes_expected(self, batch_size: int) -> float:
         """What the stage sends on, and the gradients of what it received, for every micro-batch."""

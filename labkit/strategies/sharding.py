@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.strategies.base import DataParallelStrategy, equal_part
+from labkit.measure import size_bytes
+from labkit.strategies.base import DataParallelStrategy, equal_part, has_parameters
 from labkit.strategies.ddp import DDP
 
 
@@ -42,7 +43,7 @@ class FSDP2(DataParallelStrategy):
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Shard every child, then what is left of the whole."""
-        self.whole_bytes = sum(p.numel() * p.element_size() for p in network.parameters())
+        self.whole_bytes = size_bytes(network.parameters())
         shard(network, self._mesh("dp"))
         return network
 
@@ -83,8 +84,7 @@ class TensorParallel(FSDP2):
     def bytes_expected(self, batch_size: int) -> float:
         """Two all-reduces for each pair: of its outputs, and of its inputs' gradients."""
         n = self.worker.world_size
-        itemsize = next(self.model.parameters()).element_size()
-        return 2 * (n - 1) / n * batch_size * self.travels * itemsize
+        return 2 * (n - 1) / n * batch_size * self.travels * self.itemsize
 
 
 class FSDP2TensorParallel(FSDP2):
@@ -112,8 +112,8 @@ class FSDP2TensorParallel(FSDP2):
         """FSDP2's over the pairs, of what this rank holds when gathered; and a pair's all-reduces."""
         pairs = self.worker.world_size // 2
         gathered = self.parameter_bytes * pairs
-        itemsize = next(self.model.parameters()).element_size()
-        return (2 + reduce_scatters()) * (pairs - 1) / pairs * gathered + batch_size / pairs * self.travels * itemsize
+        within_pairs = batch_size / pairs * self.travels * self.itemsize
+        return (2 + reduce_scatters()) * (pairs - 1) / pairs * gathered + within_pairs
 
 
 def reduce_scatters() -> int:
@@ -126,7 +126,7 @@ def shard(network: nn.Module, mesh: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     for child in network.children():
-        if any(True for _ in child.parameters()):
+        if has_parameters(child):
             fully_shard(child, mesh=mesh)
     fully_shard(network, mesh=mesh)
 
