@@ -364,8 +364,10 @@ class Run:
                         self._take(record)
                 self._mind_the_time()
         finally:
-            self._engine.close()
-            self._settle()
+            try:
+                self._engine.close()
+            finally:
+                self._settle()  # whatever happens, who waits for the run does not wait for ever
 
     def _take(self, record: records.Record) -> None:
         rank = record.rank

@@ -434,6 +434,33 @@ def test_a_stuck_run_stops_within_three_seconds_and_keeps_its_history(where):
 
 
 @pytest.mark.spawns
+@pytest.mark.parametrize("kept", [True, False], ids=["late", "lost"])
+def test_a_run_ends_though_another_thread_was_told_how_its_ranks_ended(kept, monkeypatch):
+    """The system tells a process's end once; whichever thread asks first has it, a moment before all know."""
+    run = labkit.launch(workloads.stuck, "lock", wait=False, live=False)
+    waitpid, pids = os.waitpid, run._engine.pids
+
+    def slow(pid, options):
+        if pid not in pids:
+            return waitpid(pid, options)
+        if options != os.WNOHANG:  # who waits comes after who only has a look, and before that one knows
+            time.sleep(0.2)
+            return waitpid(pid, options)
+        told = waitpid(pid, options)
+        if told[0]:
+            time.sleep(0.5)
+        return told if kept else (0, 0)
+
+    while len(run.history) < 2:
+        time.sleep(0.05)
+    monkeypatch.setattr(os, "waitpid", slow)
+    run.ask_to_stop(grace_s=0.1)
+    run.wait(timeout_s=20)
+    assert run.status == "stopped"
+    assert len(run.history) == 2
+
+
+@pytest.mark.spawns
 def test_a_run_that_is_still_starting_can_be_stopped():
     run = labkit.launch(workloads.spin, wait=False, live=False)
     run.stop()

@@ -124,7 +124,7 @@ class LocalEngine:
             return
         self.kill()
         for process in self._ranks:
-            process.process.join()
+            process.wait_for_exit()
         for thread in self._listeners:
             thread.join(timeout=2)
         for process in self._ranks:
@@ -162,8 +162,7 @@ class LocalEngine:
                     sources.discard(reader)
             if ready == [process.sentinel]:
                 break
-        process.join()
-        code = process.exitcode
+        code = mine.wait_for_exit()
         # Linux counts the processes that it killed for want of memory.
         starved = code == -getattr(signal, "SIGKILL", 9) and _out_of_memory_kills() > self._out_of_memory_before
         self._events.put(records.Exit(rank, code, out_of_memory=starved and rank not in self._killed))

@@ -7,6 +7,7 @@ import multiprocessing.spawn
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
@@ -17,6 +18,9 @@ import psutil
 import torch.multiprocessing as mp
 
 from labkit import worker
+
+EXIT_CODE_S = 1.0
+"""How long the exit code of a process that has ended may take to come."""
 
 
 class RankProcess:
@@ -65,11 +69,26 @@ class RankProcess:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
+    def wait_for_exit(self) -> int:
+        """Wait until the process has ended and give its exit code.
+
+        The system tells the code once, to one thread; whoever asks at that moment too is told that there is none, so
+        ask again. If the code never comes, other code in this process has taken it: 255 then stands for "unknown".
+        """
+        self.process.join()
+        deadline = time.monotonic() + EXIT_CODE_S
+        while self.process.exitcode is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if self.process.exitcode is None:
+            self.process._popen.returncode = 255
+        code: int = self.process.exitcode
+        return code
+
     def close(self) -> None:
         """End the process if it lives, and let go of it and its channels."""
         if self.process.is_alive():
             self.kill()
-        self.process.join()
+        self.wait_for_exit()
         for end in (self._inbox, self.queue, self.output, self.stacks):
             end.close()
         self.process.close()
