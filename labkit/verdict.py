@@ -10,12 +10,13 @@ import signal
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labkit.records import Failure
+from labkit.records import Failure, JobEnded
 from labkit.stacks import Stacks, Standing, rank_list
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
-    r"remote process exited|NCCL.*(remote|abort)|Timed out waiting.*(send|recv)|Application timeout",
+    r"remote process exited|NCCL.*(remote|abort)|Timed out waiting.*(send|recv)|Application timeout|"
+    r"successfully reached monitoredBarrier",
     re.IGNORECASE,
 )
 """How the communication libraries say that another rank has gone."""
@@ -25,6 +26,9 @@ LOST_OTHER = re.compile(r"(ConnectionResetError|ConnectionRefusedError|BrokenPip
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
+
+LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
+"""How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -62,7 +66,8 @@ class RankFacts:
 class Verdict(NamedTuple):
     """Which rank failed first, why, and what became of the others."""
 
-    rank: int
+    rank: int | None
+    """None: no rank is to blame."""
     headline: str
     """One line, with the rank."""
     cause: str
@@ -90,6 +95,10 @@ def judge(ranks: list[RankFacts]) -> Verdict:
     if MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
         blamed, headline = _mismatch(culprit, ranks)
         cause = "\n\n".join([str(r.standing) for r in ranks if r.standing and r is not culprit] + [cause])
+        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
+    if late := LATE.search(culprit.failure.summary) if culprit.failure else None:
+        blamed = int(late[1])
+        headline = f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s"
         return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
     returned = [r for r in ranks if r.returned]
     if _lost_peer(culprit) and returned:
@@ -125,6 +134,11 @@ def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
     cause = "\n\n".join([f"{hint} Give a longer timeout_s if such silence is expected.", *stacks.blocks()])
     others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
     return Verdict(blamed, headline, cause, others)
+
+
+def judge_ended(ended: JobEnded, ranks: list[RankFacts]) -> Verdict:
+    """Say that whoever carried the ranks ended them, and how far each had come."""
+    return Verdict(None, ended.headline, ended.cause, [_fate(r) for r in ranks])
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -200,7 +214,8 @@ def _fate(rank: RankFacts) -> str:
             return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
         return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.ended_by_us:
-        return f"{name} was still running and was ended"
+        step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
+        return f"{name} was still running and was ended{step}"
     if rank.exit_code is not None:
         return f"{name} died too ({exit_in_words(rank.exit_code)})"
     return f"{name} was still running when the run ended"

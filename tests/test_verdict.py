@@ -70,6 +70,16 @@ SCENARIOS = {
         "ranks 0 and 2 returned while rank 1 was still in a collective with them",
     ),
     "an exception after another rank returned": ([returned(0), raised(1, 1.1)], 1, "rank 1 failed: ValueError"),
+    "a rank that did not come to a monitored barrier": (
+        [
+            raised(0, 1.0, "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 1500 ms"),
+            raised(1, 0.9, "RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while"),
+            ended(2),
+            ended(3),
+        ],
+        2,
+        "rank 2 did not come to monitored_barrier within 1.5 s",
+    ),
     "lost connections and nothing else": ([lost(0, 1.1), lost(1, 1.0)], 1, "rank 1 failed.*Connection closed by peer"),
 }
 
