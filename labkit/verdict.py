@@ -27,6 +27,11 @@ LOST_OTHER = re.compile(r"(ConnectionResetError|ConnectionRefusedError|BrokenPip
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
+FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=\d+, OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+)
+"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do."""
+
 LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
 """How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
 
@@ -96,6 +101,12 @@ def judge(ranks: list[RankFacts]) -> Verdict:
         blamed, headline = _mismatch(culprit, ranks)
         cause = "\n\n".join([str(r.standing) for r in ranks if r.standing and r is not culprit] + [cause])
         return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
+    if announced := _announced(reports):
+        blamed = announced[0][0][0]
+        headline = "ranks met in different collectives: " + "; ".join(
+            f"{rank_list(group)} in {what}" for group, what in announced
+        )
+        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
     if late := LATE.search(culprit.failure.summary) if culprit.failure else None:
         blamed = int(late[1])
         headline = f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s"
@@ -110,6 +121,17 @@ def judge(ranks: list[RankFacts]) -> Verdict:
         cause = f"What rank {culprit.rank} met:\n\n{cause}"
         return Verdict(returned[0].rank, headline, cause, [_fate(r) for r in ranks if r is not returned[0]])
     return Verdict(culprit.rank, headline, cause, [_fate(r) for r in ranks if r is not culprit])
+
+
+def _announced(reports: list[RankFacts]) -> list[tuple[list[int], str]]:
+    """Give what ranks were about to do that do not fit, as PyTorch compared it: (ranks, what), the fewest first."""
+    found: dict[str, set[int]] = {}
+    for report in reports:
+        assert report.failure is not None
+        for rank, operation, shape in FINGERPRINT.findall(report.failure.summary):
+            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
+    groups = sorted(((sorted(ranks), what) for what, ranks in found.items()), key=lambda group: len(group[0]))
+    return groups if len(groups) > 1 else []
 
 
 def _mismatch(culprit: RankFacts, ranks: list[RankFacts]) -> tuple[int, str]:

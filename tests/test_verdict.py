@@ -11,6 +11,14 @@ from labkit.worker import Cell
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
 
+DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
+
+
+def running(size):
+    """How PyTorch describes a collective on a tensor of some size."""
+    return f"is running collective: CollectiveFingerPrint(SequenceNumber=0, OpType=ALLGATHER, TensorShape=[{size}], "
+
+
 def raised(rank, time_s, summary="ValueError: bad batch", during="running", **facts):
     """A rank that reported an exception and then ended its process."""
     failure = Failure(rank, time_s, during, summary, f"Traceback of rank {rank}\n{summary}\n")
@@ -70,6 +78,16 @@ SCENARIOS = {
         "ranks 0 and 2 returned while rank 1 was still in a collective with them",
     ),
     "an exception after another rank returned": ([returned(0), raised(1, 1.1)], 1, "rank 1 failed: ValueError"),
+    "collectives that PyTorch compared before": (
+        [
+            raised(rank, 1 + rank, f"{DIFFER}Rank {rank} {running(own)}, but Rank {other} {running(its)}Tensor")
+            for rank, own, other, its in [(0, 64, 1, 20), (1, 20, 0, 64), (2, 64, 1, 20)]
+        ],
+        1,
+        re.escape(
+            "ranks met in different collectives: rank 1 in ALLGATHER of shape [20]; ranks 0 and 2 in ALLGATHER of"
+        ),
+    ),
     "a rank that did not come to a monitored barrier": (
         [
             raised(0, 1.0, "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 1500 ms"),
