@@ -339,8 +339,13 @@ def _scatter(panel: Any, trace: Any) -> None:
     styles = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
     color = trace.line.color or trace.marker.color
     y = np.asarray(trace.y, dtype=float)
+    x = np.arange(len(y)) if trace.x is None else np.asarray(trace.x)
+    if trace.error_y.array is not None:
+        above = np.asarray(trace.error_y.array, dtype=float)
+        below = above if trace.error_y.arrayminus is None else np.asarray(trace.error_y.arrayminus, dtype=float)
+        panel.errorbar(x, y, (below, above), fmt="none", ecolor=_rgb(color or "#7A7A7A"), elinewidth=1, capsize=3)
     panel.plot(
-        np.arange(len(y)) if trace.x is None else np.asarray(trace.x),
+        x,
         y,
         label=trace.name if trace.showlegend is not False else None,
         color=_rgb(color) if isinstance(color, str) else None,

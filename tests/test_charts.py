@@ -236,8 +236,13 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
         (LINE, go.Figure(LINE).update_xaxes(type="log")),
         (LINE, go.Figure(LINE).update_yaxes(range=[0, 10])),
         (LINE, noted(go.Figure(LINE), x=10, y=2)),
+        (LINE, go.Figure(LINE).update_traces(error_y_array=[1, 1, 1])),
+        (
+            go.Figure(LINE).update_traces(error_y_array=[1, 1, 1]),
+            go.Figure(LINE).update_traces(error_y_array=[1, 1, 1], error_y_arrayminus=[0, 0, 0]),
+        ),
     ],
-    ids=["stacked", "grouped", "stacked flat", "reversed", "base", "log", "range", "note"],
+    ids=["stacked", "grouped", "stacked flat", "reversed", "base", "log", "range", "note", "error bars", "one-sided"],
 )
 def test_what_differs_in_the_figure_differs_in_the_picture(one, other):
     assert charts.picture(one) != charts.picture(other)

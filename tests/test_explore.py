@@ -1,0 +1,54 @@
+"""A figure with sliders, without a browser: what `explore` shows and refuses, and what turning a slider draws."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+import pytest
+from ipywidgets.widgets.widget import _instances as open_widgets
+
+from labkit import view
+from labkit.explore import explore
+
+
+class Place:
+    """Where a display handle would show something; keeps all that was shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def update(self, data, raw=False):
+        self.shown.append(data)
+
+
+def draw(batch_size=64, latency_us=10, color="#0072B2"):
+    return go.Figure(go.Scatter(y=[batch_size, latency_us], line={"color": color}))
+
+
+def test_without_a_person_only_the_figure_for_the_defaults_is_shown(monkeypatch):
+    shown, before = [], len(open_widgets)
+    monkeypatch.setattr(view, "show", shown.append)
+    explore(draw, batch_size=[32, 64], latency_us=[1, 10])
+    assert [list(figure.data[0].y) for figure in shown] == [[64, 10]]
+    assert len(open_widgets) == before, "no widget, which a saved notebook would keep"
+
+
+def test_turning_a_slider_draws_again_at_once(monkeypatch):
+    place, boxes = Place(), []
+    monkeypatch.setattr(view, "_watched_by_a_person", lambda kernel: True)
+    monkeypatch.setattr(view, "_display", lambda thing, **options: boxes.append(thing))
+    monkeypatch.setattr(view, "_place", lambda: place)
+    explore(draw, batch_size=[32, 64, 128], latency_us=[1, 10])
+    batch, latency = boxes[0].children
+    assert (batch.value, latency.value, batch.description) == (64, 10, "batch size")
+    batch.value = 128
+    latency.value = 1
+    pictures = [data["image/png"] for data in place.shown]
+    assert len(pictures) == len(set(pictures)) == 3
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_a_slider_needs_a_default_to_begin_with():
+    with pytest.raises(TypeError, match="draw needs a parameter 'ranks' with a default"):
+        explore(draw, ranks=[1, 2])
+    with pytest.raises(ValueError, match=r"the default batch_size=64 is none of the choices \[1, 2\]"):
+        explore(draw, batch_size=[1, 2])
