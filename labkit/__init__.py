@@ -29,23 +29,31 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, datasets, measure, models, strategies
+    from labkit import charts, checkpoint, datasets, measure, models, strategies
+    from labkit.checkpoint import Checkpoint
     from labkit.comparison import Comparison, compare
     from labkit.engines import standby
-    from labkit.launcher import launch
+    from labkit.engines.slurm import Slurm
+    from labkit.engines.torchrun import Torchrun
+    from labkit.launcher import attach, launch
     from labkit.run import Run, WorkerFailed
     from labkit.session import Session
     from labkit.view import show
     from labkit.worker import Stopped, Worker
 
 __all__ = [
+    "Checkpoint",
     "Comparison",
     "Run",
     "Session",
+    "Slurm",
     "Stopped",
+    "Torchrun",
     "Worker",
     "WorkerFailed",
+    "attach",
     "charts",
+    "checkpoint",
     "compare",
     "datasets",
     "launch",
@@ -58,12 +66,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Checkpoint": "checkpoint",
     "Comparison": "comparison",
     "Run": "run",
     "Session": "session",
+    "Slurm": "engines.slurm",
     "Stopped": "worker",
+    "Torchrun": "engines.torchrun",
     "Worker": "worker",
     "WorkerFailed": "run",
+    "attach": "launcher",
     "compare": "comparison",
     "launch": "launcher",
     "show": "view",

@@ -234,6 +234,20 @@ class History:
                 if name == SAMPLES:
                     self._sample_rate[rank].add(times_s, y)
 
+    def before(self, rank: int, step: int) -> History:
+        """Give the history without this rank's log calls from `step` on: it went back there, and takes them again."""
+        kept = History(self.world_size)
+        with self._lock:
+            batches = [log for of_rank in self._batches for log in of_rank]
+        for log in batches:
+            calls = len(log.steps)
+            if log.rank == rank:
+                calls = next((i for i, taken in enumerate(log.steps) if taken >= step), calls)
+            if calls:
+                values = log.values[: calls * len(log.names)]
+                kept.add(log._replace(steps=log.steps[:calls], times_s=log.times_s[:calls], values=values))
+        return kept
+
     def _keep(self, log: Log) -> None:
         """Keep a batch; small ones are joined, so that a log call costs 16 bytes and 8 more per value."""
         kept = self._batches[log.rank]

@@ -10,15 +10,15 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
-from labkit.run import Run
-from labkit.worker import Cell, Job
+from labkit.run import Engine, Run
+from labkit.worker import Cell, Job, cores
 
 
 def launch(
@@ -32,6 +32,7 @@ def launch(
     seed: int | None = 0,
     name: str | None = None,
     live: bool | None = None,
+    on: Launcher | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and give the `Run`.
@@ -50,10 +51,13 @@ def launch(
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
+        on: where, if not on this machine by `mp.spawn`: `labkit.Slurm(…)` or `labkit.Torchrun(…)`, which also say how
+            many ranks there are.
         kwargs: passed on to `fn`.
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
+        RuntimeError: SLURM did not take the job.
         WorkerFailed: with `wait=True`, a rank failed.
 
     An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped". Running a cell again
@@ -62,9 +66,10 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    _check_call(fn, args, kwargs, {"world_size": world_size, "backend": backend, "seed": seed, "name": name})
-    gpus = torch.cuda.device_count()  # does not initialise CUDA in the notebook
-    world_size = _check_world_size(world_size, gpus)
+    own = {"world_size": world_size, "backend": backend, "seed": seed, "name": name, "on": on}
+    _check_call(fn, args, kwargs, own)
+    gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
+    world_size = _check_world_size(world_size, gpus or 0) if on is None else _ranks_on(on, world_size)
     backend = _check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live)
     job = Job(
@@ -72,7 +77,7 @@ def launch(
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
-        threads=max(1, _cores() // world_size),
+        threads=max(1, cores() // world_size) if on is None else None,
         seed=seed,
         port=0,  # the engine's to fill in
         start_s=time.time(),
@@ -81,10 +86,59 @@ def launch(
     )
     cell = _this_cell()
     _stop_what_this_cell_launched_before(cell)
-    run = Run(LocalEngine(world_size), world_size, name or _name_of(fn), timeout_s)
+    name = name or _name_of(fn)
+    engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
+    run = Run(engine, world_size, name, timeout_s)
     run.start(job)
     if cell is not None:
         _launched_by[run] = cell
+    return _show(run, live, wait)
+
+
+class Launcher(Protocol):
+    """Where to launch if not by `mp.spawn`: `Slurm` or `Torchrun`."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    def engine(self, name: str, timeout_s: float | None) -> Engine:
+        """Give what carries one run."""
+
+
+def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run:
+    """Follow a run on a SLURM cluster again: after a restart of the kernel, or from another notebook.
+
+    Args:
+        job: the number of the SLURM job, while SLURM knows it, or the run's folder (`run.folder`).
+        wait: whether to return when the run is over.
+        live: as `launch` takes it.
+
+    Gives the `Run`, its history whole. Raises ValueError if there is no such run; WorkerFailed with `wait=True`, if a
+    rank failed.
+    """
+    from labkit.engines.folder import RunFolder
+    from labkit.engines.slurm import SlurmEngine, folder_of
+
+    is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
+    folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
+    about = folder.about()
+    if about.get("launcher") != "slurm":
+        raise ValueError(
+            f"{folder.path} is a run under {about.get('launcher')}, which ended with its notebook; "
+            "only runs on a SLURM cluster go on without one"
+        )
+    if "job" not in about:
+        raise ValueError(f"{folder.path} was never given to SLURM: the notebook ended before sbatch had answered")
+    engine = SlurmEngine(about["world_size"], folder, about)
+    run = Run(engine, about["world_size"], about["name"], about["timeout_s"])
+    engine.follow(about["job"])
+    run.follow(folder.job())
+    return _show(run, live, wait)
+
+
+def _show(run: Run, live: bool | None, wait: bool) -> Run:
+    """Show a run that has just begun, and wait for it if that is wanted."""
     from labkit import view
 
     watcher = None
@@ -166,8 +220,17 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on)"
         ) from None
+
+
+def _ranks_on(on: Any, world_size: Any) -> int:
+    if not hasattr(on, "engine"):
+        raise TypeError(f"on is labkit.Slurm(…) or labkit.Torchrun(…), got {on!r:.80}")
+    count: int = on.world_size
+    if world_size not in (None, count):
+        raise ValueError(f"{on!r} has {count} ranks, but world_size={world_size!r}; leave world_size away")
+    return count
 
 
 def _check_world_size(world_size: Any, gpus: int) -> int:
@@ -180,8 +243,10 @@ def _check_world_size(world_size: Any, gpus: int) -> int:
     return world_size
 
 
-def _check_backend(backend: Any, world_size: int, gpus: int) -> str:
+def _check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
     if backend is None:
+        if gpus is None:
+            return None  # the ranks will find out what GPUs they have
         return "nccl" if 0 < world_size <= gpus and dist.is_nccl_available() else "gloo"
     if not isinstance(backend, str):
         raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
@@ -192,7 +257,7 @@ def _check_backend(backend: Any, world_size: int, gpus: int) -> str:
             raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
         if not dist.is_backend_available(library):
             raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
-        if library == "nccl" and gpus < world_size:
+        if library == "nccl" and gpus is not None and gpus < world_size:
             raise ValueError(
                 f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
                 f"found {gpus}. Use backend='gloo'"
@@ -213,11 +278,6 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

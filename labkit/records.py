@@ -117,9 +117,56 @@ class Exit(NamedTuple):
     """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
     out_of_memory: bool = False
     """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
+    ended: bool = False
+    """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
 
 
-Record = Started | Expect | Log | Output | Result | Stopped | Failure | Answer | Memory | Stack | Exit
+class Notice(NamedTuple):
+    """What whoever carries the ranks has to say of all of them."""
+
+    rank: int
+    """-1: none of them."""
+    text: str
+    """One line; "" once there is no more to say."""
+    queued: bool = False
+    """Whether the ranks still wait for machines."""
+
+
+class Restarted(NamedTuple):
+    """All ranks begin again; whatever they reported before is void, but what they logged is not."""
+
+    rank: int
+    """-1: all of them."""
+    attempt: int
+    """0 is the first."""
+
+
+class JobEnded(NamedTuple):
+    """Whoever carries the ranks has ended them, or let them end, for a reason that is no rank's own."""
+
+    rank: int
+    """-1: none of them."""
+    headline: str
+    cause: str
+    """What is known of it, and what to do next."""
+
+
+Record = (
+    Started
+    | Expect
+    | Log
+    | Output
+    | Result
+    | Stopped
+    | Failure
+    | Answer
+    | Memory
+    | Stack
+    | Exit
+    | Notice
+    | Restarted
+    | JobEnded
+)
 
 
 class LogBatcher:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,19 +17,17 @@ import cloudpickle
 from labkit import records
 from labkit.history import History, Progress
 from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
-from labkit.verdict import RankFacts, Verdict, judge, judge_hang
+from labkit.verdict import RankFacts, Verdict, judge, judge_ended, judge_hang
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.charts import Chart
+    from labkit.engines.folder import RunFolder
     from labkit.worker import Cell, Job
 
-STOP_GRACE_S = 2.0
-"""How long ranks that were asked to stop may take to return what they have."""
-
 IDLE_GRACE_S = 0.5
-"""The same for ranks that had been silent and idle for a second before: they wait for what will not come."""
+"""How long ranks that were asked to stop may take if they had been silent and idle for a second: they wait in vain."""
 
 IDLE_SHARE = 0.05
 """A run is idle when its ranks together use less than this share of a core."""
@@ -61,6 +60,16 @@ class Engine(Protocol):
     """What a run needs of whatever carries its ranks."""
 
     pids: list[int]
+    minds_failures: bool
+    """Whether it ends the other ranks itself when one fails, or starts all again."""
+    outlives_notebook: bool
+    """Whether the ranks go on when the notebook ends."""
+    stop_grace_s: float
+    """How long ranks that were asked to stop may take to return what they have."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Through which ranks and notebook speak, if they do."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""
@@ -80,8 +89,8 @@ class Engine(Protocol):
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
 
-    def usage(self, rank: int) -> tuple[int, float]:
-        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s."""
+    def usage(self, rank: int) -> tuple[int, float] | None:
+        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""
 
     def kill(self) -> None:
         """End the ranks now."""
@@ -97,7 +106,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     """A rank failed, and with it the run.
 
     Attributes:
-        rank: the global rank that failed first.
+        rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
     """
@@ -180,6 +189,10 @@ class Run:
         """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say."""
         self.peak_device_bytes: list[int] = [0] * world_size
         """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
+        self.notice = ""
+        """What a cluster says of the run: its job and place in the queue, say."""
+        self.attempt = 0
+        """How often all ranks have been started again."""
         self._engine = engine
         self._timeout_s = timeout_s
         self.recorded = History(world_size)
@@ -199,6 +212,8 @@ class Run:
         self._cells: dict[str, Cell] = {}
         self._stack_texts: dict[int, str] = {}
         self._stacks_asked: list[int] = []
+        self._begun_again: set[int] = set()
+        self._job_ended: records.JobEnded | None = None
         self._hang_asked_s: float | None = None
         self._hang: Verdict | None = None
         self._looked_s = 0.0
@@ -219,8 +234,13 @@ class Run:
 
     @property
     def status(self) -> str:
-        """ "running", "finished", "failed" or "stopped"."""
-        return self._status
+        """ "running", "finished", "failed" or "stopped"; "queued" while a cluster has no machines for it yet."""
+        return "queued" if self._status == "running" and "queued" in self._states else self._status
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a run on a cluster keeps what its ranks write: `labkit.attach(run.folder)` finds it again."""
+        return self._engine.folder.path if self._engine.folder else None
 
     @property
     def history(self) -> pd.DataFrame:
@@ -256,7 +276,7 @@ class Run:
 
     @property
     def states(self) -> list[str]:
-        """Each rank: "starting", "running", "finished", "failed", "stopped" or "ended" (by the run, not by itself)."""
+        """Each rank: "queued", "starting", "running", "finished", "failed", "stopped" or "ended" (not by itself)."""
         with self._lock:
             return list(self._states)
 
@@ -288,18 +308,18 @@ class Run:
             raise self.error
         return self
 
-    def stop(self, grace_s: float = STOP_GRACE_S) -> Run:
+    def stop(self, grace_s: float | None = None) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
-        not end within `grace_s` is ended; sooner, if all have been silent and idle for a while. Stopping a run that
-        is over does nothing.
+        not end within `grace_s` (2 s; 10 s on a cluster) is ended; sooner, if all have been silent and idle for a
+        while. Stopping a run that is over does nothing.
         """
         self.ask_to_stop(grace_s)
         self.over.wait()
         return self
 
-    def ask_to_stop(self, grace_s: float = STOP_GRACE_S) -> None:
+    def ask_to_stop(self, grace_s: float | None = None) -> None:
         """Begin to stop the run, without waiting until it is over."""
         with self._lock:
             if self._stop_asked or self.over.is_set():
@@ -307,8 +327,9 @@ class Run:
             self._stop_asked = True
             now = time.monotonic()
             stuck = now - max(self._idle_since_s, self._last_progress_s) > 1
+            grace_s = self._engine.stop_grace_s if grace_s is None else grace_s
             self._kill_at_s = now + (IDLE_GRACE_S if stuck else grace_s)
-            if "starting" in self._states:
+            if {"starting", "queued"} & set(self._states):
                 self._engine.kill()  # nothing to keep
             else:
                 self._engine.ask_to_stop()
@@ -350,8 +371,12 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
-        self._cells = job.cells
         self._engine.start(job)
+        self.follow(job)
+
+    def follow(self, job: Job) -> None:
+        """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`."""
+        self._cells, self._start_s = job.cells, job.start_s
         _live.add(self)
         self._thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
         self._thread.start()
@@ -372,6 +397,9 @@ class Run:
     def _take(self, record: records.Record) -> None:
         rank = record.rank
         if isinstance(record, records.Log):
+            if rank in self._begun_again:
+                self._begun_again.remove(rank)
+                self.recorded = self.recorded.before(rank, record.steps[0])
             self.recorded.add(record)
             self._last_progress_s = time.monotonic()
         elif isinstance(record, records.Output):
@@ -399,6 +427,31 @@ class Run:
             self._out_of_memory[rank] = record.out_of_memory
             self._output[rank].end()
             self._take_exit(record)
+        elif isinstance(record, records.Notice):
+            self._take_notice(record)
+        elif isinstance(record, records.Restarted):
+            self._begin_again(record.attempt)
+        elif isinstance(record, records.JobEnded):
+            self._job_ended = record
+
+    def _take_notice(self, notice: records.Notice) -> None:
+        self.notice = notice.text
+        if notice.queued:
+            self._states = ["queued"] * self.world_size
+            self._last_progress_s = time.monotonic()
+        else:
+            self._states = ["starting" if state == "queued" else state for state in self._states]
+
+    def _begin_again(self, attempt: int) -> None:
+        """Forget how the ranks fared in the attempt before. What they logged is kept up to where they begin again."""
+        self.attempt = attempt
+        self._states = ["starting"] * self.world_size
+        self._results, self._returned = [None] * self.world_size, [False] * self.world_size
+        self._failures, self._exit_codes = [None] * self.world_size, [None] * self.world_size
+        self._exits_s, self._out_of_memory = [float("inf")] * self.world_size, [False] * self.world_size
+        self._begun_again = set(range(self.world_size))
+        self._failed = False
+        self._last_progress_s = time.monotonic()
 
     def _take_result(self, record: records.Result) -> None:
         rank = record.rank
@@ -432,7 +485,7 @@ class Run:
     def _take_exit(self, record: records.Exit) -> None:
         rank = record.rank
         self._exits_s[rank] = self.elapsed_s
-        if self._states[rank] in ("starting", "running"):
+        if self._states[rank] in ("queued", "starting", "running"):
             if self._engine.killed(rank):
                 self._states[rank] = "ended"
             else:
@@ -442,7 +495,8 @@ class Run:
     def _rank_failed(self) -> None:
         # A rank that fails after the run was asked to stop is a consequence of stopping.
         self._failed = self._failed or not self._stop_asked
-        self._kill_at_s = min(self._kill_at_s, time.monotonic() + FAILURE_GRACE_S)
+        if not self._engine.minds_failures:
+            self._kill_at_s = min(self._kill_at_s, time.monotonic() + FAILURE_GRACE_S)
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
@@ -452,21 +506,24 @@ class Run:
         if now - self._looked_s > USAGE_EVERY_S:
             with self._lock:
                 self._look_at_usage(now)
-        if self._timeout_s is not None and not self._stop_asked:
+        if self._timeout_s is not None and not self._stop_asked and self.status != "queued":
             patience_s = max(self._timeout_s, STARTING_S) if "starting" in self._states else self._timeout_s
             if now - self._last_progress_s > patience_s:
                 with self._lock:
                     self._end_the_hang(now)
 
     def _look_at_usage(self, now: float) -> None:
-        usage = [self._engine.usage(rank) for rank in range(self.world_size)]
+        self._looked_s, before_s = now, self._looked_s
+        usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
+        if not usage:
+            return
         self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
         cpu_s = sum(used_s for _, used_s in usage)
-        if cpu_s - self._cpu_s > IDLE_SHARE * (now - self._looked_s):
+        if cpu_s - self._cpu_s > IDLE_SHARE * (now - before_s):
             self._idle_since_s = float("inf")
         else:
-            self._idle_since_s = min(self._idle_since_s, self._looked_s)
-        self._looked_s, self._cpu_s = now, cpu_s
+            self._idle_since_s = min(self._idle_since_s, before_s)
+        self._cpu_s = cpu_s
 
     def _end_the_hang(self, now: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""
@@ -478,7 +535,8 @@ class Run:
             first = min(silent, key=lambda rank: self.recorded.progress(rank).time_s)
             assert self._timeout_s is not None
             self._hang = judge_hang(self._standings(), self._timeout_s, first)
-            self._states[self._hang.rank] = "failed"
+            if self._hang.rank is not None:
+                self._states[self._hang.rank] = "failed"
             self._failed, self._kill_at_s = True, now
 
     def _ask_for_stacks(self) -> None:
@@ -499,15 +557,17 @@ class Run:
             elif rank in self._aside:
                 frames, note = [], self._aside[rank]
             else:
-                note = "is still starting" if state == "starting" else "did not answer"
+                note = "is still starting" if state in ("queued", "starting") else "did not answer"
             found.append(Standing(rank, frames, self._cells, note))
         return found
 
     def _settle(self) -> None:
         with self._lock:
             self._end_s = time.time()
-            if self._failed:
-                verdict = self._hang or judge([self._facts(rank) for rank in range(self.world_size)])
+            ended = self._job_ended if not self._stop_asked else None
+            if self._failed or ended is not None:
+                facts = [self._facts(rank) for rank in range(self.world_size)]
+                verdict = self._hang or (judge_ended(ended, facts) if ended else judge(facts))
                 self.error = WorkerFailed(verdict, self)
                 self._status = "failed"
             elif self._stop_asked:
@@ -552,7 +612,7 @@ class Run:
 @atexit.register
 def _end_live_runs() -> None:
     """Leave no rank behind when the notebook's kernel, or a script, ends."""
-    ending = list(_live)
+    ending = [run for run in _live if not run._engine.outlives_notebook]
     for run in ending:
         run.ask_to_stop()
         run._engine.kill()

@@ -177,7 +177,7 @@ class Session:
         others = []
         for rank in sorted({*asked} - {verdict.rank}):
             if rank in failures:
-                alike = failures[rank].summary == failures[verdict.rank].summary
+                alike = verdict.rank is not None and failures[rank].summary == failures[verdict.rank].summary
                 others.append(f"rank {rank} failed {'alike' if alike else f'too: {failures[rank].summary:.200}'}")
             else:
                 others.append(f"rank {rank} {'ran the cell to its end' if rank in answers else where[rank].in_words}")

@@ -41,6 +41,7 @@ SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""
 
 STATE_COLORS = {
+    "queued": "#CCBB44",
     "starting": "#9A9A9A",
     "running": "#0072B2",
     "finished": "#009E73",
@@ -94,11 +95,11 @@ def show(thing: Any) -> None:
     if _shown_in.get(thing) == _execution():
         return
     _shown_in[thing] = _execution()
-    if thing.status == "running" and _watched_by_a_person(_kernel()):
+    if not thing.over.is_set() and _watched_by_a_person(_kernel()):
         _Live(thing).start()
         return
     _display(_summary(thing), raw=True)
-    if thing.status != "running":
+    if thing.over.is_set():
         _display(thing.figure())
 
 
@@ -218,8 +219,12 @@ class _Lines(threading.Thread):
 
     def run(self) -> None:
         start, next_line = time.monotonic(), 1.0
+        notice = ""
         while not self._run.over.wait(0.1):
             self._print_output()
+            if self._run.notice != notice:
+                notice = self._run.notice
+                print(f"{self._run.name}: {notice}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(_line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
@@ -300,7 +305,9 @@ def _states_html(run: Run) -> str:
 
 
 def _title_html(run: Run) -> str:
-    return f"<b>{html.escape(run.name)}</b> {_phase(run)} · {run.elapsed_s:.1f} s{_time_left(run)}"
+    notice = f'<div style="line-height:1.4;color:#666">{html.escape(run.notice)}</div>' if run.notice else ""
+    again = f" · started again {run.attempt}×" if run.attempt else ""
+    return f"<b>{html.escape(run.name)}</b> {_phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}{notice}"
 
 
 def _time_left(run: Run) -> str:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from queue import SimpleQueue as Words
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,24 +73,35 @@ class Cell(NamedTuple):
 
 
 class Job(NamedTuple):
-    """Everything a rank must know to run the function; sent to it through a pipe once its process is up."""
+    """Everything a rank must know to run the function; sent to it through a pipe once its process is up, or a file."""
 
     function: bytes
     """(function, args, kwargs), pickled by value."""
     world_size: int
-    backend: str
-    cuda_devices: int
-    """GPUs that the ranks share out; 0 means CPU."""
-    threads: int
-    """CPU threads per rank."""
+    backend: str | None
+    """None: the ranks find out."""
+    cuda_devices: int | None
+    """GPUs that the ranks of a machine share out; 0 means CPU, None those that a rank finds."""
+    threads: int | None
+    """CPU threads per rank; None: the cores that a rank finds, divided by the ranks there."""
     seed: int | None
     port: int
-    """Of the notebook's rendezvous store, on loopback."""
+    """Of the notebook's rendezvous store, on loopback; 0 where the ranks make their own."""
     start_s: float
     """When the run was launched, as `time.time()`."""
     environment: dict[str, str]
     cells: dict[str, Cell]
     """The notebook's cells by the file names that tracebacks know them by."""
+
+
+class Place(NamedTuple):
+    """Where a rank is among the others."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    """Number of ranks on this machine."""
 
 
 class Ends(NamedTuple):
@@ -117,15 +128,15 @@ class Worker:
     rank: int
     """Global rank, 0 … world_size − 1."""
     local_rank: int
-    """Rank within this machine."""
+    """Rank within its machine."""
     world_size: int
     """Number of ranks."""
     device: torch.device
     """Where this rank computes: its GPU, or the CPU."""
 
-    def __init__(self, rank: int, world_size: int, device: torch.device, log: records.LogBatcher, line: Line) -> None:
-        self.rank = self.local_rank = rank  # one machine: a cluster's worker would set them apart
-        self.world_size, self.device = world_size, device
+    def __init__(self, place: Place, device: torch.device, log: records.LogBatcher, line: Line) -> None:
+        self.rank, self.local_rank, self.world_size = place.rank, place.local_rank, place.world_size
+        self.device = device
         self._log, self._line = log, line
         self._known_names: set[tuple[str, ...]] = set()
         self._next_step = 0
@@ -177,8 +188,13 @@ class Worker:
         if not self._line.stop_posted:
             self._line.stop_posted = True
             store.set(keys[self.rank], str(self._log_calls))
-        if store.check(keys):
-            if self._log_calls > max(int(count) for count in store.multi_get(keys)):
+        try:
+            all_posted = store.check(keys)
+            last_call = max(int(count) for count in store.multi_get(keys)) if all_posted else 0
+        except RuntimeError:  # the rank that keeps the store has ended
+            raise Stopped(f"rank {self.rank} stopped; rank 0 had ended") from None
+        if all_posted:
+            if self._log_calls > last_call:
                 raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
         elif time.monotonic() - asked_s > STOP_PATIENCE_S:
             raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
@@ -208,10 +224,9 @@ class Worker:
 
 
 class Line:
-    """The rank's line to the notebook: sends records, hears "stop", and ends the process if the notebook is gone."""
+    """A rank's line to the notebook: takes records there and knows what the notebook has said."""
 
-    def __init__(self, ends: Ends) -> None:
-        self._inbox, self._queue = ends.inbox, ends.queue
+    def __init__(self) -> None:
         self.stop_asked_s: float | None = None
         """When this rank heard that it should stop, as `time.monotonic()`."""
         self.stop_posted = False
@@ -220,6 +235,24 @@ class Line:
         self.store: dist.Store | None = None
         self.words: Words[Any] = Words()
         """All that the notebook says after the job; for a function that waits for it, a session's."""
+
+    def send(self, record: records.Record) -> None:
+        """Take one record to the notebook."""
+        raise NotImplementedError
+
+    def hear(self, word: Any) -> None:
+        """Take what the notebook says."""
+        if word == "stop":
+            self.stop_asked_s = time.monotonic()
+        self.words.put(word)
+
+
+class PipeLine(Line):
+    """The line of a rank that the notebook's process started. The process ends if the notebook is gone."""
+
+    def __init__(self, ends: Ends) -> None:
+        super().__init__()
+        self._inbox, self._queue = ends.inbox, ends.queue
 
     def send(self, record: records.Record) -> None:
         """Put one record on the queue."""
@@ -241,11 +274,9 @@ class Line:
             try:
                 word = self._inbox.recv()
             except (EOFError, OSError):
-                _end_children()
+                end_children()
                 os._exit(1)  # the notebook is gone: nobody is left to report to
-            if word == "stop":
-                self.stop_asked_s = time.monotonic()
-            self.words.put(word)
+            self.hear(word)
 
 
 def main(index: int, all_ends: list[Ends]) -> None:
@@ -254,8 +285,8 @@ def main(index: int, all_ends: list[Ends]) -> None:
     `index` says which of the ends are this process's; its rank comes with the job.
     """
     ends = all_ends[index]
-    _hear_signals(ends)
-    line = Line(ends)
+    hear_signals(ends.stacks.fileno())
+    line = PipeLine(ends)
     code, rank = 1, None
     try:
         for other in all_ends:
@@ -267,24 +298,24 @@ def main(index: int, all_ends: list[Ends]) -> None:
         _name_no_sockets()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         rank, job = line.receive_job()
-        code = _run(rank, job, line)
+        code = do(job, Place(rank, rank, job.world_size, job.world_size), line, _meet_in_the_notebook)
     except BaseException as error:
-        # A signal handler, that of a DataLoader whose process died, say, raised while `_run` was reporting.
+        # A signal handler, that of a DataLoader whose process died, say, raised while `do` was reporting.
         if rank is not None:
-            _report(error, rank, job, line)
+            report(error, rank, job, line)
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
         os._exit(code)
 
 
-def _hear_signals(ends: Ends) -> None:
+def hear_signals(stacks: int) -> None:
     """Answer a question for stacks, leave the notebook's interrupt alone, and end when the notebook is killed."""
     # The interrupt goes to the notebook's whole process group; stopping the ranks is the notebook's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if STACKS_SIGNAL is None:
         return
-    faulthandler.register(STACKS_SIGNAL, file=ends.stacks.fileno(), all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
     # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
     # so that `Line` cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal
@@ -326,20 +357,22 @@ def _get_warm() -> None:
     optimizer.step()
 
 
-def _run(rank: int, job: Job, line: Line) -> int:
-    """Do the job and send what came of it; give the exit code."""
+def do(job: Job, place: Place, line: Line, meet: Callable[[Job, Place], dist.Store]) -> int:
+    """Do the job and send what came of it; give the exit code. `meet` gives the store through which ranks meet."""
+    rank = place.rank
     log = records.LogBatcher(rank, line.send, job.start_s)
     code = 1
     try:
-        device = _set_up(rank, job)
+        device = _set_up(job, place)
         line.during = "joining the process group"
-        line.store = _join_group(rank, job, device)
+        line.store = meet(job, place)
+        _join_group(job.backend, place, device, line.store)
         line.during = "receiving the function"
         show_lines_of(job.cells)
         function, args, kwargs = cloudpickle.loads(job.function)
         line.send(records.Started(rank))
         line.during = "running"
-        result = function(Worker(rank, job.world_size, device, log, line), *args, **kwargs)
+        result = function(Worker(place, device, log, line), *args, **kwargs)
         log.close()
         line.during = "sending the result"
         line.send(records.Result(rank, pack_result(result)))
@@ -350,10 +383,10 @@ def _run(rank: int, job: Job, line: Line) -> int:
         code = 0
     except BaseException as error:
         log.close()
-        _report(error, rank, job, line)
+        report(error, rank, job, line)
     line.send(records.Memory(rank, *_peak_memory()))
     if code == 0:
-        _leave_together(job.world_size, line.store)
+        _leave_together(job, place, line.store)
     _tidy_up()
     return code
 
@@ -364,7 +397,7 @@ def show_lines_of(cells: Mapping[str, Cell]) -> None:
         linecache.cache[file] = (len(cell.text), None, cell.text.splitlines(keepends=True), file)
 
 
-def _report(error: BaseException, rank: int, job: Job, line: Line) -> None:
+def report(error: BaseException, rank: int, job: Job, line: Line) -> None:
     """Tell the notebook of a failure.
 
     Before leaving the process group: once this rank is gone the others fail too, and their errors would bury the one
@@ -386,20 +419,20 @@ def _redirect_output(output: Connection) -> None:
     output.close()
 
 
-def _set_up(rank: int, job: Job) -> torch.device:
+def _set_up(job: Job, place: Place) -> torch.device:
     """Set the environment, threads, seeds and device of this rank."""
+    rank = place.rank
+    threads = job.threads or max(1, cores() // place.local_world_size)
     os.environ.update(job.environment)
     # The variables that torchrun sets, for libraries that look there.
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(job.world_size),
-        LOCAL_WORLD_SIZE=str(job.world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(job.port),
-        OMP_NUM_THREADS=str(job.threads),
+        LOCAL_RANK=str(place.local_rank),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+        OMP_NUM_THREADS=str(threads),
     )
-    torch.set_num_threads(job.threads)
+    torch.set_num_threads(threads)
     if job.seed is not None:
         # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's
         # weights; code that builds equal models by hand calls torch.manual_seed itself.
@@ -408,23 +441,43 @@ def _set_up(rank: int, job: Job) -> torch.device:
         torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-    if not job.cuda_devices:
+    devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
+    if not devices:
         return torch.device("cpu")
-    device = torch.device("cuda", rank % job.cuda_devices)
+    device = torch.device("cuda", place.local_rank % devices)
     torch.cuda.set_device(device)
     return device
 
 
-def _join_group(rank: int, job: Job, device: torch.device) -> dist.Store:
-    store = dist.TCPStore("127.0.0.1", job.port, job.world_size, is_master=False, timeout=timedelta(seconds=60))
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _meet_in_the_notebook(job: Job, place: Place) -> dist.Store:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
+    return dist.TCPStore("127.0.0.1", job.port, place.world_size, is_master=False, timeout=timedelta(seconds=60))
+
+
+def _join_group(backend: str | None, place: Place, device: torch.device, store: dist.Store) -> None:
+    if backend is None:
+        backend = _backend_for(place, device, store)
     dist.init_process_group(
-        job.backend,
+        backend,
         store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=job.world_size,
-        device_id=device if job.backend == "nccl" else None,
+        rank=place.rank,
+        world_size=place.world_size,
+        device_id=device if backend == "nccl" else None,
     )
-    return store
+
+
+def _backend_for(place: Place, device: torch.device, store: dist.Store) -> str:
+    """Choose nccl where every rank has a GPU of its own, wherever the ranks are; else gloo."""
+    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    keys = [f"labkit/gpu/{rank}" for rank in range(place.world_size)]
+    store.set(keys[place.rank], mine)
+    gpus = set(store.multi_get(keys))
+    return "nccl" if b"" not in gpus and len(gpus) == place.world_size and dist.is_nccl_available() else "gloo"
 
 
 def pack_result(result: Any, what: str = "the function returned") -> bytes:
@@ -480,21 +533,36 @@ def peak_resident_bytes(pid: int) -> int:
     return 0
 
 
-def _leave_together(world_size: int, store: dist.Store | None) -> None:
+def _leave_together(job: Job, place: Place, store: dist.Store | None) -> None:
     """Wait a moment for the other ranks to return, then leave the process group.
 
     A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
     that return much later are not waited for: if they are in a collective, they must learn that this rank is gone.
     """
+    together = False
+    with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
+        together = store is not None and _wait_for(store, "labkit/returned", 1, job.world_size)
     try:
-        if store is not None and store.add("labkit/returned", 1) < world_size:
-            deadline = time.monotonic() + LEAVE_TOGETHER_S
-            while time.monotonic() < deadline and store.add("labkit/returned", 0) < world_size:
-                time.sleep(0.002)
         if dist.is_initialized():
             dist.destroy_process_group()
     except RuntimeError as error:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
+    if store is not None and together and not job.port:  # rank 0 keeps the store, and so leaves last
+        with contextlib.suppress(RuntimeError):
+            if place.rank:
+                store.add("labkit/left", 1)
+            else:
+                _wait_for(store, "labkit/left", 0, job.world_size - 1)
+
+
+def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
+    """Count oneself, and wait a moment until all have been counted."""
+    count = store.add(key, mine)
+    deadline = time.monotonic() + LEAVE_TOGETHER_S
+    while count < expected and time.monotonic() < deadline:
+        time.sleep(0.002)
+        count = store.add(key, 0)
+    return count >= expected
 
 
 def _tidy_up() -> None:
@@ -502,12 +570,13 @@ def _tidy_up() -> None:
     try:
         atexit._run_exitfuncs()
     finally:
-        _end_children()
+        end_children()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
 
 
-def _end_children() -> None:
+def end_children() -> None:
+    """End the processes that this one has started."""
     for child in multiprocessing.active_children():  # a DataLoader's workers, say
         child.kill()

@@ -1,3 +1,4 @@
+import time
 from array import array
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ class Recorded:
     """An engine without processes: what its ranks send is known beforehand."""
 
     pids: list[int] = []
+    minds_failures = outlives_notebook = False
 
     def __init__(self, records):
         self._records = records
@@ -54,7 +56,7 @@ def run_of(*records, world_size=2, codes=(0, 0)):
     returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
     run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
-    run.start(SimpleNamespace(cells={}))
+    run.start(SimpleNamespace(cells={}, start_s=time.time()))
     assert run.over.wait(5)
     return run
 

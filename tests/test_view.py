@@ -21,6 +21,9 @@ from labkit.run import OUTPUT_LINES, Run
 class NoRanks:
     """An engine that carries nothing; `ended` are the ranks that it says it has killed."""
 
+    minds_failures = outlives_notebook = False
+    stop_grace_s = 2.0
+
     def __init__(self):
         self.pids = []
         self.ended = set()

@@ -27,6 +27,10 @@ BACKLOG = 1000
 class LocalEngine:
     """Starts `world_size` ranks on this machine and brings their records."""
 
+    minds_failures = outlives_notebook = False
+    stop_grace_s = 2.0
+    folder: None = None
+
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._events: queue.Queue[records.Record] = queue.Queue(BACKLOG)

@@ -103,7 +103,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 def spawn(count: int) -> list[RankProcess]:
     """Start processes that wait for a job. Returns once they exist, not once they are ready."""
-    starting = _in_spawner_thread(lambda: _spawn(count))
+    starting = in_spawner_thread(lambda: _spawn(count))
     try:
         return starting.result()
     except BaseException:
@@ -149,7 +149,7 @@ _spawner: threading.Thread | None = None
 _spawner_lock = threading.Lock()
 
 
-def _in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
+def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
     """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel.
 
     On Linux a rank is killed when the *thread* that started it ends (PR_SET_PDEATHSIG); a run launched from a

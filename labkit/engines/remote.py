@@ -1,0 +1,172 @@
+"""A rank that SLURM or torchrun has started: the same `worker`, with a run's folder where others have pipes.
+
+`guard` starts it, and ends with its launcher; this process ends with `guard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+from labkit.engines import birth  # noqa: F401 - from here on, ends with its parent
+from labkit.engines.folder import FileSender, RunFolder
+from labkit.worker import Line, Place, do, end_children, hear_signals, report
+
+MEET_S = 300.0
+"""How long a rank waits for rank 0 to say where the ranks meet."""
+
+
+class FolderLine(Line):
+    """The line of a rank that another machine may have: records go to its file, words come from `guard`."""
+
+    def __init__(self, folder: RunFolder, rank: int, attempt: int) -> None:
+        super().__init__()
+        self.send = FileSender(folder.file(rank, attempt, "records")).send  # type: ignore[method-assign]
+        threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
+
+    def _listen(self) -> None:
+        for word in sys.stdin:
+            self.hear(word.strip())
+        end_children()
+        os._exit(1)  # the guard is gone, and its launcher with it
+
+
+def main() -> None:
+    """Run one rank: `remote FOLDER RANK ATTEMPT`, with the launcher's variables in the environment."""
+    folder, rank, attempt = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    code = 1
+    try:
+        stacks = os.open(folder.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        hear_signals(stacks)
+        faulthandler.enable()
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        line = FolderLine(folder, rank, attempt)
+        place = place_here()
+        job = folder.job()
+        about = folder.about()  # the notebook's own folder and modules, where they are here too
+        with contextlib.suppress(OSError):
+            os.chdir(about["cwd"])
+        sys.path += [entry for entry in about["path"] if entry not in sys.path]
+        try:
+            code = do(job, place, line, lambda job, place: meet(place, folder, attempt))
+        except BaseException as error:  # raised by a signal handler while `do` was reporting
+            report(error, rank, job, line)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # see `worker.main`
+
+
+def place_here() -> Place:
+    """Say which rank this process is, as torchrun or else SLURM has put it into the environment."""
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        return Place(*(int(env[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+    on_nodes = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1")))
+    return Place(
+        int(env["SLURM_PROCID"]),
+        int(env["SLURM_LOCALID"]),
+        int(env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])),
+        on_nodes[int(env.get("SLURM_NODEID", 0))],
+    )
+
+
+def _counts(text: str) -> list[int]:
+    """Read how SLURM writes a number per node: "2(x3),1" is 2, 2, 2, 1."""
+    counts = []
+    for part in text.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def meet(place: Place, folder: RunFolder, attempt: int) -> dist.Store:
+    """Give the store through which the ranks meet.
+
+    torchrun says where: a port that its agents have found free. Under SLURM rank 0 takes a free port of its own and
+    publishes its addresses in the run's folder, so that nobody must know names or free ports beforehand. Bytes alone
+    pass through the store.
+    """
+    timeout = timedelta(seconds=MEET_S)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if place.local_world_size == place.world_size:
+            _use_interface("127.0.0.1")
+        return dist.TCPStore(host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False)
+    own = "127.0.0.1" if place.local_world_size == place.world_size else _own_address()
+    on_loopback = own.startswith("127.")
+    _use_interface(own)
+    published = f"meet.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
+    if place.rank == 0:
+        listener = socket.create_server((own if on_loopback else "", 0), backlog=max(128, 2 * place.world_size))
+        port, token = listener.getsockname()[1], secrets.token_hex(16)
+        store = dist.TCPStore(
+            own, port, place.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        store.set("labkit/token", token)
+        addresses = [own] if on_loopback else _addresses(own)
+        folder.write(published, json.dumps({"addresses": addresses, "port": port, "token": token}).encode())
+        os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(port))
+        return store
+    return _find(folder, published, place)
+
+
+def _find(folder: RunFolder, published: str, place: Place) -> dist.Store:
+    deadline = time.monotonic() + MEET_S
+    why = f"it has not written {folder.path / published}"
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            said: dict[str, Any] = json.loads((folder.path / published).read_text())
+            for address in said["addresses"]:
+                try:
+                    socket.create_connection((address, said["port"]), 1).close()
+                except OSError as error:
+                    why = f"at {', '.join(said['addresses'])}, port {said['port']}, nobody answers ({error})"
+                    continue
+                store = dist.TCPStore(address, said["port"], place.world_size, False, timedelta(seconds=MEET_S))
+                if store.get("labkit/token").decode() == said["token"]:
+                    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(said["port"]))
+                    return store
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {place.rank} has waited {MEET_S:g} s to meet rank 0: {why}")
+
+
+def _own_address() -> str:
+    """Give this node's address on the network over which SLURM reached it. No packet is sent to find out."""
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["SLURM_LAUNCH_NODE_IPADDR"], 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _addresses(own: str) -> list[str]:
+    """Give all by which others may reach this node, likely ones first."""
+    found = [own, os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    for addresses in psutil.net_if_addrs().values():
+        found += [a.address for a in addresses if a.family == socket.AF_INET and not a.address.startswith("127.")]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _use_interface(address: str) -> None:
+    """Have gloo and NCCL use the interface with this address, unless the environment says which."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            return

@@ -1,0 +1,175 @@
+"""Ranks under torch's elastic launcher: `labkit.launch(train, on=labkit.Torchrun(nproc_per_node=2, max_restarts=3))`.
+
+The agent (https://docs.pytorch.org/docs/stable/elastic/run.html) runs as a process of its own, because it takes over
+the signal handlers of the process that it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import psutil
+
+from labkit import records
+from labkit.engines.by_folder import GUARD, FolderEngine, new_folder
+from labkit.engines.folder import RunFolder
+from labkit.engines.processes import in_spawner_thread
+from labkit.worker import Job
+
+START = "import labkit.engines.birth, sys; from torch.distributed.run import main; main(sys.argv[1:])"
+"""The agent ends with the notebook; `torchrun` on the command line would not."""
+
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else ranks that are started again read the addresses of the dead: https://github.com/pytorch/pytorch/issues/135712."""
+
+
+class Torchrun:
+    """Where to launch: under torchrun, on this machine and perhaps others.
+
+    Args:
+        nnodes: machines. With more than one, the run says which command to start on each of the others.
+        nproc_per_node: ranks on each.
+        rdzv_endpoint: host:port, on this machine, where the agents of several machines meet.
+        max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
+            on from the newest.
+        folder: where the runs' folders are made; with several machines, one that all of them can write.
+    """
+
+    def __init__(
+        self,
+        nnodes: int = 1,
+        nproc_per_node: int = 2,
+        rdzv_endpoint: str | None = None,
+        max_restarts: int = 0,
+        folder: str | os.PathLike[str] = "labkit-runs",
+    ) -> None:
+        for name, count, least in (
+            ("nnodes", nnodes, 1),
+            ("nproc_per_node", nproc_per_node, 1),
+            ("max_restarts", max_restarts, 0),
+        ):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ValueError(f"{name} is a whole number of at least {least}, got {count!r}")
+        if nnodes > 1 and rdzv_endpoint is None:
+            raise ValueError(
+                f"{nnodes} machines must know where to meet: give rdzv_endpoint='HOST:PORT', a name of this machine "
+                "and a free port on it"
+            )
+        if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
+            raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
+        self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
+        self.rdzv_endpoint, self.folder = rdzv_endpoint, folder
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nnodes * self.nproc_per_node
+
+    def engine(self, name: str, timeout_s: float | None) -> TorchrunEngine:
+        """Give what carries one run."""
+        about = {"name": name, "timeout_s": timeout_s}
+        return TorchrunEngine(self.world_size, new_folder(self.folder, name), about, self)
+
+    def arguments(self, folder: RunFolder) -> list[str]:
+        """Give torchrun's arguments, the same on every machine."""
+        return [
+            f"--nnodes={self.nnodes}",
+            f"--nproc-per-node={self.nproc_per_node}",
+            f"--max-restarts={self.max_restarts}",
+            "--monitor-interval=0.1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.rdzv_endpoint or '127.0.0.1:0'}",
+            f"--rdzv-id={folder.path.name}",
+            *(["--local-addr=127.0.0.1"] if self.nnodes == 1 else []),
+            f"--log-dir={folder.path / 'torchrun'}",
+            str(GUARD),
+            str(folder.path),
+        ]
+
+    def command(self, folder: RunFolder) -> str:
+        """Give the line to type on each of the other machines."""
+        setting = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+        return f"{setting} {shlex.join([sys.executable, '-m', 'torch.distributed.run', *self.arguments(folder)])}"
+
+    def __repr__(self) -> str:
+        return f"Torchrun(nnodes={self.nnodes}, nproc_per_node={self.nproc_per_node}, max_restarts={self.max_restarts})"
+
+
+class TorchrunEngine(FolderEngine):
+    """Carries one run under an agent on this machine."""
+
+    kind = "torchrun"
+
+    def __init__(self, world_size: int, folder: RunFolder, about: dict[str, Any], on: Torchrun) -> None:
+        super().__init__(world_size, folder, about)
+        self._on = on
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def submit(self, job: Job) -> dict[str, Any]:
+        """Start the agent."""
+        if self._on.rdzv_endpoint is not None:
+            _check_endpoint(self._on.rdzv_endpoint)
+
+        def start() -> subprocess.Popen[bytes]:
+            with open(self.folder.path / "torchrun.out", "ab") as output:
+                return subprocess.Popen(
+                    [sys.executable, "-c", START, *self._on.arguments(self.folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                    start_new_session=True,  # the notebook's interrupt is not meant for it
+                )
+
+        self._agent = in_spawner_thread(start).result()
+        if self._on.nnodes > 1:
+            others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
+            self.say(records.Notice(-1, f"start on {others}: {self._on.command(self.folder)}", queued=True))
+        threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
+        return {"agent": self._agent.pid}
+
+    def _wait(self) -> None:
+        assert self._agent is not None
+        code = self._agent.wait()
+        ending = None
+        if code and not self._reader.begun:
+            tail = (self.folder.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
+            ending = records.JobEnded(
+                -1, f"torchrun ended with exit code {code} before any rank began", f"What it wrote:\n{tail}"
+            )
+        self.settle(ending)
+
+    def end(self) -> None:
+        """End the agent and, with it, its ranks."""
+        if self._agent is None or self._agent.poll() is not None:
+            return
+        try:
+            family = [psutil.Process(self._agent.pid), *psutil.Process(self._agent.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in family:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+    def close(self) -> None:
+        """End what is left."""
+        self.end()
+        if self._agent is not None:
+            self._agent.wait()
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise ValueError if the port is taken. It may be another run's, whose agents this one's would then join."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        if probe.connect_ex((host or "localhost", int(port))) == 0:
+            raise ValueError(f"something listens at {endpoint} already; give another port as rdzv_endpoint")
