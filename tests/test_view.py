@@ -227,8 +227,8 @@ def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     assert "<pre>Cell In[3], line 2, in train\nValueError: bad batch</pre>" in page
     others = re.search("<details><summary>what became of the other 2 ranks</summary>(.*?)</details>", page).group(1)
     assert re.findall("<li>(.*?)</li>", others) == [
-        "rank 0 was still running and was ended",
-        "rank 2 was still running and was ended",
+        "rank 0 was still running and was ended after logging step 4",
+        "rank 2 was still running and was ended after logging step 4",
     ]
     assert "<details><summary>output of rank 0</summary><pre>before the end</pre></details>" in page
     assert "output of rank 1" not in page, "it printed nothing"
