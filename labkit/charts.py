@@ -322,9 +322,9 @@ def _dress(panel: Any, layout_x: Any, layout_y: Any) -> None:
 
 
 def _limit(panel: Any, layout_x: Any, layout_y: Any) -> None:
-    for layout, scale, limits, invert in (
-        (layout_x, panel.set_xscale, panel.set_xlim, panel.invert_xaxis),
-        (layout_y, panel.set_yscale, panel.set_ylim, panel.invert_yaxis),
+    for layout, scale, limits, invert, axis in (
+        (layout_x, panel.set_xscale, panel.set_xlim, panel.invert_xaxis, panel.xaxis),
+        (layout_y, panel.set_yscale, panel.set_ylim, panel.invert_yaxis, panel.yaxis),
     ):
         if layout.type == "log":
             scale("log")
@@ -332,6 +332,9 @@ def _limit(panel: Any, layout_x: Any, layout_y: Any) -> None:
             limits(*(10**v if layout.type == "log" else v for v in layout.range))
         elif layout.autorange == "reversed":
             invert()
+        if layout.tickvals is not None:
+            axis.set_ticks(layout.tickvals, labels=layout.ticktext or [f"{value:,g}" for value in layout.tickvals])
+            axis.minorticks_off()
 
 
 def _scatter(panel: Any, trace: Any) -> None:

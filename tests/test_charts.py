@@ -235,6 +235,7 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
         (bars(TWO_FLAT[0]), bars(go.Bar(TWO_FLAT[0], base=[1, 0]))),
         (LINE, go.Figure(LINE).update_xaxes(type="log")),
         (LINE, go.Figure(LINE).update_yaxes(range=[0, 10])),
+        (LINE, go.Figure(LINE).update_xaxes(tickvals=[1, 100])),
         (LINE, noted(go.Figure(LINE), x=10, y=2)),
         (LINE, go.Figure(LINE).update_traces(error_y_array=[1, 1, 1])),
         (
@@ -242,7 +243,19 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
             go.Figure(LINE).update_traces(error_y_array=[1, 1, 1], error_y_arrayminus=[0, 0, 0]),
         ),
     ],
-    ids=["stacked", "grouped", "stacked flat", "reversed", "base", "log", "range", "note", "error bars", "one-sided"],
+    ids=[
+        "stacked",
+        "grouped",
+        "stacked flat",
+        "reversed",
+        "base",
+        "log",
+        "range",
+        "ticks",
+        "note",
+        "error bars",
+        "one-sided",
+    ],
 )
 def test_what_differs_in_the_figure_differs_in_the_picture(one, other):
     assert charts.picture(one) != charts.picture(other)

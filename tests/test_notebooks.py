@@ -26,6 +26,7 @@ OTHER = {
     "08_pipeline": {"seed": 1},
     "09_sharding": {"seed": 1, "world_size": 4},
     "10_compare": {"seed": 1, "world_size": 4, "steps": 8},
+    "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
@@ -163,6 +164,12 @@ BROKEN = {
         "ByTheRoot.communicate = lambda self: None\nfor strategy in [*ways.values(), ByTheRoot]:",
         "by the root (mine) computes another step than one process",
         {"quick": True, "steps": 8},
+    ),
+    "11_scaling": (
+        "share = split(batch, n)[worker.rank]",
+        "share = batch // n",
+        "no sample was lost here",
+        {"steps": 1, "repeats": 1},
     ),
     "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
 }
