@@ -17,8 +17,9 @@
 `session` keeps ranks that run one cell after another (`cells` in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`).
 `engines.standby` keeps ranks spawned ahead, so that the second launch begins at once.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
-`measure` finds out what a step of each costs; `compare` puts runs side by side. Importing this package is
-cheap, because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
+`measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
+ranks, and `explore` shows a figure with sliders (both on the notebook's side). Importing this package is cheap,
+because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, checkpoint, datasets, measure, models, strategies
+    from labkit import charts, checkpoint, datasets, measure, models, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.comparison import Comparison, compare
     from labkit.engines import standby
@@ -59,6 +60,7 @@ __all__ = [
     "launch",
     "measure",
     "models",
+    "scaling",
     "show",
     "standby",
     "strategies",
