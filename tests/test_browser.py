@@ -198,3 +198,34 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
     shown.scroll_into_view_if_needed()
     screenshot(page, "6_hang")
     assert page.real_errors() == []
+
+
+EXPLORE = """
+import plotly.graph_objects as go
+from labkit.explore import explore
+
+
+def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):
+    return go.Figure(go.Bar(x=["batch", "latency"], y=[batch_size, latency_us]), {"title": f"batch {batch_size}"})
+
+
+explore(bars, batch_size=[64, 128, 256], bandwidth_gb_s=[1, 10], latency_us=[1, 10, 100])
+"""
+SHOWN_PICTURE = "() => document.querySelector('.jp-OutputArea-output img').src"
+
+
+def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
+    write(page.folder, "explore.ipynb", EXPLORE)
+    page.open("explore.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    page.page.locator(".jp-OutputArea-output img").wait_for(timeout=30_000)
+    before = page.page.evaluate(SHOWN_PICTURE)
+    page.page.locator(".noUi-handle").first.focus()
+    page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_function(f"before => ({SHOWN_PICTURE})() != before", arg=before, timeout=30_000)
+    assert page.page.locator(".widget-readout").first.inner_text() == "256"
+    screenshot(page, "explore")
+    page.save()
+    assert (page.folder / "explore.ipynb").stat().st_size < 50_000
+    assert page.real_errors() == []
