@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from labkit.engines import standby
     from labkit.engines.slurm import Slurm
     from labkit.engines.torchrun import Torchrun
+    from labkit.exporter import export
     from labkit.launcher import attach, launch
     from labkit.run import Run, WorkerFailed
     from labkit.session import Session
@@ -57,6 +58,7 @@ __all__ = [
     "checkpoint",
     "compare",
     "datasets",
+    "export",
     "launch",
     "measure",
     "models",
@@ -79,6 +81,7 @@ _HOMES = {
     "WorkerFailed": "run",
     "attach": "launcher",
     "compare": "comparison",
+    "export": "exporter",
     "launch": "launcher",
     "show": "view",
     "standby": "engines",
