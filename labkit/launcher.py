@@ -133,7 +133,7 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     engine = SlurmEngine(about["world_size"], folder, about)
     run = Run(engine, about["world_size"], about["name"], about["timeout_s"])
     engine.follow(about["job"])
-    run.follow(folder.job())
+    run.follow(folder.job(), stopping=folder.was_asked_to("stop"))
     return _show(run, live, wait)
 
 

@@ -119,6 +119,8 @@ class Exit(NamedTuple):
     """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
     ended: bool = False
     """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
+    at_s: float = 0.0
+    """When, as `time.time()`; 0: just now."""
 
 
 class Notice(NamedTuple):
@@ -145,7 +147,7 @@ class JobEnded(NamedTuple):
     """Whoever carries the ranks has ended them, or let them end, for a reason that is no rank's own."""
 
     rank: int
-    """-1: none of them."""
+    """-1: none of them; else the rank that it happened to."""
     headline: str
     cause: str
     """What is known of it, and what to do next."""

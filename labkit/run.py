@@ -374,9 +374,14 @@ class Run:
         self._engine.start(job)
         self.follow(job)
 
-    def follow(self, job: Job) -> None:
-        """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`."""
-        self._cells, self._start_s = job.cells, job.start_s
+    def follow(self, job: Job, stopping: bool = False) -> None:
+        """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`.
+
+        `stopping` is whether they were asked to stop before.
+        """
+        self._cells, self._start_s, self._stop_asked = job.cells, job.start_s, stopping
+        for record in self._engine.poll(timeout_s=0):
+            self._take(record)
         _live.add(self)
         self._thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
         self._thread.start()
@@ -436,9 +441,9 @@ class Run:
 
     def _take_notice(self, notice: records.Notice) -> None:
         self.notice = notice.text
+        self._last_progress_s = time.monotonic()
         if notice.queued:
             self._states = ["queued"] * self.world_size
-            self._last_progress_s = time.monotonic()
         else:
             self._states = ["starting" if state == "queued" else state for state in self._states]
 
@@ -484,7 +489,7 @@ class Run:
 
     def _take_exit(self, record: records.Exit) -> None:
         rank = record.rank
-        self._exits_s[rank] = self.elapsed_s
+        self._exits_s[rank] = record.at_s - self._start_s if record.at_s else self.elapsed_s
         if self._states[rank] in ("queued", "starting", "running"):
             if self._engine.killed(rank):
                 self._states[rank] = "ended"
@@ -563,7 +568,7 @@ class Run:
 
     def _settle(self) -> None:
         with self._lock:
-            self._end_s = time.time()
+            self._end_s = min(time.time(), self._start_s + max(self._exits_s))
             ended = self._job_ended if not self._stop_asked else None
             if self._failed or ended is not None:
                 facts = [self._facts(rank) for rank in range(self.world_size)]

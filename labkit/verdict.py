@@ -160,7 +160,8 @@ def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
 
 def judge_ended(ended: JobEnded, ranks: list[RankFacts]) -> Verdict:
     """Say that whoever carried the ranks ended them, and how far each had come."""
-    return Verdict(None, ended.headline, ended.cause, [_fate(r) for r in ranks])
+    rank = ended.rank if ended.rank >= 0 else None
+    return Verdict(rank, ended.headline, ended.cause, [_fate(r) for r in ranks if r.rank != rank])
 
 
 def _died_silently(rank: RankFacts) -> bool:

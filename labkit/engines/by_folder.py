@@ -16,7 +16,10 @@ from labkit.engines.folder import FolderReader, RunFolder
 from labkit.worker import Job
 
 LOOK_EVERY_S = 0.05
-"""Time between two looks into the folder."""
+"""Time between two looks into the folder, unless a look takes long."""
+
+LOOKING_SHARE = 5
+"""A look that takes a second is followed by as many seconds of rest."""
 
 SETTLE_S = 1.0
 """How long, after its ranks have ended, what they wrote may take to be seen."""
@@ -42,11 +45,10 @@ class FolderEngine:
         self.pids: list[int] = []
         self._reader = FolderReader(folder)
         self._killed = False
-        self._ended: set[int] = set()
+        self._exits: dict[int, records.Exit] = {}
         self._news: list[records.Record] = []
         self._lock = threading.Lock()
-        self._over_s: float | None = None
-        self._ending: records.JobEnded | None = None
+        self._give_up_s: float | None = None
 
     # For the launchers
 
@@ -58,15 +60,28 @@ class FolderEngine:
         """Have the launcher end the ranks."""
         raise NotImplementedError
 
+    def ranks_have_begun(self) -> None:
+        """Take notice that ranks have begun, and that the launcher is not waited for any more."""
+
+    def ranks_have_ended(self) -> None:
+        """Take notice that all ranks have ended; the launcher may start them again."""
+
+    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
+        """Say why the launcher has done with the ranks, if that is no rank's doing.
+
+        `missing` are ranks that did not say how they ended; `explained` is whether another has failed by itself.
+        """
+        raise NotImplementedError
+
     def say(self, record: records.Record) -> None:
         """Say something of all ranks."""
         with self._lock:
             self._news.append(record)
 
-    def settle(self, ending: records.JobEnded | None = None) -> None:
-        """Say that the launcher has done with the ranks: none lives."""
+    def settle(self, patience_s: float = SETTLE_S) -> None:
+        """Say that the launcher has done with the ranks: none lives, but what they wrote may be seen later."""
         with self._lock:
-            self._ending, self._over_s = ending, self._over_s or time.monotonic()
+            self._give_up_s = self._give_up_s or time.monotonic() + patience_s
 
     # For the run
 
@@ -78,31 +93,58 @@ class FolderEngine:
         self.folder.note(self.about)
 
     def poll(self, timeout_s: float) -> list[records.Record]:
-        """Give what is new in the folder and of the job, waiting at most `timeout_s` for it."""
+        """Give what is new in the folder and of the job, waiting at most `timeout_s` for it.
+
+        How ranks ended is said when no more can come of them: the launcher may start them all again.
+        """
         deadline = time.monotonic() + timeout_s
-        while not (found := self._new()) and time.monotonic() < deadline:
-            time.sleep(LOOK_EVERY_S)
-        return found
+        while True:
+            began = time.monotonic()
+            if found := self._new():
+                return found
+            looked_s = time.monotonic() - began
+            time.sleep(max(LOOK_EVERY_S, LOOKING_SHARE * looked_s))  # a slow file system is others' too
+            if time.monotonic() > deadline:
+                return []
 
     def _new(self) -> list[records.Record]:
         with self._lock:
             found, self._news = self._news, []
-            over_s, ending = self._over_s, self._ending
+            give_up_s = self._give_up_s
+        had_begun, had_ended = bool(self._reader.begun), len(self._exits) == self.world_size
         read = self._reader.read()
         for record in read:
+            if isinstance(record, records.Exit):
+                self._exits[record.rank] = record
+                continue
             if isinstance(record, records.Restarted):
-                self._ended = set()
-            elif isinstance(record, records.Exit) and record.ended:
-                self._ended.add(record.rank)
-        found += read
-        left = set(range(self.world_size)) - self._reader.ended
-        if over_s is not None and not read and (not left or time.monotonic() > over_s + SETTLE_S):
-            if ending is not None:
-                found.append(ending)
-            self._ended |= left
-            self._reader.ended |= left
-            found += [records.Exit(rank, -9, ended=True) for rank in sorted(left)]
-        return found
+                self._exits, had_begun, had_ended = {}, False, False
+            found.append(record)
+        if self._reader.begun and not had_begun:
+            self.ranks_have_begun()
+        if (all_ended := len(self._exits) == self.world_size) and not had_ended:
+            self.ranks_have_ended()
+        all_well = all_ended and not any(exit.code for exit in self._exits.values())
+        no_more = give_up_s is not None and not read and (all_ended or time.monotonic() > give_up_s)
+        return found + self._last_words() if all_well or no_more else found
+
+    def _last_words(self) -> list[records.Record]:
+        """Say how every rank ended."""
+        missing = sorted(set(range(self.world_size)) - set(self._exits))
+        explained = any(exit.code and not exit.ended for exit in self._exits.values())
+        well = not missing and not any(exit.code for exit in self._exits.values())
+        ending = None if well else self.ending(missing, explained)
+        for rank in missing:
+            unexplained = ending is None and not explained and not self._killed
+            self._exits[rank] = records.Exit(rank, -9, ended=not unexplained, at_s=self._last_sign_s(rank))
+        exits = [self._exits[rank] for rank in sorted(self._exits)]
+        return [*([ending] if ending else []), *exits]
+
+    def _last_sign_s(self, rank: int) -> float:
+        try:
+            return self.folder.file(rank, self._reader.attempt, "records").stat().st_mtime
+        except OSError:
+            return 0.0
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
@@ -111,7 +153,7 @@ class FolderEngine:
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that has begun and not ended where it stands."""
         self.folder.ask("stacks")
-        return sorted(self._reader.begun - self._reader.ended)
+        return sorted(self._reader.begun - set(self._exits))
 
     def tell(self, rank: int, word: Any) -> None:
         """Not for ranks elsewhere: sessions are of this machine."""
@@ -126,13 +168,13 @@ class FolderEngine:
 
     def kill(self) -> None:
         """Have the ranks ended, once."""
-        if not self._killed and self._over_s is None:
+        if not self._killed and self._give_up_s is None:
             self._killed = True
             self.end()
 
     def killed(self, rank: int) -> bool:
         """Whether the rank was ended from outside."""
-        return self._killed or rank in self._ended
+        return self._killed or (rank in self._exits and self._exits[rank].ended)
 
     def close(self) -> None:
         """Let go of what this process holds."""
@@ -140,5 +182,5 @@ class FolderEngine:
 
 def new_folder(where: str | os.PathLike[str], name: str) -> RunFolder:
     """Name a folder for a new run; it is not made yet."""
-    title = re.sub(r"[^\w.-]+", "-", name)[:40]
+    title = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:40]
     return RunFolder(Path(where) / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}")

@@ -2,7 +2,7 @@
 
     job.pkl                  what every rank is to do (`worker.Job`)
     run.json                 what `labkit.attach` needs to follow the run again
-    asked                    what the notebook asks of the ranks: a word a line
+    asked                    what the notebook asks of the ranks, a word a line: stop, stacks, end
     ranks/<rank>.<attempt>.records   what a rank reports: a record a line, as JSON
     ranks/<rank>.<attempt>.out       what it prints
     ranks/<rank>.<attempt>.stacks    where it stands, when asked
@@ -18,6 +18,7 @@ import codecs
 import contextlib
 import json
 import os
+import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -92,6 +93,10 @@ class RunFolder:
         with open(self.asked, "a") as file:
             file.write(f"{word}\n")
 
+    def was_asked_to(self, word: str) -> bool:
+        """Whether `ask` has said this word."""
+        return word in self.asked.read_text().split()
+
     def file(self, rank: int, attempt: int, kind: str) -> Path:
         """Give the file with a rank's "records", "out" or "stacks"."""
         return self.ranks / f"{rank}.{attempt}.{kind}"
@@ -144,18 +149,18 @@ class _Growing:
         self._offset = 0
         self._partial = b""
 
-    def read(self) -> bytes:
+    def read(self, all_of_it: bool = False) -> bytes:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
-                data = file.read(BLOCK_BYTES)
-        except FileNotFoundError:
+                data = file.read(-1 if all_of_it else BLOCK_BYTES)
+        except OSError:  # not there yet, or over a network not just now
             return b""
         self._offset += len(data)
         return data
 
-    def lines(self) -> list[bytes]:
-        *whole, self._partial = (self._partial + self.read()).split(b"\n")
+    def lines(self, all_of_it: bool = False) -> list[bytes]:
+        *whole, self._partial = (self._partial + self.read(all_of_it)).split(b"\n")
         return whole
 
 
@@ -163,22 +168,25 @@ class _RankFiles:
     """What one rank writes in one attempt."""
 
     def __init__(self, folder: RunFolder, rank: int, attempt: int) -> None:
-        self._rank, self.attempt = rank, attempt
+        self._rank = rank
         self._records, self._out, self._stacks = (
             _Growing(folder.file(rank, attempt, kind)) for kind in ("records", "out", "stacks")
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def read(self) -> Iterator[records.Record]:
+    def read(self, all_of_it: bool = False) -> list[records.Record]:
         """Give what is new: what was printed before what was reported after it."""
-        lines = self._records.lines()  # looked at before the output, so that what was printed first is there
-        if text := self._decoder.decode(self._out.read()):
-            yield records.Output(self._rank, text)
-        if stacks := self._stacks.read():
-            yield records.Stack(self._rank, stacks.decode("utf-8", "replace"))
-        for line in lines:
+        reported: list[records.Record] = []
+        for line in self._records.lines(all_of_it):  # before the output, so that what was printed first is there
             with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by the end of its writer
-                yield _record(line)
+                reported.append(_record(line))
+        ended = any(isinstance(record, records.Exit) for record in reported)  # and prints no more
+        found: list[records.Record] = []
+        if text := self._decoder.decode(self._out.read(all_of_it or ended), final=ended):
+            found.append(records.Output(self._rank, text))
+        if stacks := self._stacks.read():
+            found.append(records.Stack(self._rank, stacks.decode("utf-8", "replace")))
+        return found + reported
 
 
 class FolderReader:
@@ -189,43 +197,38 @@ class FolderReader:
         self._files: dict[int, _RankFiles] = {}
         self.attempt = 0
         """The newest that any rank has begun."""
-        self.begun: set[int] = set()
-        """Ranks of which anything has been seen."""
-        self.ended: set[int] = set()
-        """Ranks whose last record of this attempt has been read."""
+
+    @property
+    def begun(self) -> set[int]:
+        """Ranks that have begun this attempt."""
+        return set(self._files)
 
     def read(self) -> list[records.Record]:
         """Give what is new. Of attempts before the newest, only what was logged and printed."""
         found: list[records.Record] = []
-        for rank, attempt in self._newest():
-            self.begun.add(rank)
-            files = self._files.get(rank)
-            if files is not None and files.attempt < attempt:
-                found += self._of(files)  # no more is written there
-            if files is None or files.attempt < attempt:
-                files = self._files[rank] = _RankFiles(self._folder, rank, attempt)
-            if attempt > self.attempt:
-                self.attempt = attempt
-                self.ended = set()
-                found.append(records.Restarted(-1, attempt))
-            found += self._of(files)
+        there = self._there()
+        newest = max((attempt for _, attempt in there), default=0)
+        while self.attempt < newest:
+            self._open(there)
+            for files in self._files.values():
+                found += [r for r in files.read(all_of_it=True) if isinstance(r, (records.Log, records.Output))]
+            self._files = {}
+            self.attempt += 1
+            found.append(records.Restarted(-1, self.attempt))
+        self._open(there)
+        for files in self._files.values():
+            found += files.read()
         return found
 
-    def _newest(self) -> list[tuple[int, int]]:
-        """Give (rank, its newest attempt)."""
-        newest: dict[int, int] = {}
+    def _there(self) -> list[tuple[int, int]]:
+        """Give (rank, attempt) of all that have begun."""
+        names: list[str] = []
         with contextlib.suppress(OSError):
-            for name in os.listdir(self._folder.ranks):
-                rank, attempt, kind = name.split(".")
-                if kind == "records":
-                    newest[int(rank)] = max(newest.get(int(rank), 0), int(attempt))
-        return sorted(newest.items())
+            names = os.listdir(self._folder.ranks)
+        found = (re.fullmatch(r"(\d+)\.(\d+)\.records", name) for name in names)
+        return sorted((int(name[1]), int(name[2])) for name in found if name)
 
-    def _of(self, files: _RankFiles) -> Iterator[records.Record]:
-        for record in files.read():
-            if files.attempt == self.attempt:
-                if isinstance(record, records.Exit):
-                    self.ended.add(record.rank)
-                yield record
-            elif isinstance(record, (records.Log, records.Output)):
-                yield record
+    def _open(self, there: list[tuple[int, int]]) -> None:
+        for rank, attempt in there:
+            if attempt == self.attempt and rank not in self._files:
+                self._files[rank] = _RankFiles(self._folder, rank, attempt)

@@ -21,7 +21,6 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from labkit.engines import birth  # noqa: F401 - from here on, ends with its parent
 from labkit.engines.folder import FileSender, RunFolder
 from labkit.worker import Line, Place, do, end_children, hear_signals, report
 
@@ -38,8 +37,10 @@ class FolderLine(Line):
         threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
 
     def _listen(self) -> None:
-        for word in sys.stdin:
-            self.hear(word.strip())
+        with os.fdopen(os.dup(0)) as words:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
+            for word in words:
+                self.hear(word.strip())
         end_children()
         os._exit(1)  # the guard is gone, and its launcher with it
 
@@ -108,6 +109,10 @@ def meet(place: Place, folder: RunFolder, attempt: int) -> dist.Store:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if place.local_world_size == place.world_size:
             _use_interface("127.0.0.1")
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
+            store = dist.TCPStore(host, port, place.world_size, False, timeout)
+            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
         return dist.TCPStore(host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False)
     own = "127.0.0.1" if place.local_world_size == place.world_size else _own_address()
     on_loopback = own.startswith("127.")

@@ -15,18 +15,24 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit import records
-from labkit.engines.by_folder import GUARD, FolderEngine, new_folder
+from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, new_folder
 from labkit.engines.folder import RunFolder
+from labkit.stacks import rank_list
 from labkit.worker import Job
 
-LOOK_AT_JOB_EVERY_S = 0.5
-"""Time between two questions to SLURM; each is one `squeue` for one job."""
+LOOK_AT_JOB_S = (0.5, 5.0)
+"""Least and greatest time between two questions to SLURM, each one `squeue` for one job, or two while it waits.
+
+They become rarer while nothing changes. When ranks begin or end, which their files tell, SLURM is asked at once."""
 
 COMMAND_S = 60.0
 """How long one of SLURM's commands may take."""
+
+SEEN_LATE_S = 60.0
+"""How long what ranks wrote in a job that ended well may take to be seen over a network's file system."""
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 GOING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -57,6 +63,24 @@ ENDINGS = {
     "BOOT_FAIL": ("could not start: a node failed to boot", "Launch it again, or tell the administrator."),
     "REVOKED": ("was revoked by the cluster", "Launch it again, or ask the administrator."),
 }
+
+
+REASONS = {
+    "Resources": "no machines are free",
+    "Priority": "other jobs are before it",
+    "BeginTime": "SLURM starts it again in a while",
+}
+"""What SLURM says of jobs that wait, where that is short; its other reasons are shown as they are:
+https://slurm.schedmd.com/job_reason_codes.html."""
+
+
+class _State(NamedTuple):
+    """What SLURM says of a job."""
+
+    state: str
+    nodes: str
+    partition: str
+    reason: str
 
 
 class Slurm:
@@ -92,6 +116,9 @@ class Slurm:
         )
         if kept:
             raise ValueError(f"Slurm() sets {', '.join(sorted(kept))} itself; give nodes= and ranks_per_node= instead")
+        for name, value in options.items():
+            if "\n" in str(value):
+                raise ValueError(f"an option of sbatch is one line, got {name}={str(value)!r:.60}")
         self.nodes, self.ranks_per_node = nodes, ranks_per_node
         self.folder, self.setup, self.python = folder, setup, python
         self.options = {"requeue": True, **options}
@@ -109,10 +136,10 @@ class Slurm:
     def script(self, command: Sequence[str], name: str, output: str) -> str:
         """Give the batch script that runs a command as every rank, as text."""
         head = {
-            "job-name": name,
+            "job-name": " ".join(name.split()),
             "nodes": self.nodes,
             "ntasks-per-node": self.ranks_per_node,
-            "output": output,
+            "output": output.replace("%", "%%"),  # sbatch's sign for its own names
             "open-mode": "append",
         }
         options = {**head, **{key.replace("_", "-"): value for key, value in self.options.items()}}
@@ -121,7 +148,7 @@ class Slurm:
         lines = ["#!/bin/bash"]
         for key, value in options.items():
             if value is not False and value is not None:
-                lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={value}")
+                lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}")
         cpus = self.options.get("cpus_per_task")
         # One that fails ends all: without --kill-on-bad-exit the others wait in a collective until the time limit.
         srun = ["srun", "--kill-on-bad-exit=1", f"--ntasks-per-node={self.ranks_per_node}"]
@@ -143,8 +170,8 @@ class SlurmEngine(FolderEngine):
         super().__init__(world_size, folder, about)
         self._on = on
         self.job_id = ""
-        self._last_state = ""
-        self._watch = threading.Event()
+        self._state = _State("", "", "", "")
+        self._closed, self._look_now = threading.Event(), threading.Event()
 
     def submit(self, job: Job) -> dict[str, Any]:
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
@@ -176,99 +203,132 @@ class SlurmEngine(FolderEngine):
             slurm("scancel", self.job_id)
         except SlurmError as error:
             self.say(records.Notice(-1, f"SLURM job {self.job_id} could not be cancelled: {error}"))
-            self._killed = False
+            self._closed.wait(LOOK_AT_JOB_S[0])
+            self._killed = False  # to be tried again
+        self._look_now.set()
+
+    def ranks_have_begun(self) -> None:
+        """See where the job is."""
+        self._look_now.set()
+
+    def ranks_have_ended(self) -> None:
+        """See what SLURM makes of it."""
+        self._look_now.set()
 
     def close(self) -> None:
         """Stop watching."""
-        self._watch.set()
+        self._closed.set()
+        self._look_now.set()
 
     def _watch_job(self) -> None:
-        while not self._watch.is_set():
+        pause_s = LOOK_AT_JOB_S[0]
+        while not self._closed.is_set():
+            self._look_now.clear()
             try:
-                state, reason, nodes = self._look()
+                state = self._look()
             except SlurmError as error:
                 self.say(records.Notice(-1, f"SLURM job {self.job_id}: {error}"))
             else:
-                if state in WAITING:
-                    self._say_waiting(state, reason)
-                elif state in GOING:
-                    if state != self._last_state:
-                        self.say(records.Notice(-1, f"SLURM job {self.job_id} on {nodes}"))
-                else:
-                    self.settle(self._ending_of(state, reason, nodes))
+                changed, self._state = state.state != self._state.state, state
+                if state.state in WAITING:
+                    self.say(records.Notice(-1, self._waiting(state), queued=True))
+                elif state.state not in GOING:
+                    self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
                     return
-                self._last_state = state
-            self._watch.wait(LOOK_AT_JOB_EVERY_S)
+                elif changed or state.state == "SUSPENDED":
+                    suspended = " and suspended" if state.state == "SUSPENDED" else ""
+                    self.say(records.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
+                if changed or state.state == "COMPLETING":
+                    pause_s = LOOK_AT_JOB_S[0]
+            if self._look_now.wait(pause_s):
+                self._closed.wait(0.1)  # SLURM learns of a rank's end only after its files have told
+                pause_s = LOOK_AT_JOB_S[0]
+            pause_s = min(1.2 * pause_s, LOOK_AT_JOB_S[1])
 
-    def _look(self) -> tuple[str, str, str]:
-        """Give the job's state, the reason for it and its nodes."""
+    def _look(self) -> _State:
         try:
-            said = slurm("squeue", "-h", "-t", "all", "-o", "%T|%r|%N", "-j", self.job_id)
+            said = slurm("squeue", "-h", "-t", "all", "-o", "%T|%N|%P|%r", "-j", self.job_id)
         except SlurmError as error:
             if "Invalid job id" not in str(error):
                 raise
             said = ""
         if said.strip():
-            state, reason, nodes = said.strip().splitlines()[-1].split("|")
-            return state, reason, nodes
+            return _State(*said.strip().splitlines()[-1].split("|", 3))
         return self._look_in_accounts()
 
-    def _look_in_accounts(self) -> tuple[str, str, str]:
+    def _look_in_accounts(self) -> _State:
         """The same of a job that `squeue` has forgotten, where the cluster keeps accounts."""
         try:
-            said = slurm("sacct", "-n", "-X", "-P", "-o", "State,Reason,NodeList", "-j", self.job_id).strip()
-            state, reason, nodes = said.splitlines()[-1].split("|")
-            return state.partition(" ")[0], reason, nodes
+            said = slurm("sacct", "-n", "-X", "-P", "-o", "State,NodeList,Partition", "-j", self.job_id).strip()
+            state, nodes, partition = said.splitlines()[-1].split("|")
+            return _State(state.partition(" ")[0], nodes, partition, "")
         except (SlurmError, IndexError, ValueError):
-            return "FORGOTTEN", "", ""
+            return _State("FORGOTTEN", "", "", "")
 
-    def _say_waiting(self, state: str, reason: str) -> None:
+    def _waiting(self, job: _State) -> str:
+        """Say why the job waits, and how many of the same partition wait before it."""
         text = f"SLURM job {self.job_id} waits"
-        place = self._place_in_queue()
-        if place:
-            text += f", {place}"
-        if reason not in ("", "None"):
-            text += f": {reason}"
-        if state not in ("PENDING", "CONFIGURING"):
-            text += f" ({state})"
-        self.say(records.Notice(-1, text, queued=True))
-
-    def _place_in_queue(self) -> str:
-        """Say how many jobs of the same partition wait before this one, by priority."""
         try:
-            partition = slurm("squeue", "-h", "-o", "%P", "-j", self.job_id).strip()
-            waiting = slurm("squeue", "-h", "-t", "PD", "-p", partition, "--sort=-p,i", "-o", "%A").split()
-            return f"place {waiting.index(self.job_id) + 1} of {len(waiting)} in partition {partition}"
+            waiting = slurm("squeue", "-h", "-t", "PD", "-p", job.partition, "--sort=-p,i", "-o", "%A").split()
+            text += f", place {waiting.index(self.job_id) + 1} of {len(waiting)} in partition {job.partition}"
         except (SlurmError, ValueError):
-            return ""
+            pass
+        if job.reason not in ("", "None"):
+            text += f": {REASONS.get(job.reason, job.reason)}"
+        if "DOWN" in job.reason or "NotAvail" in job.reason:
+            text += self._troubles("-p", job.partition)
+        if job.state not in ("PENDING", "CONFIGURING"):
+            text += f" ({job.state})"
+        return text
 
-    def _ending_of(self, state: str, reason: str, nodes: str) -> records.JobEnded | None:
+    def _troubles(self, *where: str) -> str:
+        """Say which nodes are down or drained, and the reasons that were given."""
+        try:
+            said = slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E", *where, "-t", "down,drain,fail,no_respond,maint")
+        except SlurmError:
+            return ""
+        nodes = dict.fromkeys(tuple(line.split("|", 2)) for line in said.splitlines())
+        listed = ", ".join(f"{name} is {state.rstrip('*')} ({reason})" for name, state, reason in nodes)
+        return f" [{listed}]" if listed else ""
+
+    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
         """Say why the job ended, if that is no rank's doing."""
-        if state == "COMPLETED":
-            return None
-        if state in ENDINGS:
+        state, nodes, _, _ = self._state
+        if state in ENDINGS and not (self._killed and state == "CANCELLED"):
             what, advice = ENDINGS[state]
-            return records.JobEnded(-1, f"SLURM job {self.job_id} {what} ({state})", f"{self._where(nodes)}{advice}")
-        if state == "FORGOTTEN":
+            where = self._where(nodes, troubles=state == "NODE_FAIL")
+            starved = [rank for rank, exit in self._exits.items() if exit.code == -9 and not exit.ended]
+            rank = starved[0] if state == "OUT_OF_MEMORY" and starved else -1
+            who = "" if rank < 0 else f"; rank {rank} was killed for it"
+            return records.JobEnded(rank, f"SLURM job {self.job_id} {what} ({state}){who}", where + advice)
+        if explained or not missing or self._killed:
+            return None  # ranks have said it all
+        if state in ("FORGOTTEN", "COMPLETED"):
             return records.JobEnded(
                 -1,
-                f"SLURM no longer knows job {self.job_id}",
-                "It ended a while ago, and this cluster keeps no accounts (sacct). What its ranks wrote is kept.",
+                f"SLURM job {self.job_id} is over, but not all ranks have said how they ended",
+                "The job ended a while ago, and SLURM no longer knows it. What its ranks wrote is kept."
+                if state == "FORGOTTEN"
+                else f"{self._where(nodes)}Every node must write into {self.folder.path}, and this notebook see it.",
             )
-        if self._reader.begun:
-            return None  # a rank has failed and says so itself
+        never = [rank for rank in missing if rank not in self._reader.begun]
+        if not never:
+            return None
+        who = "any rank" if len(never) == self.world_size else rank_list(never)
         return records.JobEnded(
             -1,
-            f"SLURM job {self.job_id} ended ({state}) before any rank began",
+            f"SLURM job {self.job_id} ended ({state}) before {who} began",
             f"{self._where(nodes)}Every node must see {self.folder.path} and have {self._python()}. "
-            f"What SLURM wrote: {self._tail()}",
+            f"What SLURM wrote:\n{self._tail()}",
         )
 
     def _python(self) -> str:
         return self._on.python if self._on else sys.executable
 
-    def _where(self, nodes: str) -> str:
-        return f"It was on {nodes}. " if nodes else ""
+    def _where(self, nodes: str, troubles: bool = False) -> str:
+        if not nodes:
+            return ""
+        return f"It was on {nodes}{self._troubles('-n', nodes) if troubles else ''}. "
 
     def _tail(self) -> str:
         try:

@@ -6,8 +6,10 @@ the signal handlers of the process that it is in.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from typing import Any
 import psutil
 
 from labkit import records
-from labkit.engines.by_folder import GUARD, FolderEngine, new_folder
+from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, new_folder
 from labkit.engines.folder import RunFolder
 from labkit.engines.processes import in_spawner_thread
 from labkit.worker import Job
@@ -27,6 +29,10 @@ START = "import labkit.engines.birth, sys; from torch.distributed.run import mai
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Else ranks that are started again read the addresses of the dead: https://github.com/pytorch/pytorch/issues/135712."""
+
+
+LEAVE_S = 5.0
+"""How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
 
 
 class Torchrun:
@@ -130,25 +136,38 @@ class TorchrunEngine(FolderEngine):
         self._agent = in_spawner_thread(start).result()
         if self._on.nnodes > 1:
             others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
-            self.say(records.Notice(-1, f"start on {others}: {self._on.command(self.folder)}", queued=True))
+            self.say(records.Notice(-1, f"start on {others}:\n{self._on.command(self.folder)}", queued=True))
         threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
         return {"agent": self._agent.pid}
 
+    def ranks_have_begun(self) -> None:
+        """Take back what was to be typed."""
+        if self._on.nnodes > 1:
+            self.say(records.Notice(-1, ""))
+
     def _wait(self) -> None:
         assert self._agent is not None
-        code = self._agent.wait()
-        ending = None
-        if code and not self._reader.begun:
-            tail = (self.folder.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
-            ending = records.JobEnded(
-                -1, f"torchrun ended with exit code {code} before any rank began", f"What it wrote:\n{tail}"
-            )
-        self.settle(ending)
+        self._agent.wait()
+        self.settle(0.0 if self._killed else SETTLE_S)
+
+    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
+        """Say why the agent ended, if that is no rank's doing."""
+        assert self._agent is not None
+        if explained or not missing or self._killed:
+            return None
+        tail = (self.folder.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
+        never = len(missing) == self.world_size and not self._reader.begun
+        return records.JobEnded(
+            -1,
+            f"torchrun {_how(self._agent.wait())} before {'any rank began' if never else 'all ranks had ended'}",
+            f"What it wrote:\n{tail}" if tail else "It wrote nothing.",
+        )
 
     def end(self) -> None:
-        """End the agent and, with it, its ranks."""
+        """End the agent and, with it, its ranks; tell those on other machines."""
         if self._agent is None or self._agent.poll() is not None:
             return
+        self.folder.ask("end")
         try:
             family = [psutil.Process(self._agent.pid), *psutil.Process(self._agent.pid).children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -160,16 +179,29 @@ class TorchrunEngine(FolderEngine):
                 continue
 
     def close(self) -> None:
-        """End what is left."""
-        self.end()
-        if self._agent is not None:
+        """Let the agent take its leave of the others, and end what is left."""
+        if self._agent is None:
+            return
+        try:
+            self._agent.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.end()
             self._agent.wait()
 
 
+def _how(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
 def _check_endpoint(endpoint: str) -> None:
-    """Raise ValueError if the port is taken. It may be another run's, whose agents this one's would then join."""
+    """Raise ValueError if no agent can listen there: one that listens may be another run's, which would be joined."""
     host, _, port = endpoint.rpartition(":")
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        if probe.connect_ex((host or "localhost", int(port))) == 0:
-            raise ValueError(f"something listens at {endpoint} already; give another port as rdzv_endpoint")
+    try:
+        socket.create_server((host, int(port))).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"something listens at {endpoint} already; give another port as rdzv_endpoint") from None
+        raise ValueError(
+            f"rdzv_endpoint={endpoint!r} is no address of this machine ({error.strerror or error}); it names a port "
+            "here, by a name that the other machines know"
+        ) from None
