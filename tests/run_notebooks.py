@@ -1,6 +1,7 @@
 """Run the lessons headless with papermill: `python tests/run_notebooks.py --out build/notebooks -p seed 1`.
 
-Each executed notebook is written beside an HTML page that can be read offline. Exits with 1 if a lesson fails.
+Each executed notebook is written beside an HTML page that can be read offline; index.html leads through them. Exits
+with 1 if a lesson fails.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any
 
 import papermill
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
+
+from tests.course_pages import index, page, write_times  # noqa: E402
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
@@ -45,22 +50,12 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
     return executed
 
 
-def page(executed: Path) -> Path:
-    """Write an HTML page of an executed notebook, readable without a network, and give it."""
-    from nbconvert import HTMLExporter
-
-    exporter = HTMLExporter(embed_images=True, require_js_url="", jquery_url="", mathjax_url="")
-    body, _ = exporter.from_filename(str(executed))
-    target = executed.with_suffix(".html")
-    target.write_text(body, encoding="utf-8")
-    return target
-
-
 def main() -> int:
     """Run all lessons; parameters that a lesson does not declare are left out for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for executed notebooks and pages")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
+    parser.add_argument("--write-times", action="store_true", help="write into notebook 00 how long each lesson took")
     parser.add_argument("lessons", nargs="*", type=Path, default=LESSONS, help="notebooks; all by default")
     arguments = parser.parse_args()
     given = {name: yaml.safe_load(value) for name, value in arguments.p}
@@ -68,6 +63,7 @@ def main() -> int:
     if unknown := set(given) - known:
         parser.error(f"no lesson declares {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     failed = []
+    runs, times = {}, {}
     for notebook in arguments.lessons:
         own = {name: value for name, value in given.items() if name in declared(notebook)}
         start = time.monotonic()
@@ -75,10 +71,16 @@ def main() -> int:
             executed = execute(notebook, arguments.out, own)
         except papermill.PapermillExecutionError as error:
             failed.append(notebook.name)
+            runs[notebook.stem] = "failed when it was last run"
             print(f"{notebook.name}: FAILED after {time.monotonic() - start:.0f} s\n{error}")
             continue
-        size_kb = executed.stat().st_size / 1e3
-        print(f"{notebook.name}: {time.monotonic() - start:.0f} s, {size_kb:.0f} kB, {page(executed)}")
+        took_s, size_kb = time.monotonic() - start, executed.stat().st_size / 1e3
+        times[notebook.stem] = took_s
+        runs[notebook.stem] = f"ran in {took_s:.0f} s"
+        print(f"{notebook.name}: {took_s:.0f} s, {size_kb:.0f} kB, {page(executed)}", flush=True)
+    print(f"the course: {index(arguments.out, runs)}")
+    if arguments.write_times:
+        write_times(times)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

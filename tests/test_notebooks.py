@@ -11,7 +11,8 @@ import nbformat
 import pytest
 from PIL import Image
 
-from tests.run_notebooks import FOLDER, LESSONS, LIMIT_BYTES, declared, execute, page
+from tests.course_pages import course, index, page
+from tests.run_notebooks import FOLDER, LESSONS, LIMIT_BYTES, declared, execute
 
 NAMES = [lesson.stem for lesson in LESSONS]
 OTHER = {
@@ -110,6 +111,34 @@ def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
     execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
+
+
+def test_the_course_and_the_readme_list_every_lesson_with_the_same_question():
+    lessons = course()
+    assert [lesson.name for lesson in lessons] == NAMES
+    readme = (FOLDER.parent / "README.md").read_text()
+    for lesson in lessons:
+        assert f"| [{lesson.title}](notebooks/{lesson.name}.ipynb) | {lesson.question} |" in readme
+        assert set(filter(None, lesson.needs.split(", "))) < {name[:2] for name in NAMES}
+
+
+def test_the_index_links_what_was_run_and_says_how_it_went(tmp_path):
+    executed = tmp_path / "06_ddp.ipynb"
+    executed.write_text((FOLDER / executed.name).read_text())
+    link = "See [lesson 07](07_model_parallel.ipynb)."
+    notebook = nbformat.read(executed, as_version=4)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(link))
+    nbformat.write(notebook, executed)
+    text = page(executed).read_text()
+    assert 'href="07_model_parallel.html"' in text
+    assert 'href="index.html"' in text
+    text = index(tmp_path, {"06_ddp": "ran in 5 s"}).read_text()
+    assert text.count("<section>") == len(NAMES)
+    assert re.findall('href="([^"]+)"', text) == ["06_ddp.html"]
+    assert "needs 01, 03 · ran in 5 s" in text
+    assert text.count("not run") == len(NAMES) - 1
+    assert "<script" not in text
+    assert "http" not in text
 
 
 IMPORT_DDP = "from torch.nn.parallel import DistributedDataParallel\n"
