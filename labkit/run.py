@@ -270,6 +270,11 @@ class Run:
             return [text.take_new() for text in self._output]
 
     @property
+    def pids(self) -> list[int]:
+        """Process id of each rank, as far as it runs on this machine: for a debugger, say."""
+        return list(self._engine.pids)
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds from the launch until the end, or until now."""
         return (self._end_s or time.time()) - self._start_s
