@@ -168,8 +168,17 @@ class Worker:
             self._stop_with_the_others(self._line.stop_asked_s)
 
     def expect(self, steps: int) -> None:
-        """Say how many steps this rank will log in all, so that the live view can show progress and time left."""
-        self._line.send(records.Expect(self.rank, self._whole_number(steps)))
+        """Say how many steps this rank will log in all, so that the live view can show progress and time left.
+
+        Raises ValueError for none: a data set with fewer samples than a batch of all ranks needs trains nothing.
+        """
+        steps = self._whole_number(steps)
+        if steps < 1:
+            raise ValueError(
+                f"rank {self.rank} expects {steps} steps: with {self.world_size} ranks no whole batch is left for it. "
+                "Launch fewer ranks, or use a smaller batch or more samples"
+            )
+        self._line.send(records.Expect(self.rank, steps))
 
     @property
     def stopping(self) -> bool:
@@ -444,6 +453,13 @@ def _set_up(job: Job, place: Place) -> torch.device:
     devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
     if not devices:
         return torch.device("cpu")
+    here = torch.cuda.device_count()
+    if here < min(devices, place.local_world_size):
+        raise RuntimeError(
+            f"rank {rank} finds {here} GPUs where the notebook found {devices}: one has failed, or "
+            f"CUDA_VISIBLE_DEVICES has changed (it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r} here). "
+            "Look at nvidia-smi, and restart the kernel so that it counts again"
+        )
     device = torch.device("cuda", place.local_rank % devices)
     torch.cuda.set_device(device)
     return device

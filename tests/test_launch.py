@@ -388,6 +388,33 @@ def test_ranks_and_backend_follow_the_gpus(gpus, world_size, ranks, backend, mon
 
 
 @pytest.mark.spawns
+@pytest.mark.spawns
+def test_a_gpu_that_has_gone_since_the_notebook_counted_is_told_by_rank(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: torch.cuda.is_available() + 7)
+    said = (
+        r"rank \d failed while starting: RuntimeError: rank \d finds \d GPUs where the notebook found \d: .*restart the"
+    )
+    with pytest.raises(labkit.WorkerFailed, match=said):
+        labkit.launch(workloads.fit, world_size=4, backend="gloo", live=False)
+
+
+def deal_out(worker, samples):
+    """Train on a data set that may be too small for all ranks."""
+    sampler = torch.utils.data.DistributedSampler(range(samples), drop_last=True)
+    loader = torch.utils.data.DataLoader(range(samples), 2, sampler=sampler, drop_last=True)
+    worker.log(loss=1.0)
+    worker.expect(len(loader))
+    return len(loader)
+
+
+@pytest.mark.spawns
+def test_more_ranks_than_samples_is_told_by_rank_and_loses_nothing():
+    assert labkit.launch(deal_out, 8, world_size=3, live=False).results == [1, 1, 1]
+    with pytest.raises(labkit.WorkerFailed, match="rank . expects 0 steps: with 3 ranks no whole batch") as error:
+        labkit.launch(deal_out, 2, world_size=3, live=False)
+    assert len(error.value.run.history) >= 1
+
+
 def test_a_run_cannot_be_sent_and_says_so():
     run = labkit.launch(lambda worker: None, world_size=1, live=False)
     with pytest.raises(ValueError, match="a Run stays in the notebook"):
