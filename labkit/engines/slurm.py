@@ -139,7 +139,7 @@ class Slurm:
             "job-name": " ".join(name.split()),
             "nodes": self.nodes,
             "ntasks-per-node": self.ranks_per_node,
-            "output": output.replace("%", "%%"),  # sbatch's sign for its own names
+            "output": output,
             "open-mode": "append",
         }
         options = {**head, **{key.replace("_", "-"): value for key, value in self.options.items()}}
@@ -177,7 +177,8 @@ class SlurmEngine(FolderEngine):
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
         assert self._on is not None
         command = [self._on.python, str(GUARD), str(self.folder.path)]
-        script = self._on.script(command, self.about["name"], str(self.folder.path / "slurm.out"))
+        output = str(self.folder.path / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
+        script = self._on.script(command, self.about["name"], output)
         self.folder.write("job.sbatch", script.encode())
         try:
             said = slurm("sbatch", "--parsable", str(self.folder.path / "job.sbatch"))
@@ -291,7 +292,7 @@ class SlurmEngine(FolderEngine):
         listed = ", ".join(f"{name} is {state.rstrip('*')} ({reason})" for name, state, reason in nodes)
         return f" [{listed}]" if listed else ""
 
-    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
+    def ending(self, missing: list[int]) -> records.JobEnded | None:
         """Say why the job ended, if that is no rank's doing."""
         state, nodes, _, _ = self._state
         if state in ENDINGS and not (self._killed and state == "CANCELLED"):
@@ -301,7 +302,7 @@ class SlurmEngine(FolderEngine):
             rank = starved[0] if state == "OUT_OF_MEMORY" and starved else -1
             who = "" if rank < 0 else f"; rank {rank} was killed for it"
             return records.JobEnded(rank, f"SLURM job {self.job_id} {what} ({state}){who}", where + advice)
-        if explained or not missing or self._killed:
+        if self.explained or not missing or self._killed:
             return None  # ranks have said it all
         if state in ("FORGOTTEN", "COMPLETED"):
             return records.JobEnded(
