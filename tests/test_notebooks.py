@@ -30,6 +30,12 @@ OTHER = {
     "10_compare": {"seed": 1, "world_size": 4, "steps": 8},
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
+    "14_when_it_hangs": {"seed": 1, "world_size": 4, "odd": 2},
+    "16_pitfalls": {
+        "seed": 1,
+        "world_size": 3,
+        "predictions": {"No address": "it waits for the others", "group=0": "an error"},
+    },
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
 
@@ -205,6 +211,16 @@ BROKEN = {
         {"steps": 1, "repeats": 1},
     ),
     "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
+    "14_when_it_hangs": (
+        "sleep_s[worker.rank :: worker.world_size]",
+        "sleep_s[worker.rank * steps :][:steps]",
+        "dealt out, the ranks wait less",
+    ),
+    "16_pitfalls": (
+        "model = nn.DataParallel(labkit.models",
+        "model = DistributedDataParallel(labkit.models",
+        "no symptom: ['DDP in name only']",
+    ),
 }
 """By lesson: what its code says, what it says when broken on purpose, and what its closing assertion then says.
 
