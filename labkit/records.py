@@ -121,6 +121,8 @@ class Exit(NamedTuple):
     """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
     at_s: float = 0.0
     """When, as `time.time()`; 0: just now."""
+    unseen: bool = False
+    """Whether nobody is left who saw it end: the code is a guess."""
 
 
 class Notice(NamedTuple):

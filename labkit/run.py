@@ -206,6 +206,7 @@ class Run:
         self._exit_codes: list[int | None] = [None] * world_size
         self._exits_s = [float("inf")] * world_size
         self._out_of_memory = [False] * world_size
+        self._unseen = [False] * world_size
         self.answers: SimpleQueue[records.Answer] = SimpleQueue()
         """What ranks answer to what they were told. For one reader, a session."""
         self._aside: dict[int, str] = {}
@@ -434,7 +435,7 @@ class Run:
             self._stack_texts[rank] = self._stack_texts.get(rank, "") + record.text
         elif isinstance(record, records.Exit):
             self._exit_codes[rank] = record.code
-            self._out_of_memory[rank] = record.out_of_memory
+            self._out_of_memory[rank], self._unseen[rank] = record.out_of_memory, record.unseen
             self._output[rank].end()
             self._take_exit(record)
         elif isinstance(record, records.Notice):
@@ -602,6 +603,7 @@ class Run:
             output_end=output,
             peak_bytes=self.peak_bytes[rank],
             out_of_memory=self._out_of_memory[rank],
+            unseen=self._unseen[rank],
             standing=Standing(rank, frames, self._cells) if frames else None,
         )
 

@@ -66,6 +66,8 @@ class RankFacts:
     """The system was ending processes for want of memory, and this one was killed."""
     standing: Standing | None = None
     """Where the rank stood when it failed."""
+    unseen: bool = False
+    """Nobody saw the process end; the exit code is a guess."""
 
 
 class Verdict(NamedTuple):
@@ -170,7 +172,7 @@ def _died_silently(rank: RankFacts) -> bool:
 
 def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
     assert reporter.failure is not None
-    return not _lost_peer(reporter) and reporter.failure.time_s < silent.exit_s - SEEN_LATE_S
+    return not _lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
 
 
 def _report_order(rank: RankFacts) -> tuple[bool, float]:
@@ -200,6 +202,8 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
     headline = f"rank {culprit.rank} died ({how}) and left no traceback"
     if culprit.out_of_memory:
         headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
+    if culprit.unseen:
+        headline = f"rank {culprit.rank} vanished without a word"
     if culprit.last_step is not None:
         headline += f", after logging step {culprit.last_step}"
     peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
@@ -215,6 +219,11 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
         lines = [
             f"rank {culprit.rank} ended with {how} while the system ended processes for want of memory. {peak}"
             "Try a smaller batch, a smaller model or fewer ranks."
+        ]
+    elif culprit.unseen:
+        lines = [
+            f"Neither rank {culprit.rank} nor what minds it on its machine has said how it ended. The machine may have "
+            "crashed or lost its connection, or all of the job there was killed."
         ]
     elif how in hints:
         lines.append(hints[how])

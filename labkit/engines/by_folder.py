@@ -52,6 +52,11 @@ class FolderEngine:
 
     # For the launchers
 
+    @property
+    def explained(self) -> bool:
+        """Whether a rank has failed by itself."""
+        return any(exit.code and not exit.ended for exit in self._exits.values())
+
     def submit(self, job: Job) -> dict[str, Any]:
         """Give the ranks to the launcher; what it returns is noted for `attach`. Raises what the launcher says."""
         raise NotImplementedError
@@ -66,10 +71,10 @@ class FolderEngine:
     def ranks_have_ended(self) -> None:
         """Take notice that all ranks have ended; the launcher may start them again."""
 
-    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
+    def ending(self, missing: list[int]) -> records.JobEnded | None:
         """Say why the launcher has done with the ranks, if that is no rank's doing.
 
-        `missing` are ranks that did not say how they ended; `explained` is whether another has failed by itself.
+        `missing` are ranks that did not say how they ended.
         """
         raise NotImplementedError
 
@@ -131,16 +136,16 @@ class FolderEngine:
     def _last_words(self) -> list[records.Record]:
         """Say how every rank ended."""
         missing = sorted(set(range(self.world_size)) - set(self._exits))
-        explained = any(exit.code and not exit.ended for exit in self._exits.values())
         well = not missing and not any(exit.code for exit in self._exits.values())
-        ending = None if well else self.ending(missing, explained)
+        ending = None if well else self.ending(missing)
         for rank in missing:
-            unexplained = ending is None and not explained and not self._killed
-            self._exits[rank] = records.Exit(rank, -9, ended=not unexplained, at_s=self._last_sign_s(rank))
+            explained = ending is not None or self._killed  # whom the launcher alone ended could still say so
+            self._exits[rank] = records.Exit(rank, -9, ended=explained, at_s=self._last_sign_s(rank), unseen=True)
         exits = [self._exits[rank] for rank in sorted(self._exits)]
         return [*([ending] if ending else []), *exits]
 
     def _last_sign_s(self, rank: int) -> float:
+        """When the rank wrote last, for a run that ended long ago."""
         try:
             return self.folder.file(rank, self._reader.attempt, "records").stat().st_mtime
         except OSError:

@@ -139,7 +139,7 @@ class Slurm:
             "job-name": " ".join(name.split()),
             "nodes": self.nodes,
             "ntasks-per-node": self.ranks_per_node,
-            "output": output,
+            "output": output.replace("%", "%%"),  # a sign of sbatch's for names of its own
             "open-mode": "append",
         }
         options = {**head, **{key.replace("_", "-"): value for key, value in self.options.items()}}
@@ -363,7 +363,7 @@ def slurm(*command: str) -> str:
         raise SlurmError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
     if done.returncode:
         said = re.sub(rf"^{command[0]}: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
-        raise SlurmError(said or f"{command[0]} ended with exit code {done.returncode}")
+        raise SlurmError("; ".join(said.splitlines()) or f"{command[0]} ended with exit code {done.returncode}")
     return done.stdout
 
 

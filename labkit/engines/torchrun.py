@@ -150,10 +150,10 @@ class TorchrunEngine(FolderEngine):
         self._agent.wait()
         self.settle(0.0 if self._killed else SETTLE_S)
 
-    def ending(self, missing: list[int], explained: bool) -> records.JobEnded | None:
+    def ending(self, missing: list[int]) -> records.JobEnded | None:
         """Say why the agent ended, if that is no rank's doing."""
         assert self._agent is not None
-        if explained or not missing or self._killed:
+        if self.explained or not missing or self._killed:
             return None
         tail = (self.folder.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
         never = len(missing) == self.world_size and not self._reader.begun

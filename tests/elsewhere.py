@@ -1,0 +1,68 @@
+"""Functions that tests launch on a cluster or under torchrun, where they wait for the test by files. Light to import."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import labkit
+from tests import workloads
+
+
+def wait_for(path):
+    """Wait until the test has made this file; an hour at most, should the test have died."""
+    deadline = time.monotonic() + 3600
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def fit_and_show(worker, go=None):
+    """Train under DDP, ten steps and, once the test says go, ten more; say where this rank was."""
+    print(f"hello from {worker.rank}")
+    weights = workloads.fit(worker, steps=10)
+    if go:
+        wait_for(go)
+    weights += workloads.fit(worker, steps=10)
+    return weights, workloads.where_am_i(worker), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def fail(worker, how, go):
+    """Once the test says go, the last rank fails; the others wait in a collective, or where nothing tells them."""
+    worker.log(loss=1.0)
+    wait_for(go)
+    if worker.rank == worker.world_size - 1:
+        workloads.FAILURES[how](worker)
+    if how == "raises":
+        time.sleep(1e6)
+    dist.barrier()
+
+
+def resume(worker, folder, go=None, steps=12, stops_at=(4,)):
+    """Train under DDP with a checkpoint at every second step, and give the weights and all losses.
+
+    At each of the steps in `stops_at` the first attempts wait for files: `go`.0, `go`.1, …
+    """
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(worker.rank)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    checkpoint.resume()
+    while checkpoint.step < steps:
+        if go and checkpoint.step in stops_at:
+            wait_for(f"{go}.{checkpoint.step}")
+        loss = model(torch.randn(4, 8)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        checkpoint.step += 1
+        worker.log(checkpoint.step, loss=loss.item())
+        if checkpoint.step % 2 == 0:
+            checkpoint.save()
+    return [p.detach() for p in model.module.parameters()]
