@@ -139,7 +139,7 @@ class Slurm:
             "job-name": " ".join(name.split()),
             "nodes": self.nodes,
             "ntasks-per-node": self.ranks_per_node,
-            "output": output.replace("%", "%%"),  # a sign of sbatch's for names of its own
+            "output": output,
             "open-mode": "append",
         }
         options = {**head, **{key.replace("_", "-"): value for key, value in self.options.items()}}
@@ -390,4 +390,4 @@ def folder_of(job: str) -> Path:
     found = re.search(r"^\s*StdOut=(.*)/slurm\.out$", said, re.MULTILINE)
     if found is None:
         raise ValueError(f"SLURM job {job} was not launched by labkit: its output does not go to a run's folder")
-    return Path(found[1])
+    return Path(found[1].replace("%%", "%"))
