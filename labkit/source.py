@@ -33,8 +33,9 @@ from labkit.launcher import notebook_cells
 LITERAL_CHARACTERS = 10_000
 """A constant that is longer as source belongs into a file."""
 
-BUILTINS = set(dir(builtins)) - {"display", "get_ipython", "__IPYTHON__"} | {"__name__", "__file__", "__doc__"}
-"""Names that a script has by itself; IPython adds some to a notebook's."""
+BUILTINS = set(dir(builtins)) - {"display", "get_ipython", "__IPYTHON__"}
+BUILTINS |= {"exit", "quit", "__name__", "__file__", "__doc__"}
+"""Names that a script has by itself; IPython adds some to a notebook's, and takes some away."""
 
 NOTEBOOK_ONLY = {"IPython", "ipykernel", "ipywidgets"}
 """Packages that a script is to do without."""
@@ -74,6 +75,8 @@ class _Definition(NamedTuple):
     """Where it stands in the notebook: (cell, line). Constants come first."""
     at_once: set[str]
     """Names that must be there before it."""
+    if_called: set[str]
+    """Names that must be there when it is called, of a function."""
     postponed: bool = False
     """Whether its annotations are never evaluated (`from __future__ import annotations`)."""
 
@@ -90,11 +93,18 @@ class Script:
         self._definitions: dict[str, _Definition] = {}
         self._bound: dict[str, Any] = {}
         """Everything that the script binds, by name."""
+        self._made: set[str] = set()
+        """Names that its functions make global by themselves."""
+        self._missing: dict[str, str] = {}
+        """Names that the notebook does not define, and who uses them."""
         self._need(fn.__name__, fn, "")
         self._arguments = "".join(
             f'"{name}": {self._expression(value, f"the argument {name}=…", set())}, '
             for name, value in arguments.items()
         ).removesuffix(", ")
+        for name, user in self._missing.items():
+            if name not in self._made:
+                raise self._refusal(f"{user} uses {name!r}, which the notebook does not define (any more)")
 
     def text(self, seed: int | None) -> str:
         """Give the whole script."""
@@ -104,23 +114,21 @@ class Script:
             "    torchrun --standalone --nproc-per-node=2 train.py    on this machine\n"
             "    sbatch job.sbatch                                    on a SLURM cluster\n"
             "    python train.py --help                               its options\n\n"
-            'README.txt says more.\n"""\n\n'
+            'README.txt says more.\n"""'
         )
-        if any(definition.postponed for definition in self._definitions.values()):
-            head += FUTURE + "\n"
-        imports = self._import_lines()
-        constants = [d.text for d in self._in_order() if d.place < (0, 0)]
-        others = [d.text for d in self._in_order() if d.place >= (0, 0)]
-        body = "\n".join(imports) + ("\n\n" if imports else "")
-        body += "\n".join(constants) + ("\n\n" if constants else "") + ("\n" if others else "")
-        body += "\n\n\n".join(others)
+        ordered = self._in_order()
+        future = FUTURE.rstrip() if any(definition.postponed for definition in ordered) else ""
+        constants = "\n".join(d.text for d in ordered if d.place < (0, 0))
+        top = "\n\n".join(filter(None, [future, "\n".join(self._import_lines()), constants]))
+        body = "\n\n\n".join(d.text for d in ordered if d.place >= (0, 0))
         tail = (
             '\n\n\nif __name__ == "__main__":\n'
             "    import labkit.script\n\n"
             f"    labkit.script.main({title}, {{{self._arguments}}}, seed={seed!r})\n"
         )
-        text = head + body + tail
-        _check_whole(text, title)
+        text = f"{head}\n\n{top}\n\n\n{body}{tail}" if top else f"{head}\n\n\n{body}{tail}"
+        compile(text, "train.py", "exec")
+        assert _names(text)[0] <= self._bound.keys() | self._made | BUILTINS | {"labkit"}
         return text
 
     # What is needed
@@ -142,13 +150,13 @@ class Script:
             self._import(own, why)
         elif isinstance(value, types.ModuleType):
             self._import_module(name, value, why)
-        elif isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
+        elif (isinstance(value, type) or (callable(value) and hasattr(value, "__name__"))) and not _is_builtin(value):
             self._need_code(name, value, why)
         else:
             text = f"{name} = {self._expression(value, f'{why} {name!r}', set())}"
             used, at_once = _names(text)
             place = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
-            self._definitions[name] = _Definition(name, text, place, at_once)
+            self._definitions[name] = _Definition(name, text, place, at_once, used)
 
     def _need_code(self, name: str, value: Any, why: str) -> None:
         """Provide for a function or a class: from the notebook as source, from elsewhere by import."""
@@ -165,28 +173,30 @@ class Script:
         if known_as != name:
             # The same thing under another name: define it as it was, then name it.
             self._need(known_as, value, why)
-            self._definitions[name] = _Definition(name, f"{name} = {known_as}", place, {known_as})
+            self._definitions[name] = _Definition(name, f"{name} = {known_as}", place, {known_as}, {known_as})
             return
         code = getattr(inspect.unwrap(value), "__code__", None)
         postponed = bool(code and code.co_flags & 0x1000000) or _postpones(value)
         used, at_once = _names((FUTURE if postponed else "") + text)
         hints = _names(text)[0] - used
-        self._definitions[name] = _Definition(name, text, place, at_once, postponed)
+        if_called = set() if isinstance(value, type) else used
+        self._definitions[name] = _Definition(name, text, place, at_once, if_called, postponed)
+        self._made |= _made_global(text)
         for used_name in sorted(used | hints):
             self._need_name(used_name, name, must=used_name in used)
 
     def _need_name(self, name: str, user: str, must: bool) -> None:
         """Provide for a name that the source of `user` mentions."""
         here = self._home.get(name, self)
-        from_ipython = getattr(here, "__module__", "") or ""
-        if here is self or (name in BUILTINS and from_ipython.startswith(("IPython", "ipykernel"))):
+        if here is self or _stands_for_builtin(name, here):
             if name in BUILTINS or not must:
                 return
             if name in ("get_ipython", "display"):
                 raise self._refusal(
                     f"{user} uses {name}, which only a notebook has (a line with % or ! uses get_ipython)"
                 )
-            raise self._refusal(f"{user} uses {name!r}, which the notebook does not define (any more)")
+            self._missing.setdefault(name, user)
+            return
         if name in BUILTINS and name.startswith("__"):
             return
         self._need(name, here, f"{user} uses")
@@ -412,7 +422,7 @@ class Script:
     def _name_for(self, value: Any, what: str) -> str:
         """Give an expression for a function or a class that stands in a collection, say."""
         title = str(getattr(value, "__name__", ""))
-        if title in BUILTINS and getattr(builtins, title) is value:
+        if _is_builtin(value):
             return title
         name = next((name for name, here in self._home.items() if here is value and not name.startswith("_")), None)
         if name is None:
@@ -438,7 +448,7 @@ class Script:
                 circle = " → ".join([*under_way[under_way.index(definition.name) :], definition.name])
                 raise self._refusal(f"its parts need each other before they are there: {circle}")
             under_way.append(definition.name)
-            for name in sorted(definition.at_once & self._definitions.keys() - {definition.name}):
+            for name in self._before(definition):
                 add(self._definitions[name])
             under_way.pop()
             done[definition.name] = definition
@@ -446,6 +456,17 @@ class Script:
         for definition in sorted(self._definitions.values(), key=lambda d: d.place):
             add(definition)
         return list(done.values())
+
+    def _before(self, definition: _Definition) -> list[str]:
+        """Give the definitions that must come before one. A function that it names at once may be called at once."""
+        found: set[str] = set()
+        todo = set(definition.at_once)
+        while todo:
+            name = todo.pop()
+            if name in self._definitions and name not in found:
+                found.add(name)
+                todo |= self._definitions[name].if_called
+        return sorted(found - {definition.name})
 
 
 def _names(text: str) -> tuple[set[str], set[str]]:
@@ -467,19 +488,14 @@ def _names(text: str) -> tuple[set[str], set[str]]:
     return used, at_once
 
 
-def _check_whole(text: str, title: str) -> None:
-    """Check that the script compiles and that every name in it is bound."""
-    compile(text, "train.py", "exec")
-    table = symtable.symtable(text, "train.py", "exec")
-    bound = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+def _made_global(text: str) -> set[str]:
+    """Give the names that functions in a piece of code declare global and assign to."""
 
-    def assigned_as_global(table: symtable.SymbolTable) -> set[str]:
+    def look(table: symtable.SymbolTable) -> set[str]:
         mine = {s.get_name() for s in table.get_symbols() if s.is_declared_global() and s.is_assigned()}
-        return mine.union(*(assigned_as_global(child) for child in table.get_children()))
+        return mine.union(*map(look, table.get_children()))
 
-    missing = _names(text)[0] - bound - BUILTINS - assigned_as_global(table)
-    if missing and FUTURE not in text:
-        raise ValueError(f"{title} cannot be exported: nothing in the script would define {', '.join(sorted(missing))}")
+    return look(symtable.symtable(text, "<cell>", "exec"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -512,6 +528,18 @@ def _kind_of(value: Any) -> str:
         return "a module"
     kind = type(value).__name__
     return "a lambda" if getattr(value, "__name__", "") == "<lambda>" else f"a{'n' * (kind[0] in 'aeiouAEIOU')} {kind}"
+
+
+def _is_builtin(value: Any) -> bool:
+    title = getattr(value, "__name__", "")
+    return title in BUILTINS and getattr(builtins, title, None) is value
+
+
+def _stands_for_builtin(name: str, value: Any) -> bool:
+    """Whether this is what IPython puts in a built-in's place: `open`, `exit`."""
+    module = getattr(value, "__module__", None) or ""
+    is_wrapped = getattr(value, "__wrapped__", None) is getattr(builtins, name, value)
+    return name in BUILTINS and (is_wrapped or module.startswith(("IPython", "ipykernel")))
 
 
 def _equal(one: Any, other: Any) -> bool:
