@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
 import linecache
 import math
 import os
@@ -10,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
@@ -280,10 +283,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Sends modules of a type of their own, such as `torch.backends.cudnn`, by name, as any other module."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
+            return importlib.import_module, (value.__name__,)
+        return super().reducer_override(value)
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle by value what is to reach the ranks."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """Pickle the call by value. Raises ValueError that names what cannot be sent."""
     try:
-        return cloudpickle.dumps((fn, args, kwargs))
+        return dumps((fn, args, kwargs))
     except Exception as error:
         culprit = next(_unsendable(fn, args, kwargs), None)
         title = _name_of(fn)
@@ -310,7 +329,7 @@ def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, An
         return
     seen.add(id(value))
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
         return
     except Exception as error:
         why = str(error) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.cells import Ask, compile_cell, serve
-from labkit.launcher import launch, notebook_cells
+from labkit.launcher import dumps, launch, notebook_cells
 from labkit.records import Answer
 from labkit.run import Run, WorkerFailed
 from labkit.stacks import Frame, Stacks, Standing
@@ -198,7 +198,7 @@ class Session:
 def _packed(values: Mapping[str, Any]) -> bytes:
     for name, value in values.items():
         try:
-            cloudpickle.dumps(value)
+            dumps(value)
         except Exception as error:
             raise ValueError(f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}") from error
-    return cloudpickle.dumps(dict(values))
+    return dumps(dict(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from torch import nn
 
 import labkit
 from labkit.engines.local import LocalEngine
+from labkit.launcher import dumps
 from labkit.records import Exit
 from tests import workloads
 from tests.conftest import lives
@@ -370,6 +372,21 @@ uses_it_indirectly.__module__ = "__main__"
 def test_a_bad_argument_is_refused_before_any_process(arguments, options, kind, said):
     with pytest.raises(kind, match=said):
         labkit.launch(*arguments, **options)
+
+
+def sets_a_flag(worker):
+    torch.backends.cudnn.deterministic = True
+
+
+sets_a_flag.__module__ = "__main__"
+
+
+def test_a_function_may_use_modules_of_a_type_of_their_own():
+    assert type(torch.backends.cudnn) is not type(torch)
+    (sent,) = pickle.loads(dumps((sets_a_flag,)))
+    assert sent is not sets_a_flag, "by value"
+    assert sent.__globals__["torch"] is torch
+    assert pickle.loads(dumps(torch.backends.cudnn)) is torch.backends.cudnn
 
 
 @pytest.mark.parametrize(
