@@ -58,8 +58,7 @@ class _Import(NamedTuple):
         module = sys.modules.get(self.module)
         if self.name:
             return getattr(module, self.name, sys.modules.get(f"{self.module}.{self.name}"))
-        # `import a.b` binds a
-        return module if self.bound == self.module else sys.modules.get(self.module)
+        return module
 
     def __str__(self) -> str:
         renamed = f" as {self.bound}" if self.bound != (self.name or self.module) else ""
@@ -85,9 +84,11 @@ class Script:
     """Collects what a function needs, and writes it down."""
 
     def __init__(self, fn: Callable[..., Any], arguments: dict[str, Any]) -> None:
-        self._fn, self._title = fn, fn.__name__
+        self._title = fn.__name__
         self._home: dict[str, Any] = inspect.unwrap(fn).__globals__
         self._cells = {file: (_number(cell.title), cell.text) for file, cell in notebook_cells().items()}
+        self._dotted: set[str] = set()
+        """What the notebook imports as `import a.b`."""
         self._own_imports = self._find_imports()
         self._imports: dict[str, _Import] = {}
         self._definitions: dict[str, _Definition] = {}
@@ -146,7 +147,7 @@ class Script:
             raise self._refusal(f"{why} {_kind_of(value)} called {name!r}, which is no name. Use def")
         self._bound[name] = value
         own = self._own_imports.get(name)
-        if own is not None and own.value() is value:
+        if own is not None and value is not None and own.value() is value:
             self._import(own, why)
         elif isinstance(value, types.ModuleType):
             self._import_module(name, value, why)
@@ -176,7 +177,7 @@ class Script:
             self._definitions[name] = _Definition(name, f"{name} = {known_as}", place, {known_as}, {known_as})
             return
         code = getattr(inspect.unwrap(value), "__code__", None)
-        postponed = bool(code and code.co_flags & 0x1000000) or _postpones(value)
+        postponed = bool(code and code.co_flags & annotations.compiler_flag) or _postpones(value)
         used, at_once = _names((FUTURE if postponed else "") + text)
         hints = _names(text)[0] - used
         if_called = set() if isinstance(value, type) else used
@@ -188,13 +189,11 @@ class Script:
     def _need_name(self, name: str, user: str, must: bool) -> None:
         """Provide for a name that the source of `user` mentions."""
         here = self._home.get(name, self)
+        if name == "get_ipython" or (name == "display" and here is self):
+            raise self._refusal(f"{user} uses {name}, which only a notebook has (a line with % or ! uses get_ipython)")
         if here is self or _stands_for_builtin(name, here):
             if name in BUILTINS or not must:
                 return
-            if name in ("get_ipython", "display"):
-                raise self._refusal(
-                    f"{user} uses {name}, which only a notebook has (a line with % or ! uses get_ipython)"
-                )
             self._missing.setdefault(name, user)
             return
         if name in BUILTINS and name.startswith("__"):
@@ -211,7 +210,6 @@ class Script:
     def _find_imports(self) -> dict[str, _Import]:
         """Give the imports that the notebook's cells, or the function's module, have themselves."""
         found: dict[str, _Import] = {}
-        self._dotted: set[str] = set()
         texts = [text for _, text in sorted(self._cells.values())]
         if isinstance(file := self._home.get("__file__"), str):
             texts.insert(0, "".join(linecache.getlines(file)))
@@ -251,12 +249,24 @@ class Script:
     def _import_object(self, name: str, value: Any, why: str) -> None:
         module, title = getattr(value, "__module__", None), getattr(value, "__qualname__", name)
         one = _Import(module or "", title, name)
-        if not module or "." in title or one.value() is not value:
+        if module and "." not in title and one.value() is value:
+            self._import(one, why)
+        elif text := self._attribute(value, why):
+            self._definitions[name] = _Definition(name, f"{name} = {text}", (-1, len(self._bound)), set(), set())
+        else:
             raise self._refusal(
                 f"{why} {name!r}, {_kind_of(value)} that cannot be imported from {module or 'any module'} by its name. "
                 f"Make it inside {self._title}"
             )
-        self._import(one, why)
+
+    def _attribute(self, value: Any, why: str) -> str:
+        """Give `nn.Linear` for what a module of the notebook's has; "" if none does."""
+        title = str(getattr(value, "__name__", ""))
+        for name, module in self._home.items():
+            if isinstance(module, types.ModuleType) and getattr(module, title, None) is value:
+                self._need(name, module, why)
+                return f"{name}.{title}"
+        return ""
 
     def _import_lines(self) -> list[str]:
         lines: list[str] = []
@@ -421,16 +431,12 @@ class Script:
 
     def _name_for(self, value: Any, what: str) -> str:
         """Give an expression for a function or a class that stands in a collection, say."""
-        title = str(getattr(value, "__name__", ""))
         if _is_builtin(value):
-            return title
+            return str(value.__name__)
         name = next((name for name, here in self._home.items() if here is value and not name.startswith("_")), None)
-        if name is None:
-            for module, here in self._home.items():
-                if isinstance(here, types.ModuleType) and getattr(here, title, None) is value:
-                    self._need(module, here, what)
-                    return f"{module}.{title}"
-            name = title
+        if name is None and (text := self._attribute(value, what)):
+            return text
+        name = name or str(value.__name__)
         self._need(name, value, what)
         return name
 
