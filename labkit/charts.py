@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.history import MEAN, SAMPLES, History
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pandas.io.formats.style import Styler
 
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
@@ -223,6 +227,31 @@ def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "
     figure.update_xaxes(title_text="milliseconds")
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
     return Chart(style(figure, title, height=130 + 34 * len(rows)))
+
+
+SORT = (
+    "(e => {const h = e.target.closest('th.col_heading'); if (!h) return;"
+    "const body = this.tBodies[0], i = [...h.parentNode.children].indexOf(h);"
+    "const key = row => {const text = row.children[i].innerText, number = parseFloat(text.replace(/[, ]/g, ''));"
+    "return isNaN(number) ? (text === 'nan' ? Infinity : text) : number};"
+    "const rows = [...body.rows].sort((a, b) => key(a) > key(b) ? 1 : key(a) < key(b) ? -1 : 0);"
+    "if (this.sortedBy === i) rows.reverse();"
+    "this.sortedBy = this.sortedBy === i ? -1 : i; body.append(...rows)})(event)"
+)
+"""What a click on a heading does; in the table itself, so that it also works in a page without a network."""
+
+
+def sortable(table: pd.DataFrame | Styler) -> Styler:
+    """Give a table whose rows a click on a heading sorts by that column; a second click turns them round.
+
+    Works in JupyterLab and in the pages that `nbconvert` makes. A code host, and a notebook that is not trusted, show
+    the same table and leave it as it is.
+    """
+    given: Any = table
+    style: Styler = getattr(given, "style", given)
+    style.set_table_attributes(f'onclick="{SORT}" title="click on a heading to sort"')
+    style.set_table_styles([{"selector": "th.col_heading", "props": "cursor:pointer"}], overwrite=False)
+    return style
 
 
 def picture(figure: go.Figure, width: float = 7.6) -> bytes:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def compare(runs: Mapping[str, Run], name: str = "loss") -> Comparison:
     """Put runs side by side: `compare({"one process": run, "DDP": run2})`.
 
-    Gives a `Comparison`, which shows itself in a cell: the mean over ranks of `name` for every run, and a table.
+    Gives a `Comparison`, which shows itself in a cell: the mean over ranks of `name` for every run, and a table that a
+    click on a heading sorts.
 
     Raises TypeError for something that is no run, ValueError if there is none or if none has logged `name`.
     """
@@ -132,8 +133,10 @@ class Comparison:
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
+        from labkit.charts import sortable
+
         display(self.figure())
-        display(self.frame().style.format(precision=4))
+        display(sortable(self.frame().style.format(precision=4)))
 
 
 def _measured(run: Run) -> list[Measured]:

@@ -48,6 +48,27 @@ def write(folder, name, *sources):
     nbformat.write(notebook, folder / name)
 
 
+def test_a_click_on_a_heading_sorts_a_table(page):
+    source = (
+        "import labkit, pandas as pd\n"
+        "labkit.charts.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
+    )
+    write(page.folder, "table.ipynb", source)
+    page.open("table.ipynb")
+    page.run_cell(0)
+    heading = page.page.locator("th.col_heading", has_text="ms")
+    heading.wait_for(timeout=60_000)
+    rows = page.page.locator(".jp-OutputArea tbody th")
+    assert rows.all_text_contents() == ["x", "y", "z"]
+    heading.click()
+    assert rows.all_text_contents() == ["z", "x", "y"], "by number, not by text"
+    heading.click()
+    assert rows.all_text_contents() == ["y", "x", "z"]
+    page.page.locator("th.col_heading", has_text="way").click()
+    assert rows.all_text_contents() == ["y", "x", "z"]
+    assert page.real_errors() == []
+
+
 def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
     """Lesson 00 with many epochs: cells 0 to 3 are parameters, imports, the function, the launch."""
     notebook = json.loads((page.folder / "00_start_here.ipynb").read_text())
