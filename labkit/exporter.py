@@ -210,6 +210,9 @@ def _batch_script(on: Slurm, name: str) -> str:
     python = "python" if on.python == sys.executable else on.python
     script = on.script([python, "train.py"], name, "slurm-%j.out").rstrip("\n")
     head, _, command = script.rpartition("\n")
+    # So that `sbatch --ntasks-per-node=2 job.sbatch` starts two.
+    per_node = '--ntasks-per-node="$SLURM_NTASKS_PER_NODE"'
+    command = command.replace(f"--ntasks-per-node={on.ranks_per_node}", per_node, 1)
     where = 'test -f train.py || { echo "submit this in the folder of train.py" >&2; exit 66; }'
     return f'{head}\n{where}\n{command} "$@"\n'
 

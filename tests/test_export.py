@@ -17,7 +17,7 @@ import torch
 
 import labkit
 from labkit import script, source
-from labkit.worker import Cell
+from labkit.worker import Cell, cores
 from tests import cluster
 from tests.conftest import wait_until
 from tests.test_kernel import Notebook as Kernel
@@ -416,7 +416,9 @@ def test_the_batch_script_asks_for_what_is_wanted_and_passes_options_on(exported
     for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=gpu", "--gpus-per-node=4", "--output=slurm-%j.out"):
         assert f"#SBATCH {line}" in lines
     assert "module load cuda" in lines
-    assert lines[-1] == 'exec srun --kill-on-bad-exit=1 --ntasks-per-node=4 python train.py "$@"'
+    assert lines[-1] == (
+        'exec srun --kill-on-bad-exit=1 --ntasks-per-node="$SLURM_NTASKS_PER_NODE" python train.py "$@"'
+    )
 
 
 def test_a_clean_cell_makes_a_clean_script(exported, tmp_path):
@@ -890,13 +892,16 @@ def test_sbatch_gives_the_notebooks_weights(moved):
     folder, weights = moved
     with cluster.running() as slurm:
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.PATH])
-        done = start(folder, "sbatch", "job.sbatch", PATH=path, SLURM_CONF=slurm.configuration)
-        assert done.returncode == 0, done.stderr
-        wait_until(lambda: not slurm.jobs(), 120)
-    said = (folder / "slurm-1.out").read_text()
-    assert "finished" in said, said
-    assert result(folder)["weights"] == weights
-    assert not list(folder.glob("log/meet*"))
+        two_nodes = ["--nodes=2", "--ntasks-per-node=1", "job.sbatch", "--threads", str(max(1, cores() // 2))]
+        for options in (["job.sbatch"], two_nodes):
+            done = start(folder, "sbatch", *options, PATH=path, SLURM_CONF=slurm.configuration)
+            assert done.returncode == 0, done.stderr
+            wait_until(lambda: not slurm.jobs(), 120)
+            said = "\n".join(file.read_text() for file in folder.glob("slurm-*.out"))
+            assert "finished" in said, said
+            assert result(folder)["weights"] == weights
+            assert not list(folder.glob("log/meet*"))
+            shutil.rmtree(folder / "log")
 
 
 @pytest.mark.spawns
