@@ -193,8 +193,8 @@ class Checkpoint:
             _check_pieces(drafts)
             write = f"write a checkpoint in {self.folder}"
             written = self._together(write, lambda: self._write(drafts, state, shards))
-            finish = lambda: self._finish(drafts, written, values) if self.rank == 0 else None  # noqa: E731
-            path = self._together(f"finish a checkpoint in {self.folder}", finish)[0]
+            finish = f"finish a checkpoint in {self.folder}"
+            path = self._together(finish, lambda: self._finish(drafts, written, values))[0]
         except BaseException:
             if self.rank == 0:
                 self._clean()  # at once: what is half written may be what fills the disk
@@ -214,15 +214,15 @@ class Checkpoint:
 
         Raises CheckpointError on every rank: none of the checkpoints is whole, or the newest holds other objects.
         """
-        find = lambda: self._find() if self.rank == 0 else None  # noqa: E731
-        found = self._together(f"find a checkpoint in {self.folder}", find)[0]
+        found = self._together(f"find a checkpoint in {self.folder}", self._find)[0]
         if found is None:
             return {}
         path, manifest = found
         resume = f"resume from {path}"
         state, mine = self._each(resume, lambda: self._read(path, manifest))
         for name, order in mine["orders"].items():
-            self._orders[name].repeat(order)
+            if name in self._orders:
+                self._orders[name].repeat(order)
         self._each(resume, lambda: self._restore(state, mine, manifest["world_size"]))
         progress: dict[str, Any] = manifest["progress"]
         self.epoch, self.step = progress["epoch"], progress["step"]
@@ -318,9 +318,9 @@ class Checkpoint:
             last = max((_number(path) for path in _folders(self.folder)), default=0)
             aside = self.folder / f".checkpoint-{last + 1:06d}.writing"
             aside.mkdir()
-        if self.world_size == 1:
-            return _Draft(aside, {name: {} for name in state}, {})
-        digests = {name: {key: _digest(value) for key, value in part.items()} for name, part in state.items()}
+        digests: dict[str, dict[Any, str]] = {name: {} for name in state}
+        if self.world_size > 1:
+            digests = {name: {key: _digest(value) for key, value in part.items()} for name, part in state.items()}
         pieces = {
             (*place, "at", *shard.device_mesh.get_coordinate()): _digest(shard.to_local())
             for place, shard in shards.items()
@@ -367,8 +367,10 @@ class Checkpoint:
             return {"position": self._position, "batch_size": _batch_size(self._loader), **self._began}
         return {"position": 0, "generators": [g.get_state() for g in _generators(self._loader)]}
 
-    def _finish(self, drafts: list[_Draft], written: list[_Written], values: dict[str, Any]) -> Path:
-        """Describe what was written, move it into place, and remove what is older than the last `keep`."""
+    def _finish(self, drafts: list[_Draft], written: list[_Written], values: dict[str, Any]) -> Path | None:
+        """Describe what was written, move it into place, and remove what is older than the last `keep`: on rank 0."""
+        if self.rank:
+            return None
         aside = drafts[0].aside
         assert aside is not None
         files = {name: facts for rank in written for name, facts in rank.files.items()}
@@ -410,6 +412,8 @@ class Checkpoint:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _find(self) -> tuple[Path, dict[str, Any]] | None:
+        if self.rank:
+            return None
         self._clean()
         return _newest(self.folder)
 
@@ -886,8 +890,10 @@ def _in_words(error: Exception) -> str:
         return str(error)
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        text += f". {'Make room' if full else 'Check that the folder can be written'}, or choose another folder"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            text += ". Make room, or choose another folder"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+            text += ". Choose a folder that can be written"
     return text
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
 import signal
+import time
 
 import numpy as np
 import torch
@@ -123,3 +125,20 @@ def die_at_operation(n):
         setattr(os, name, counted(getattr(os, name)))
     for name in ("rename", "mkdir"):
         setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name), always=False))
+
+
+def kill(folder, world_size, ranks=(), after_steps=0, delay_s=0.0, **options):
+    """Launch the training and kill some ranks, so long after they have logged so many steps; say if that ended it."""
+    run = labkit.launch(train, folder, world_size=world_size, live=False, wait=False, **options)
+    if ranks:
+        while not run.over.is_set() and len(run.history) < after_steps * world_size:
+            time.sleep(0.005)
+        time.sleep(delay_s)
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run.pids[rank], signal.SIGKILL)
+    try:
+        run.wait()
+    except labkit.WorkerFailed:
+        return True
+    return False

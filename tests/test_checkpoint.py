@@ -1,0 +1,542 @@
+"""Checkpoints: resumed bit for bit, whole or not there at all, and clear when something is wrong."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import labkit
+from labkit import checkpoint as room
+from labkit.checkpoint import CheckpointError, checkpoints, load
+from tests import resumable
+
+
+class Training:
+    """One process, no process group."""
+
+    def __init__(self, folder, order="sampler", keep=3, seed=5):
+        self.model = resumable.network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 2])
+        dataset = resumable.data()
+        self.sampler = DistributedSampler(dataset, 1, 0) if order == "sampler" else None
+        own = torch.Generator().manual_seed(9) if order == "generator" else None
+        self.loader = DataLoader(dataset, 16, shuffle=self.sampler is None, sampler=self.sampler, generator=own)
+        self.checkpoint = labkit.Checkpoint(
+            folder, keep=keep, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler
+        )
+        torch.manual_seed(seed)
+        random.seed(seed)
+
+    def run(self, epochs=3, stop_at=None, every=4):
+        """Train; stop in the middle of a step, without a word, after `stop_at` of them."""
+        for epoch in range(self.checkpoint.epoch, epochs):
+            if self.sampler:
+                self.sampler.set_epoch(epoch)
+            for images, labels in self.checkpoint.batches(self.loader):
+                if self.checkpoint.step == stop_at:
+                    return None
+                loss = nn.functional.cross_entropy(self.model(images * random.random()), labels)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                if self.checkpoint.step % every == 0:
+                    self.checkpoint.save(loss=loss.item())
+            self.scheduler.step()
+            self.checkpoint.save()
+        everything = (self.model.state_dict(), self.optimizer.state_dict(), self.scheduler.state_dict())
+        return resumable.fingerprint(*everything, room.random_state())
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder with three checkpoints, of steps 4, 6 and 8."""
+    Training(tmp_path / "runs").run(stop_at=9)
+    return tmp_path / "runs"
+
+
+# Going on
+
+
+@pytest.mark.parametrize("order", ["sampler", "shuffle", "generator"])
+@pytest.mark.parametrize("stop_at", [3, 6, 11])  # before the first checkpoint, at the end of an epoch, in the middle
+def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(order, stop_at, tmp_path):
+    expected = Training(tmp_path / "whole", order).run()
+    Training(tmp_path / "broken", order).run(stop_at=stop_at)
+    again = Training(tmp_path / "broken", order, seed=5 if stop_at == 3 else 77)
+    progress = again.checkpoint.resume()
+    assert progress.get("step", 0) == {3: 0, 6: 4, 11: 8}[stop_at]
+    assert again.run() == expected
+    assert (again.checkpoint.epoch, again.checkpoint.step) == (3, 18)
+
+
+def test_worker_processes_that_draw_random_numbers_give_the_same_after_resuming(tmp_path):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return index + torch.rand(1)
+
+    def seen(folder, stop_at):
+        torch.manual_seed(3)
+        state = nn.Linear(1, 1)
+        checkpoint = labkit.Checkpoint(folder, model=state)
+        checkpoint.resume()
+        batches = []
+        for batch in checkpoint.batches(DataLoader(Noisy(), 2, shuffle=True, num_workers=2)):
+            batches.append(batch)
+            if checkpoint.step == stop_at:
+                checkpoint.save()
+                break
+        return batches
+
+    whole = seen(tmp_path / "a", None)
+    parts = seen(tmp_path / "b", 4) + seen(tmp_path / "b", None)
+    assert torch.equal(torch.stack(whole), torch.stack(parts))
+
+
+def test_there_is_nothing_to_resume_at_first_and_the_values_come_back_later(tmp_path):
+    assert Training(tmp_path).checkpoint.resume() == {}
+    Training(tmp_path).checkpoint.save(accuracy=0.1 + 0.2, curve=[1, 2.5], note="é")
+    found = Training(tmp_path).checkpoint.resume()
+    assert found == {"epoch": 0, "step": 0, "accuracy": 0.1 + 0.2, "curve": [1, 2.5], "note": "é"}
+
+
+def test_a_loop_of_another_kind_sets_the_step_itself(tmp_path):
+    model = nn.Linear(2, 2)
+    checkpoint = labkit.Checkpoint(tmp_path, model=model)
+    checkpoint.step = 41
+    checkpoint.save()
+    again = labkit.Checkpoint(tmp_path, model=model)
+    assert again.resume()["step"] == again.step == 41
+
+
+def test_an_epoch_that_was_cut_short_counts_when_the_next_begins(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    for _ in range(3):
+        list(itertools.islice(checkpoint.batches(range(10)), 4))
+    assert (checkpoint.epoch, checkpoint.step) == (2, 12)
+
+
+def test_generators_and_samplers_are_saved_as_objects_too(tmp_path):
+    def make():
+        things = {"dice": torch.Generator().manual_seed(1), "sampler": DistributedSampler(range(9), 1, 0)}
+        return things, labkit.Checkpoint(tmp_path, **things)
+
+    things, checkpoint = make()
+    torch.rand(5, generator=things["dice"])
+    things["sampler"].set_epoch(4)
+    checkpoint.save()
+    expected = torch.rand(3, generator=things["dice"])
+    again, checkpoint = make()
+    checkpoint.resume()
+    assert torch.equal(torch.rand(3, generator=again["dice"]), expected)
+    assert again["sampler"].epoch == 4
+
+
+def test_the_last_k_are_kept_and_listed(tmp_path):
+    Training(tmp_path, keep=2).run()
+    found = checkpoints(tmp_path)
+    assert [(s.epoch, s.step, s.world_size, s.damage) for s in found] == [(2, 16, 1, ""), (3, 18, 1, "")]
+    assert found[0].values["loss"] > 0
+    assert found[0].bytes > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [s.path.name for s in found]
+
+
+def test_numbers_go_on_though_older_ones_are_gone(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, keep=1, model=nn.Linear(1, 1))
+    assert [checkpoint.save().name for _ in range(3)][-1] == "checkpoint-000003"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda model: torch.compile(nn.DataParallel(model))])
+def test_keys_are_clean_and_a_bare_model_loads(wrap, tmp_path):
+    path = labkit.Checkpoint(tmp_path, model=wrap(resumable.network(1))).save()
+    state = load(tmp_path)["model"]
+    assert set(state) == set(resumable.network().state_dict())
+    bare = resumable.network(2)
+    bare.load_state_dict(state)
+    plain = torch.load(path / "state.pt", weights_only=True)["model"]  # without labkit
+    expected = resumable.fingerprint(resumable.network(1).state_dict())
+    assert resumable.fingerprint(bare.state_dict()) == resumable.fingerprint(plain) == expected
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit(path):
+    path.write_text(path.read_text().replace('"step": 8', '"step": 9'))
+
+
+DAMAGE = {
+    "truncated": ("state.pt", cut, r"state\.pt has 1,000 bytes of the [\d,]+ that were written"),
+    "one bit flipped": ("rank-0.pt", flip, r"rank-0\.pt is damaged: its SHA-256 is \w{12}…, written was \w{12}…"),
+    "a file is missing": ("state.pt", Path.unlink, r"state\.pt is missing"),
+    "no manifest": ("manifest.json", Path.unlink, r"is not a checkpoint of labkit: there is no manifest\.json in it"),
+    "half a manifest": ("manifest.json", lambda p: p.write_bytes(p.read_bytes()[:90]), "is truncated or damaged"),
+    "an edited manifest": ("manifest.json", edit, "does not match its own checksum"),
+    "another format": ("manifest.json", lambda p: p.write_text('{"format": "x 2"}'), "says format 'x 2'; this version"),
+    "something else": ("manifest.json", lambda p: p.write_text("[1]"), "says format None; this version of labkit"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_offered(how, three):
+    name, harm, said = DAMAGE[how]
+    newest = checkpoints(three)[-1].path
+    harm(newest / name)
+    with pytest.raises(CheckpointError, match=rf"{said}.*\. The newest that is whole is .*000002 \(epoch 1, step 6\)"):
+        load(newest)
+    assert re.search(said, checkpoints(three)[-1].damage)
+    again = Training(three)
+    with pytest.warns(UserWarning, match=rf"{said}.*Going on from .*checkpoint-000002 instead"):
+        assert again.checkpoint.resume()["step"] == 6
+    with pytest.warns(UserWarning, match="Going on from"):
+        assert load(three)["scheduler"]["last_epoch"] == 1
+    assert again.checkpoint.save().name == "checkpoint-000004"
+    assert Training(three).checkpoint.resume()["step"] == 6
+
+
+def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
+    for saved in checkpoints(three):
+        cut(saved.path / "state.pt")
+    training = Training(three)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole: .*; .*; .*Move them away to begin anew"):
+        training.checkpoint.resume()
+    with pytest.raises(CheckpointError, match="There is no whole checkpoint beside it"):
+        load(three / "checkpoint-000001")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, r"elsewhere does not exist; a checkpoint of labkit is a folder with a manifest\.json"),
+        (lambda path: torch.save({}, path), "elsewhere is a file; a checkpoint of labkit is a folder"),
+        (lambda path: path.mkdir(), r"elsewhere is not a checkpoint of labkit: there is no manifest\.json in it"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_by_name(make, said, tmp_path):
+    make(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=said):
+        load(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="there is no folder .*nowhere; checkpoints are made by"):
+        checkpoints(tmp_path / "nowhere")
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_no_code_is_run_from_a_file_though_its_checksums_are_right(three, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = checkpoints(three)[-1].path
+    torch.save({"model": Evil()}, path / "state.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["state.pt"] = room._measure(path / "state.pt")
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": room._digest_of(manifest)}))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        load(path)
+    index = tmp_path / "index"
+    index.write_bytes(pickle.dumps(Evil()))
+    with index.open("rb") as file, pytest.raises(CheckpointError, match=r"asks for posix\.mkdir, which describes no"):
+        room._Metadata(file).load()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_other_objects_than_were_saved_are_refused(three):
+    checkpoint = labkit.Checkpoint(three, model=resumable.network())
+    with pytest.raises(CheckpointError, match="it holds model, optimizer, scheduler, but this Checkpoint has model"):
+        checkpoint.resume()
+    other = labkit.Checkpoint(three, model=nn.Linear(1, 1), optimizer=nn.Linear(1, 1), scheduler=nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=r"(?s)rank 0 could not resume from .*Missing key"):
+        other.resume()
+
+
+# Writing
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(*args, **kwargs):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("breaks", ["write", "fsync", "rename", "mkdir"])
+def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in three.rglob("*")}
+    training = Training(three)
+    training.checkpoint.resume()
+    place = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "mkdir": (Path, "mkdir")}
+    if breaks == "write":  # as the system says it, below torch.save
+        monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
+    else:
+        monkeypatch.setattr(*place[breaks], no_space)
+    with pytest.raises(
+        CheckpointError, match=r"rank 0 could not (write|finish|prepare) a checkpoint.*No space left.*Make r"
+    ):
+        training.checkpoint.save()
+    monkeypatch.undo()
+    assert {path: path.stat().st_mtime_ns for path in three.rglob("*")}.keys() == before.keys()
+    assert [saved.damage for saved in checkpoints(three)] == [""] * 3
+    assert training.checkpoint.save().name == "checkpoint-000004"
+
+
+class Full:
+    """A file on a disk that has room for 2,000 bytes."""
+
+    def __init__(self, path, mode, **kwargs):
+        self._file, self._left = open(path, mode, **kwargs), 2000  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        self._left -= len(data)
+        return no_space() if self._left < 0 else self._file.write(data)
+
+
+def test_a_file_size_limit_of_the_system_is_said_likewise(three):
+    training = Training(three)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"rank 0 could not write .*File too large.*Make room"):
+            training.checkpoint.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(checkpoints(three)) == len(list(three.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError.*Choose a f"):
+        labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
+    monkeypatch.setattr(room.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system\. Choose"):
+        labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+
+
+def test_missing_folders_are_made(tmp_path):
+    assert labkit.Checkpoint(tmp_path / "a" / "b", model=nn.Linear(1, 1)).save().parent == tmp_path / "a" / "b"
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".checkpoint-000007.writing", ".checkpoint-000001.removing", ".mine", "checkpoint-old", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    training = Training(tmp_path)
+    assert training.checkpoint.resume() == {}
+    assert training.checkpoint.save().name == "checkpoint-000001"
+    assert {path.name for path in tmp_path.iterdir()} == {".mine", "checkpoint-old", "notes", "checkpoint-000001"}
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"best": [self.value]}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (print, r"mine\.best\.0 is a builtins\.builtin_function_or_method; a checkpoint holds tensors, plain numbers"),
+        (torch.rand(2).numpy()[0], r"mine\.best\.0 is a numpy\.float32"),
+        (Path(), r"mine\.best\.0 is a pathlib\.\w*Path"),
+    ],
+)
+def test_what_could_not_be_read_back_is_refused_when_saving(value, said, tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, mine=Holds(value))
+    with pytest.raises(CheckpointError, match=f"rank 0 could not prepare a checkpoint: TypeError: {said}"):
+        checkpoint.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_of_no_use_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep is how many checkpoints to keep, at least 1; got 0"):
+        labkit.Checkpoint(tmp_path, keep=0, model=nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="needs something to save"):
+        labkit.Checkpoint(tmp_path)
+    with pytest.raises(TypeError, match=r"epoch is a int, which has no state_dict\(\)"):
+        labkit.Checkpoint(tmp_path, epoch=3)
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"the checkpoint counts epoch itself; set checkpoint\.epoch"):
+        checkpoint.save(epoch=3)
+    with pytest.raises(CheckpointError, match="Tensor is not JSON serializable"):
+        checkpoint.save(loss=torch.ones(1))
+    checkpoint.save()
+    with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
+        load(tmp_path, rank=1)
+
+
+# With ranks
+
+
+def launch(*args, world_size=2, **kwargs):
+    return labkit.launch(resumable.train, *args, world_size=world_size, live=False, **kwargs).results
+
+
+@pytest.mark.spawns
+@pytest.mark.timeout(600)
+def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path):
+    world_size = 3  # from three on, sums depend on how DDP has cut its buckets
+    expected = launch(tmp_path / "whole", world_size=world_size)
+    folder = tmp_path / "killed"
+    dice = random.Random(1)
+    for rank in (0, 2):  # in the middle of writing
+        assert resumable.kill(folder, world_size, die=(rank, dice.randrange(100, 500)))
+    assert resumable.kill(folder, world_size, ranks=range(world_size), after_steps=2)
+    results = launch(folder, world_size=world_size)
+    assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
+    for (_, losses), (_, all_losses) in zip(results, expected, strict=True):
+        assert 0 < len(losses) < len(all_losses)
+        assert losses == all_losses[-len(losses) :]
+    assert all(not saved.damage for saved in checkpoints(folder))
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def save_with_a_full_rank(worker, folder):
+    checkpoint = labkit.Checkpoint(folder, model=nn.Linear(2, 2))
+    checkpoint.save()
+    if worker.rank == 1:
+        room._write_tensors = no_space
+    checkpoint.save()
+
+
+@pytest.mark.spawns
+def test_a_rank_that_cannot_write_is_named_and_no_other_waits_for_it(tmp_path):
+    said = "rank 1 failed: .*rank 1 could not write a checkpoint in .*No space left on device"
+    with pytest.raises(labkit.WorkerFailed, match=said):
+        labkit.launch(save_with_a_full_rank, tmp_path, world_size=2, live=False)
+    assert [saved.damage for saved in checkpoints(tmp_path)] == [""]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def take_steps(model, optimizer, batch, steps):
+    for _ in range(steps):
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def shard_and_step(worker, folder, kind, steps):
+    """Resume, take some steps on the same batch on every rank, save; give the whole weights before and after."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+    batch = torch.randn(4, 6, dtype=torch.float64)
+    if kind == "FSDP2":
+        for layer in (model[0], model[2]):
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    elif kind == "ZeRO-1":
+        model = DistributedDataParallel(model)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    else:  # a part of its own on every rank
+        with torch.no_grad():
+            model[0].weight += worker.rank
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    checkpoint.resume()
+    take_steps(model, optimizer, batch, steps)
+    checkpoint.step += steps
+    checkpoint.save()
+    weights = getattr(model, "module", model).state_dict()
+    whole = {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).clone() for name, w in weights.items()}
+    dist.barrier()
+    return whole
+
+
+@pytest.mark.spawns
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each"])
+def test_what_is_cut_over_ranks_resumes(kind, tmp_path):
+    def step(folder, ranks, steps):
+        return labkit.launch(shard_and_step, tmp_path / folder, kind, steps, world_size=ranks, live=False).results
+
+    expected = resumable.fingerprint(*step("whole", 2, 4))
+    first = step("parts", 2, 3)
+    same = [load(tmp_path / "parts", rank=rank)["model"] for rank in range(2)]
+    assert resumable.fingerprint(*same) == resumable.fingerprint(*first)
+    assert resumable.fingerprint(*step("parts", 2, 1)) == expected
+    if kind == "a part each":
+        said = "ranks held different parts of model, optimizer, so it takes 2 ranks to resume; there are 1"
+        with pytest.raises(labkit.WorkerFailed, match=said):
+            step("parts", 1, 1)
+        return
+    everything = resumable.fingerprint(load(tmp_path / "parts"))
+    for ranks in (1, 3):  # however many ranks there are now, all is the same when put together
+        step("parts", ranks, 0)
+        assert checkpoints(tmp_path / "parts")[-1].world_size == ranks
+        assert resumable.fingerprint(load(tmp_path / "parts")) == everything
+
+
+def count_the_rest(worker, folder, stop_at=None):
+    """Give the samples that this rank sees, from where the last run was."""
+    sampler = DistributedSampler(range(48), seed=1)
+    model = DistributedDataParallel(nn.BatchNorm1d(1))
+    with torch.no_grad():
+        model.module.running_mean += worker.rank
+    checkpoint = labkit.Checkpoint(folder, model=model)
+    checkpoint.resume()
+    seen = []
+    for batch in checkpoint.batches(DataLoader(range(48), 4, sampler=sampler)):
+        seen += batch.tolist()
+        if checkpoint.step == stop_at:
+            checkpoint.save()
+            break
+    return seen, model.module.running_mean.item(), torch.rand(1).item()
+
+
+@pytest.mark.spawns
+def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_are_left(tmp_path):
+    first = labkit.launch(count_the_rest, tmp_path, stop_at=3, world_size=2, live=False).results
+    run = labkit.launch(count_the_rest, tmp_path, world_size=3, live=False)
+    assert sorted(s for seen, *_ in [*first, *run.results] for s in seen) == list(range(48))
+    assert [mean for _, mean, _ in run.results] == [0, 0, 0]  # as on rank 0, which is what DDP broadcasts
+    assert [dice for *_, dice in run.results][:2] == [dice for *_, dice in first]
+    assert "was saved by 2 ranks and goes on with 3: weights and optimizer are the same" in " ".join(run.output)
+    again = labkit.launch(count_the_rest, tmp_path, world_size=2, live=False).results
+    assert [mean for _, mean, _ in again] == [0, 1]  # with as many ranks, each gets its own back
