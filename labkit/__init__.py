@@ -119,10 +119,12 @@ def _import_ahead() -> None:
 
     while psutil.cpu_percent(interval=0.5) > 30:
         pass
-    for module in ("plotly.graph_objects", "ipywidgets", "pandas", "matplotlib.backends.backend_agg", "PIL"):
+    for module in ("plotly.graph_objects", "ipywidgets", "matplotlib.backends.backend_agg", "PIL"):
         importlib.import_module(module)
     sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
+    # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
+    importlib.import_module("pandas")
     threading.Thread(target=_import_ahead, name="labkit-imports", daemon=True).start()

@@ -492,6 +492,11 @@ def ranks_alive(notebook):
     return [child for child in kernel.children() if "spawn_main" in " ".join(child.cmdline())]
 
 
+def test_pandas_is_there_in_full_before_any_thread_draws(notebook):
+    """Plotly looks into a pandas that another thread is still importing, and fails."""
+    assert notebook.value("__import__('sys').modules['pandas'].__spec__._initializing") is False
+
+
 @pytest.mark.parametrize("watched", [False, True])
 def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(fresh_notebook, watched):
     notebook = fresh_notebook
