@@ -245,6 +245,8 @@ def _fate(rank: RankFacts) -> str:
         if _lost_peer(rank):
             return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
         return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+    if rank.unseen and rank.last_step is None:
+        return f"{name} left no word"
     if rank.ended_by_us:
         step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
         return f"{name} was still running and was ended{step}"

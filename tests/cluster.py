@@ -48,7 +48,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=100000,bf_interval=2
 # Nodes may have more processors than this machine has.
 SlurmdParameters=config_overrides
-ReturnToService=2
+ReturnToService=1
 KillWait=2
 MinJobAge=300
 SlurmdTimeout=15
@@ -102,16 +102,17 @@ class Cluster:
         """Whether both nodes are up and have nothing to do."""
         return self.run("sinfo", "-h", "-p", "debug", "-o", "%D %t").split() == ["2", "idle"]
 
-    def processes(self) -> list[psutil.Process]:
-        """Those of jobs and steps, found by their environment: SLURM detaches them from its daemons."""
-        daemons = {daemon.pid for _, daemon in self._daemons}
-        found = []
+    def processes(self, node: str = "") -> list[psutil.Process]:
+        """Those of jobs and steps, perhaps of one node only. SLURM detaches them from its daemons."""
+        found = set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                mine = process.environ().get("SLURM_CONF") == self.configuration
-                if mine and process.pid not in daemons and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return [process for process in found if process.pid != os.getpid()]
+                environment = process.environ()
+                there = environment.get("SLURMD_NODENAME")
+                mine = environment.get("SLURM_CONF") == self.configuration and there and node in ("", there)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found |= {process, *(one for one in process.parents() if "slurmstepd" in one.name())}
+        return sorted(found, key=lambda process: process.pid)
 
     def up(self) -> None:
         """Start the daemons and wait for the nodes."""
@@ -147,10 +148,9 @@ class Cluster:
                 daemon.kill()
                 daemon.wait()
         self._daemons = [(name, daemon) for name, daemon in self._daemons if name != node]
-        for process in self.processes():
+        for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("SLURMD_NODENAME") == node:
-                    process.send_signal(signal.SIGKILL)
+                process.kill()
 
     def down(self) -> None:
         """End all of it."""

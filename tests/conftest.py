@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.cluster import DAEMONS
+
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
 
@@ -38,11 +40,13 @@ def wait_until(condition, deadline_s=30):
 
 
 def rank_processes() -> list[psutil.Process]:
-    """Children of this process, without multiprocessing's own resource tracker, which lives as long as the parent."""
+    """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
+    the daemons of `tests.cluster`."""
     children = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "resource_tracker" not in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE:
+            lasts = "resource_tracker" in " ".join(child.cmdline()) or child.name() in DAEMONS
+            if not lasts and child.status() != psutil.STATUS_ZOMBIE:
                 children.append(child)
         except psutil.NoSuchProcess:
             continue
