@@ -6,9 +6,9 @@
             │ check the arguments, pack the function by value
             ▼
        launcher ► engines.local ── mp.spawn ────────────► worker: process group, seed, threads, output
-            │                                               │
+            │     engines.slurm, engines.torchrun           │
             ▼                                               ▼
-          run  ◄──── records, through a queue per rank ◄── train(worker, …) → worker.log(loss=…)
+          run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame)
             ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
@@ -16,10 +16,14 @@
 
 `session` keeps ranks that run one cell after another (`cells` in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`).
 `engines.standby` keeps ranks spawned ahead, so that the second launch begins at once.
+On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
+rank there, and `engines.remote` is what it runs.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
 `measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
-ranks, and `explore` shows a figure with sliders (both on the notebook's side). Importing this package is cheap,
-because every rank does: pandas, Plotly and the widgets are imported when the notebook first needs them.
+ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`
+(`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that needs no notebook.
+Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
+needs them.
 """
 
 from __future__ import annotations
