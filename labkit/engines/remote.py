@@ -104,32 +104,51 @@ def meet(place: Place, folder: RunFolder, attempt: int) -> dist.Store:
     publishes its addresses in the run's folder, so that nobody must know names or free ports beforehand. Bytes alone
     pass through the store.
     """
-    timeout = timedelta(seconds=MEET_S)
+    alone = place.local_world_size == place.world_size
     if "TORCHELASTIC_RUN_ID" in os.environ:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if place.local_world_size == place.world_size:
+        if alone:
             _use_interface("127.0.0.1")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
-            store = dist.TCPStore(host, port, place.world_size, False, timeout)
-            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-        return dist.TCPStore(host, port, place.world_size, place.rank == 0, timeout, wait_for_workers=False)
-    own = "127.0.0.1" if place.local_world_size == place.world_size else _own_address()
-    on_loopback = own.startswith("127.")
+            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], _join(host, port, place))
+        return _open(host, port, place) if place.rank == 0 else _join(host, port, place)
+    own = "127.0.0.1" if alone else _own_address()
     _use_interface(own)
     published = f"meet.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
     if place.rank == 0:
-        listener = socket.create_server((own if on_loopback else "", 0), backlog=max(128, 2 * place.world_size))
-        port, token = listener.getsockname()[1], secrets.token_hex(16)
-        store = dist.TCPStore(
-            own, port, place.world_size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        store = _open(own, 0, place)
+        token = secrets.token_hex(16)
         store.set("labkit/token", token)
-        addresses = [own] if on_loopback else _addresses(own)
-        folder.write(published, json.dumps({"addresses": addresses, "port": port, "token": token}).encode())
-        os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(port))
+        addresses = [own] if own.startswith("127.") else _addresses(own)
+        folder.write(published, json.dumps({"addresses": addresses, "port": store.port, "token": token}).encode())
+        os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(store.port))
         return store
     return _find(folder, published, place)
+
+
+def _open(host: str, port: int, place: Place) -> dist.TCPStore:
+    """Open the store on this machine; on loopback alone if that is where the others are. Port 0 is any that is free."""
+    backlog = max(128, place.world_size)
+    if host.startswith("127."):
+        listener = socket.create_server((host, port), backlog=backlog)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server(("", port), backlog=backlog)
+    return dist.TCPStore(
+        host,
+        listener.getsockname()[1],
+        place.world_size,
+        is_master=True,
+        timeout=timedelta(seconds=MEET_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _join(host: str, port: int, place: Place) -> dist.TCPStore:
+    return dist.TCPStore(host, port, place.world_size, is_master=False, timeout=timedelta(seconds=MEET_S))
 
 
 def _find(folder: RunFolder, published: str, place: Place) -> dist.Store:
@@ -144,7 +163,7 @@ def _find(folder: RunFolder, published: str, place: Place) -> dist.Store:
                 except OSError as error:
                     why = f"at {', '.join(said['addresses'])}, port {said['port']}, nobody answers ({error})"
                     continue
-                store = dist.TCPStore(address, said["port"], place.world_size, False, timedelta(seconds=MEET_S))
+                store = _join(address, said["port"], place)
                 if store.get("labkit/token").decode() == said["token"]:
                     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(said["port"]))
                     return store

@@ -24,7 +24,7 @@ from labkit.engines.folder import RunFolder
 from labkit.engines.processes import in_spawner_thread
 from labkit.worker import Job
 
-START = "import labkit.engines.birth, sys; from torch.distributed.run import main; main(sys.argv[1:])"
+START = "import labkit.engines.birth; from labkit.engines.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -187,6 +187,28 @@ class TorchrunEngine(FolderEngine):
         except subprocess.TimeoutExpired:
             self.end()
             self._agent.wait()
+
+
+def be_agent() -> None:
+    """Be torchrun, in the agent's own process.
+
+    The agents' store holds pickled words, so whoever reaches it can have code run. Where all are on one machine it is
+    kept from the network; by itself it would listen on every interface.
+    """
+    from torch.distributed import TCPStore, run
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
+        if is_master and host.startswith("127."):
+            try:
+                listener = socket.create_server((host, port), backlog=128)
+            except OSError as error:
+                raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
+            port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
+        return TCPStore(host, port, is_master=is_master, **options)
+
+    vars(c10d_rendezvous_backend)["TCPStore"] = store
+    run.main(sys.argv[1:])
 
 
 def _how(code: int) -> str:

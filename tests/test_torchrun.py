@@ -1,0 +1,263 @@
+"""Runs under torch's elastic launcher, on this machine; where there are two agents, both are here."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+import torch
+
+import labkit
+from labkit.engines.folder import RunFolder
+from tests import elsewhere, workloads
+from tests.conftest import lives, wait_until
+
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LONG_S = 120
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Launch under torchrun, in the background."""
+
+    def launch(fn, *args, timeout_s=None, **options):
+        on = labkit.Torchrun(folder=tmp_path / "my runs, 100%", **options)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
+
+    return launch
+
+
+def end_of(run):
+    assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
+    return run.error
+
+
+def wait_for_step(run, step):
+    def there():
+        assert not run.over.is_set(), str(run.error)
+        return all((run.progress(rank)[0].last_step or 0) >= step for rank in range(run.world_size))
+
+    wait_until(there, LONG_S)
+
+
+def ranks_of(run):
+    """The processes of the ranks, by rank."""
+    found = {}
+    for process in psutil.Process(run._engine._agent.pid).children(recursive=True):
+        command = process.cmdline()
+        if "labkit.engines.remote" in " ".join(command):
+            found[int(command[-2])] = process
+    return found
+
+
+def free_endpoint():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.mark.spawns
+def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    go = tmp_path / "go"
+    run = launch(elsewhere.fit_and_show, go)
+    wait_for_step(run, 9)
+    assert (run.status, run.states, run.notice) == ("running", ["running"] * 2, "")
+    agent = psutil.Process(run._engine._agent.pid).net_connections("tcp")
+    assert {c.laddr.ip for c in agent if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
+    go.touch()
+    run.wait(LONG_S)
+    assert (run.status, run.states) == ("finished", ["finished"] * 2)
+    local = labkit.launch(elsewhere.fit_and_show, live=False)
+    for rank, (weights, place, _) in enumerate(run.results):
+        assert all(torch.equal(a, b) for a, b in zip(weights, local.results[rank][0], strict=True))
+        assert (place["rank"], place["local_rank"], place["world_size"], place["sum"]) == (rank, rank, 2, 2)
+        assert place["heavy"] == []
+        assert set(place["listening"]) <= {"127.0.0.1"}
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    assert [f"hello from {rank}\n" in output for rank, output in enumerate(run.output)] == [True, True]
+    assert {number: signal.getsignal(number) for number in handlers} == handlers, "the agent would take them"
+    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
+        labkit.attach(run.folder)
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", r"rank 1 failed: ValueError: bad batch \(after logging step 0\)"),
+        ("SIGKILL", r"rank 1 died \(SIGKILL\) and left no traceback, after logging step 0"),
+    ],
+)
+def test_a_rank_that_fails_is_named(launch, tmp_path, how, said):
+    run = launch(elsewhere.fail, how, tmp_path / "go")
+    wait_until(lambda: len(run.history) == 2, LONG_S)
+    (tmp_path / "go").touch()
+    error = end_of(run)
+    assert error.rank == 1
+    assert re.match(said, str(error))
+    assert run.attempt == 0
+    if how == "raises":
+        assert 'throw(ValueError("bad batch"))' in error.cause
+        assert run.states == ["ended", "failed"]
+        assert "rank 0 was still running and was ended" in str(error)
+
+
+@pytest.mark.spawns
+def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
+    run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3)
+    wait_for_step(run, 5)
+    ranks_of(run)[1].kill()
+    (tmp_path / "go.5").touch()
+    wait_until(lambda: run.attempt == 1, LONG_S)
+    wait_for_step(run, 7)
+    ranks_of(run)[0].kill()
+    (tmp_path / "go.7").touch()
+    assert end_of(run) is None
+    assert (run.status, run.attempt) == ("finished", 2)
+    local = labkit.launch(elsewhere.resume, tmp_path / "kept by the local run", live=False)
+    for mine, other in zip(run.results, local.results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+
+
+@pytest.mark.spawns
+def test_the_last_attempt_of_all_that_fail_says_why(launch):
+    run = launch(workloads.fit, 4, 1, "raises", max_restarts=1)
+    error = end_of(run)
+    assert (error.rank, run.attempt) == (1, 1)
+    assert str(error).startswith("rank 1 failed: ValueError: bad batch")
+    assert run.history["step"].tolist() == [0, 1] * 2
+
+
+@pytest.mark.spawns
+def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_path):
+    endpoint = free_endpoint()
+    run = launch(
+        elsewhere.resume, tmp_path / "kept", tmp_path / "go", 10**6, (5,),
+        nnodes=2, nproc_per_node=1, max_restarts=2, rdzv_endpoint=endpoint,
+    )  # fmt: skip
+    assert run.status == "queued"
+    what, command = run.notice.split("\n")
+    assert what == "start on 1 other machine:"
+    *settings, program = shlex.split(command)[:2]
+    environment = dict(os.environ, **dict(setting.split("=", 1) for setting in settings))
+    agent = subprocess.Popen(
+        shlex.split(command)[len(settings) :], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for_step(run, 5)
+        assert (run.status, run.notice) == ("running", "")
+        (mine,) = ranks_of(run).values()
+        mine.kill()
+        (tmp_path / "go.5").touch()
+        wait_until(lambda: run.attempt == 1, LONG_S)
+        wait_for_step(run, 7)
+        run.stop()
+        assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
+        assert agent.wait(LONG_S) == 0
+    finally:
+        for process in [*psutil.Process(agent.pid).children(recursive=True)] if agent.poll() is None else []:
+            process.kill()
+        agent.kill()
+        agent.wait()
+
+
+@pytest.mark.spawns
+def test_stop_while_another_machine_is_waited_for(launch):
+    run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), timeout_s=0.1)
+    assert run.status == "queued"
+    assert f"--rdzv-endpoint={run._engine._on.rdzv_endpoint}" in run.notice
+    time.sleep(0.5)
+    assert run.status == "queued", "waiting for others is no hang"
+    run.stop()
+    assert (run.status, run.error) == ("stopped", None)
+
+
+@pytest.mark.spawns
+def test_an_agent_that_dies_says_so(launch):
+    run = launch(workloads.spin)
+    wait_for_step(run, 1)
+    run._engine._agent.kill()
+    error = end_of(run)
+    assert error.rank is None
+    assert str(error).startswith("torchrun was ended by SIGKILL before all ranks had ended")
+
+
+@pytest.mark.spawns
+def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch):
+    run = launch(workloads.go_astray, "sleeps", timeout_s=2)
+    error = end_of(run)
+    assert error.rank == 1
+    assert "rank 1 is in time.sleep" in str(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the agent with the notebook")
+def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
+    script = f"""
+        import labkit
+        from tests import elsewhere
+        on = labkit.Torchrun(folder={str(tmp_path)!r}, max_restarts=3)
+        run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "never")!r}, on=on, wait=False, live=False)
+        while len(run.history) < 20:
+            pass
+        print("runs", flush=True)
+        run.wait()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as notebook:
+        assert notebook.stdout.readline() == "runs\n"
+        family = psutil.Process(notebook.pid).children(recursive=True)
+        names = [" ".join(process.cmdline()) for process in family]
+        assert sum("guard.py" in name for name in names) >= 2
+        assert sum("labkit.engines.remote" in name for name in names) == 2
+        notebook.kill()
+    wait_until(lambda: not any(lives(process.pid) for process in family))
+
+
+# Without processes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"nnodes": 0}, "nnodes is a whole number of at least 1, got 0"),
+        ({"nproc_per_node": "2"}, "nproc_per_node is a whole number of at least 1, got '2'"),
+        ({"max_restarts": -1}, "max_restarts is a whole number of at least 0, got -1"),
+        ({"nnodes": 2}, "2 machines must know where to meet: give rdzv_endpoint='HOST:PORT'"),
+        ({"rdzv_endpoint": "node1"}, "rdzv_endpoint is HOST:PORT, got 'node1'"),
+    ],
+)
+def test_arguments_of_no_use(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        labkit.Torchrun(**arguments)
+
+
+def test_a_port_that_is_taken_or_elsewhere_is_refused(launch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"something listens at {endpoint} already; give another port"):
+            launch(workloads.fit, rdzv_endpoint=endpoint)
+    for endpoint in ("192.0.2.1:29500", "no-such-host.invalid:29500"):
+        with pytest.raises(ValueError, match=f"rdzv_endpoint='{endpoint}' is no address of this machine"):
+            launch(workloads.fit, rdzv_endpoint=endpoint)
+
+
+def test_the_command_for_other_machines_can_be_typed_there(tmp_path):
+    on = labkit.Torchrun(2, 4, "node1:29500", max_restarts=3, folder=tmp_path)
+    words = shlex.split(on.command(RunFolder(tmp_path / "a run")))
+    assert words[0] == "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+    assert words[1:4] == [sys.executable, "-m", "torch.distributed.run"]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--max-restarts=3", "--rdzv-endpoint=node1:29500"} <= set(words)
+    assert words[-1] == str(tmp_path / "a run")
