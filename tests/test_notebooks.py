@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from PIL import Image
 
+from tests import cluster
 from tests.course_pages import course, index, page
 from tests.run_notebooks import FOLDER, LESSONS, LIMIT_BYTES, declared, execute
 
@@ -31,6 +32,7 @@ OTHER = {
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
     "14_when_it_hangs": {"seed": 1, "world_size": 4, "odd": 2},
+    "15_outgrow_the_machine": {"seed": 1},
     "16_pitfalls": {
         "seed": 1,
         "world_size": 3,
@@ -216,6 +218,12 @@ BROKEN = {
         "sleep_s[worker.rank * steps :][:steps]",
         "dealt out, the ranks wait less",
     ),
+    "15_outgrow_the_machine": (
+        'on=on, seed=seed, name="torchrun"',
+        'on=on, seed=seed + 1, name="torchrun"',
+        "one fingerprint from all launchers and ranks, found 2",
+        {"steps": 5},
+    ),
     "16_pitfalls": (
         "model = nn.DataParallel(labkit.models",
         "model = DistributedDataParallel(labkit.models",
@@ -244,3 +252,17 @@ def test_a_broken_lesson_is_red(name, tmp_path):
     nbformat.write(notebook, broken)
     with pytest.raises(papermill.PapermillExecutionError, match=f"AssertionError: {re.escape(said)}"):
         execute(broken, tmp_path / "out", *parameters)
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(600)
+def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
+    if why := cluster.missing():
+        pytest.skip(why)
+    with cluster.running() as slurm:
+        executed = execute(FOLDER / "15_outgrow_the_machine.ipynb", tmp_path)
+        assert slurm.jobs() == []
+    (table,) = [output for cell, output in outputs(nbformat.read(executed, as_version=4)) if cell.id == "one-hash"]
+    weights = dict(re.findall(r"^(\S.*?) +2 +([0-9a-f]{16})…", table.data["text/plain"], re.MULTILINE))
+    assert list(weights) == ["labkit.launch", "torchrun", "torchrun, two nodes", "SLURM", "exported script"]
+    assert len(set(weights.values())) == 1
