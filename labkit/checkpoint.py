@@ -186,19 +186,12 @@ class Checkpoint:
         if taken := {"epoch", "step"} & set(values):
             name = taken.pop()
             raise ValueError(f"save({name}=…): the checkpoint counts {name} itself; set checkpoint.{name} to change it")
-        try:
-            state: dict[str, Any] = {}
-            shards: dict[Place, Any] = {}
-            drafts = self._together("prepare a checkpoint", lambda: self._draft(state, shards, values))
-            _check_pieces(drafts)
-            write = f"write a checkpoint in {self.folder}"
-            written = self._together(write, lambda: self._write(drafts, state, shards))
-            finish = f"finish a checkpoint in {self.folder}"
-            path = self._together(finish, lambda: self._finish(drafts, written, values))[0]
-        except BaseException:
-            if self.rank == 0:
-                self._clean()  # at once: what is half written may be what fills the disk
-            raise
+        state: dict[str, Any] = {}
+        shards: dict[Place, Any] = {}
+        drafts = self._together("prepare a checkpoint", lambda: self._draft(state, shards, values))
+        write, finish = (f"{part} a checkpoint in {self.folder}" for part in ("write", "finish"))
+        written = self._together(write, lambda: self._write(drafts, state, shards))
+        path = self._together(finish, lambda: self._finish(drafts, written, values))[0]
         assert path is not None
         return path
 
@@ -277,6 +270,8 @@ class Checkpoint:
             dist.all_gather_object(outcomes, (result, said))
         for rank, (_, said) in enumerate(outcomes):
             if said is not None:
+                if self.rank == 0:
+                    self._clean()  # what is half written may be what fills the disk
                 if failure is None:
                     time.sleep(CULPRIT_FIRST_S)
                 raise CheckpointError(f"rank {rank} could not {what}: {said}") from failure
@@ -339,6 +334,7 @@ class Checkpoint:
         """Write this rank's files."""
         aside = drafts[0].aside
         assert aside is not None
+        _check_pieces(drafts)
         # First, because all ranks take part: if it fails on one, it raises on all.
         files = _write_shards(aside, shards, self.rank) if any(draft.pieces for draft in drafts) else {}
         own: dict[str, dict[Any, Any]] = {}
@@ -407,7 +403,8 @@ class Checkpoint:
         return path
 
     def _clean(self) -> None:
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+        """Remove what was not finished. Nobody writes meanwhile."""
+        for path in self.folder.glob(".checkpoint-*"):
             if UNFINISHED.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -31,6 +31,7 @@ OTHER = {
     "10_compare": {"seed": 1, "world_size": 4, "steps": 8},
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
+    "13_checkpoint": {"seed": 1, "world_size": 3},
     "14_when_it_hangs": {"seed": 1, "world_size": 4, "odd": 2},
     "15_outgrow_the_machine": {"seed": 1},
     "16_pitfalls": {
@@ -213,6 +214,11 @@ BROKEN = {
         {"steps": 1, "repeats": 1},
     ),
     "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
+    "13_checkpoint": (
+        "model=model, optimizer=optimizer, scheduler=scheduler",
+        "model=model, scheduler=scheduler",
+        "the resumed run ends with the bits of the run that was never killed",
+    ),
     "14_when_it_hangs": (
         "sleep_s[worker.rank :: worker.world_size]",
         "sleep_s[worker.rank * steps :][:steps]",
