@@ -273,7 +273,7 @@ def test_a_run_goes_on_after_requeue_crash_and_preemption_bit_for_bit(launch, sl
     again(1, 7, a_node_crashes)
     again(2, 10, lambda: slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1"))
     assert end_of(run) is None
-    assert (run.status, run.attempt) == ("finished", 3)
+    assert (run.status, run.attempt, run.states) == ("finished", 3, ["finished"] * 2)
     local = labkit.launch(elsewhere.resume, tmp_path / "kept by the local run", live=False)
     for mine, other in zip(run.results, local.results, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
@@ -503,4 +503,7 @@ def test_every_ending_says_what_to_do(state):
 def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():
     assert ended("CANCELLED", killed=True) is None
     assert ended("CANCELLED") is not None
+    assert ended("FAILED", [records.Exit(0, -15, ended=True), records.Exit(1, 0)]).headline == (
+        "SLURM job 5 was ended (FAILED)"
+    ), "a run is not finished because nobody is to blame"
     assert ended("FAILED", [records.Exit(0, 1), records.Exit(1, -15, ended=True)]) is None, "a rank explains it"

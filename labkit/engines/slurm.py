@@ -232,7 +232,9 @@ class SlurmEngine(FolderEngine):
             else:
                 changed, self._state = state.state != self._state.state, state
                 if state.state in WAITING:
-                    self.say(records.Notice(-1, self._waiting(state), queued=True))
+                    waiting = self._waiting(state)
+                    if not self._look_now.is_set():  # else ranks have begun meanwhile
+                        self.say(records.Notice(-1, waiting, queued=True))
                 elif state.state not in GOING:
                     self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
                     return
@@ -302,8 +304,12 @@ class SlurmEngine(FolderEngine):
             rank = starved[0] if state == "OUT_OF_MEMORY" and starved else -1
             who = "" if rank < 0 else f"; rank {rank} was killed for it"
             return records.JobEnded(rank, f"SLURM job {self.job_id} {what} ({state}){who}", where + advice)
-        if self.explained or not missing or self._killed:
-            return None  # ranks have said it all
+        if self.explained or self._killed:
+            return None
+        if not missing:
+            return records.JobEnded(
+                -1, f"SLURM job {self.job_id} was ended ({state})", f"{self._where(nodes)}No rank had failed before."
+            )
         if state in ("FORGOTTEN", "COMPLETED"):
             return records.JobEnded(
                 -1,

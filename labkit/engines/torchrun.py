@@ -151,15 +151,15 @@ class TorchrunEngine(FolderEngine):
         self.settle(0.0 if self._killed else SETTLE_S)
 
     def ending(self, missing: list[int]) -> records.JobEnded | None:
-        """Say why the agent ended, if that is no rank's doing."""
+        """Say how the agent ended, if that is no rank's doing."""
         assert self._agent is not None
-        if self.explained or not missing or self._killed:
+        if self.explained or self._killed:
             return None
         tail = (self.folder.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
-        never = len(missing) == self.world_size and not self._reader.begun
         return records.JobEnded(
             -1,
-            f"torchrun {_how(self._agent.wait())} before {'any rank began' if never else 'all ranks had ended'}",
+            f"torchrun {_how(self._agent.wait())}"
+            + (", and its ranks with it" if self._reader.begun else " before any rank began"),
             f"What it wrote:\n{tail}" if tail else "It wrote nothing.",
         )
 

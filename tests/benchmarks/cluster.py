@@ -1,0 +1,117 @@
+"""Measure runs on SLURM and under torchrun, on this machine; nothing here is a test.
+
+1. Seconds from `labkit.launch(…, on=labkit.Slurm(…))` to the first logged value that the notebook sees.
+2. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
+3. With `--kills N`: of N runs under torchrun whose rank is killed (SIGKILL), how many restart, resume and finish.
+
+    python -m tests.benchmarks.cluster --launches 5 --values 400 --kills 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+
+import psutil
+import torch.distributed as dist
+
+import labkit
+from tests import cluster
+
+
+def tell_the_time(worker, values, pause_s):
+    for _ in range(values):
+        worker.log(at_s=time.time())
+        time.sleep(pause_s)
+
+
+def count(worker, folder, steps):
+    """Count steps with a checkpoint at each, so that a run that was killed goes on."""
+    import torch
+
+    model = torch.nn.Linear(1, 1)
+    checkpoint = labkit.Checkpoint(folder, model=model)
+    checkpoint.resume()
+    while checkpoint.step < steps:
+        dist.barrier()
+        checkpoint.step += 1
+        worker.log(checkpoint.step, pid=os.getpid())
+        checkpoint.save()
+        time.sleep(0.05)
+
+
+def first_value_s(folder: str) -> tuple[float, float]:
+    """Give seconds from launch until SLURM runs the job, and until a value is seen."""
+    began = time.monotonic()
+    run = labkit.launch(tell_the_time, 1, 0, on=labkit.Slurm(nodes=2, folder=folder), wait=False, live=False)
+    while run.status == "queued":
+        time.sleep(0.005)
+    running_s = time.monotonic() - began
+    while not run.recorded.names and not run.over.is_set():
+        time.sleep(0.005)
+    seen_s = time.monotonic() - began
+    run.wait()
+    return running_s, seen_s
+
+
+def delays_s(folder: str, values: int) -> list[float]:
+    """Give the delay of every value that two ranks log."""
+    on = labkit.Slurm(nodes=2, folder=folder)
+    run = labkit.launch(tell_the_time, values, 0.03, on=on, wait=False, live=False)
+    seen = [0, 0]
+    found = []
+    while not run.over.is_set() or sum(seen) < 2 * values:
+        time.sleep(0.001)
+        now = time.time()
+        for rank in (0, 1):
+            steps = run.progress(rank)[0].steps
+            if steps > seen[rank]:
+                frame = run.history
+                found += (now - frame[frame["rank"] == rank]["at_s"].iloc[seen[rank] : steps]).tolist()
+                seen[rank] = steps
+    run.wait()
+    return found
+
+
+def survives_a_kill(folder: str, rank: int) -> bool:
+    """Say whether a run goes on after one of its ranks was killed, each step logged once."""
+    on = labkit.Torchrun(nproc_per_node=2, max_restarts=3, folder=folder)
+    run = labkit.launch(count, tempfile.mkdtemp(dir=folder), 30, on=on, wait=False, live=False)
+    while min(run.progress(r)[0].steps for r in (0, 1)) < 10 and not run.over.is_set():
+        time.sleep(0.01)
+    psutil.Process(int(run.progress(rank)[0].last["pid"])).kill()
+    run.over.wait(300)
+    whole = run.history["step"].tolist() == [*range(1, 31)] * 2
+    again = run.history["pid"].nunique() == 4
+    return run.status == "finished" and whole and again and run.attempt >= 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=5)
+    parser.add_argument("--values", type=int, default=400, help="that each of two ranks logs")
+    parser.add_argument("--kills", type=int, default=0)
+    options = parser.parse_args()
+    print(f"load before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    with tempfile.TemporaryDirectory() as folder:
+        if options.launches or options.values:
+            with cluster.running():
+                time.sleep(4)  # a controller that has just started waits three seconds before its first job
+                times = [first_value_s(folder) for _ in range(options.launches)]
+                for what, each in zip(("job runs", "first value seen"), zip(*times, strict=True), strict=False):
+                    print(f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})")
+                if options.values:
+                    delays = sorted(1000 * delay for delay in delays_s(folder, options.values))
+                    p99 = delays[int(0.99 * (len(delays) - 1))]
+                    print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms")
+        if options.kills:
+            survived = sum(survives_a_kill(folder, trial % 2) for trial in range(options.kills))
+            print(f"kill -9 under torchrun: {survived} of {options.kills} restarted, resumed and finished")
+    print(f"load after: {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
