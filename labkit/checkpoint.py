@@ -210,13 +210,22 @@ class Checkpoint:
         found = self._together(f"find a checkpoint in {self.folder}", self._find)[0]
         if found is None:
             return {}
-        path, manifest = found
+        path, manifest, damage = found
+        ranks = manifest["world_size"]
+        if damage and self.rank == 0:
+            warnings.warn(f"{damage}. Going on from {path} instead", stacklevel=2)
+        if ranks != self.world_size and self.rank == 0:
+            warnings.warn(
+                f"{path} was saved by {ranks} ranks and goes on with {self.world_size}: weights and optimizer are the "
+                "same, which rank takes which samples and random numbers is not",
+                stacklevel=2,
+            )
         resume = f"resume from {path}"
         state, mine = self._each(resume, lambda: self._read(path, manifest))
         for name, order in mine["orders"].items():
             if name in self._orders:
                 self._orders[name].repeat(order)
-        self._each(resume, lambda: self._restore(state, mine, manifest["world_size"]))
+        self._each(resume, lambda: self._restore(state, mine, ranks))
         progress: dict[str, Any] = manifest["progress"]
         self.epoch, self.step = progress["epoch"], progress["step"]
         return progress
@@ -408,7 +417,7 @@ class Checkpoint:
             if UNFINISHED.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _find(self) -> tuple[Path, dict[str, Any]] | None:
+    def _find(self) -> tuple[Path, dict[str, Any], str] | None:
         if self.rank:
             return None
         self._clean()
@@ -430,12 +439,6 @@ class Checkpoint:
                 raise ValueError(
                     f"ranks held different parts of {', '.join(sorted(own))}, so it takes {ranks} ranks to resume; "
                     f"there are {self.world_size}"
-                )
-            if self.rank == 0:
-                warnings.warn(
-                    f"{path} was saved by {ranks} ranks and goes on with {self.world_size}: weights and optimizer are "
-                    "the same, which rank takes which samples and random numbers is not",
-                    stacklevel=5,
                 )
         state, mine = _read(path, min(self.rank, ranks - 1), as_on_rank_0)
         shards = _read_shards(path, {tuple(place): self._place(tuple(place)) for place in mine["sharded"]})
@@ -527,7 +530,9 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
     if not NAME.fullmatch(path.name) and _folders(path):
         found = _newest(path)
         assert found is not None
-        path, manifest = found
+        path, manifest, damage = found
+        if damage:
+            warnings.warn(f"{damage}. This is {path} instead", stacklevel=2)
     else:
         try:
             manifest = _verified(path)
@@ -547,8 +552,8 @@ def _offer(folder: Path) -> str:
     return f"The newest that is whole is {whole[-1].path} (epoch {whole[-1].epoch}, step {whole[-1].step})"
 
 
-def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Give the newest checkpoint that is whole, and its manifest. Warns of those that are not."""
+def _newest(folder: Path) -> tuple[Path, dict[str, Any], str] | None:
+    """Give the newest checkpoint that is whole, its manifest, and what is wrong with newer ones."""
     damaged: list[str] = []
     for path in reversed(_folders(folder)):
         try:
@@ -556,9 +561,7 @@ def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         except CheckpointError as error:
             damaged.append(str(error))
             continue
-        if damaged:
-            warnings.warn(f"{'. '.join(damaged)}. Going on from {path} instead", stacklevel=6)
-        return path, manifest
+        return path, manifest, ". ".join(damaged)
     if damaged:
         raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Move them away to begin anew")
     return None

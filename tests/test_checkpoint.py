@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_offered(how, th
     again = Training(three)
     with pytest.warns(UserWarning, match=rf"{said}.*Going on from .*checkpoint-000002 instead"):
         assert again.checkpoint.resume()["step"] == 6
-    with pytest.warns(UserWarning, match="Going on from"):
+    with pytest.warns(UserWarning, match=rf"{said}.*This is .*checkpoint-000002 instead"):
         assert load(three)["scheduler"]["last_epoch"] == 1
     assert again.checkpoint.save().name == "checkpoint-000004"
     assert Training(three).checkpoint.resume()["step"] == 6
@@ -406,6 +406,12 @@ def test_arguments_of_no_use_are_refused(tmp_path):
     checkpoint.save()
     with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
         load(tmp_path, rank=1)
+
+
+def test_pieces_of_different_tensors_under_one_name_are_refused():
+    drafts = [room._Draft(None, {}, {("model", "w", "at", 0): digest}) for digest in ("a", "a", "b")]
+    with pytest.raises(CheckpointError, match=r"model\.w is cut over ranks, but ranks 0 and 2 hold different values"):
+        room._check_pieces(drafts)
 
 
 # With ranks
