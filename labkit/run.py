@@ -448,21 +448,24 @@ class Run:
     def _take_notice(self, notice: records.Notice) -> None:
         self.notice = notice.text
         self._last_progress_s = time.monotonic()
-        if notice.queued:
-            self._states = ["queued"] * self.world_size
-        else:
+        if not notice.queued:
             self._states = ["starting" if state == "queued" else state for state in self._states]
+        elif self.status != "queued":
+            self._forget_the_attempt("queued")
 
     def _begin_again(self, attempt: int) -> None:
-        """Forget how the ranks fared in the attempt before. What they logged is kept up to where they begin again."""
         self.attempt = attempt
-        self._states = ["starting"] * self.world_size
+        self._begun_again = set(range(self.world_size))
+        self._last_progress_s = time.monotonic()
+        self._forget_the_attempt("starting")
+
+    def _forget_the_attempt(self, state: str) -> None:
+        """Forget how the ranks fared. What they logged is kept, up to where they begin again."""
+        self._states = [state] * self.world_size
         self._results, self._returned = [None] * self.world_size, [False] * self.world_size
         self._failures, self._exit_codes = [None] * self.world_size, [None] * self.world_size
         self._exits_s, self._out_of_memory = [float("inf")] * self.world_size, [False] * self.world_size
-        self._begun_again = set(range(self.world_size))
         self._failed = False
-        self._last_progress_s = time.monotonic()
 
     def _take_result(self, record: records.Result) -> None:
         rank = record.rank

@@ -51,7 +51,7 @@ SlurmdParameters=config_overrides
 ReturnToService=1
 KillWait=2
 MinJobAge=300
-SlurmdTimeout=15
+SlurmdTimeout=10
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -101,6 +101,14 @@ class Cluster:
     def is_idle(self) -> bool:
         """Whether both nodes are up and have nothing to do."""
         return self.run("sinfo", "-h", "-p", "debug", "-o", "%D %t").split() == ["2", "idle"]
+
+    def resume(self) -> bool:
+        """Take nodes that are down or drained into service again; say whether both are idle."""
+        for line in self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %t").splitlines():
+            node, state = line.split()
+            if state.startswith(("dr", "down")):
+                self.update(NodeName=node, State="RESUME")
+        return self.is_idle()
 
     def processes(self, node: str = "") -> list[psutil.Process]:
         """Those of jobs and steps, perhaps of one node only. SLURM detaches them from its daemons."""

@@ -43,10 +43,7 @@ def slurm(the_cluster, tmp_path):
     for job in jobs:
         the_cluster.run("scancel", job)
     wait_until(lambda: not the_cluster.jobs() and not the_cluster.processes())
-    for node in cluster.NODES:
-        if the_cluster.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%t").strip() != "idle":
-            the_cluster.update(NodeName=node, State="RESUME")
-    wait_until(the_cluster.is_idle)
+    wait_until(the_cluster.resume)
     assert not jobs, "jobs were left behind"
 
 
@@ -248,7 +245,23 @@ def test_a_node_that_is_lost_is_named(launch, slurm):
 
 
 @pytest.mark.spawns
-def test_a_run_goes_on_after_requeue_crash_and_preemption_bit_for_bit(launch, slurm, tmp_path):
+def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
+    run = launch(workloads.spin)
+    logged(run)
+    slurm.kill_node("node2")
+    try:
+        wait_until(lambda: run.states[0] == "failed", LONG_S)  # it lost its connection, and nobody knows why yet
+        wait_until(lambda: "waits" in run.notice and "[node2 is down (Not responding)]" in run.notice, LONG_S)
+        assert (run.status, run.states, run.error) == ("queued", ["queued"] * 2, None)
+        run.stop()
+        assert (run.status, run.error) == ("stopped", None)
+        assert len(run.history) > 0
+    finally:
+        slurm.start_node("node2")
+
+
+@pytest.mark.spawns
+def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
     go = tmp_path / "go"
     run = launch(elsewhere.resume, tmp_path / "kept", go, 12, (4, 7, 10))
 
@@ -259,18 +272,13 @@ def test_a_run_goes_on_after_requeue_crash_and_preemption_bit_for_bit(launch, sl
         wait_until(lambda: run.status == "queued" or run.attempt > attempt, LONG_S)
         (tmp_path / f"go.{step}").touch()
 
-    def a_node_crashes():
-        slurm.kill_node("node2")
-        (tmp_path / "go.7").touch()
-        try:
-            wait_until(lambda: run.states[0] == "failed", LONG_S)  # which does not end the run
-            wait_until(lambda: run.status == "queued", LONG_S)
-            wait_until(lambda: "[node2 is down (Not responding)]" in run.notice, LONG_S)
-        finally:
-            slurm.start_node("node2")
+    def a_node_fails():
+        slurm.update(NodeName="node2", State="DOWN", Reason="fan is broken")
+        wait_until(lambda: run.status == "queued", LONG_S)
+        slurm.update(NodeName="node2", State="RESUME")
 
     again(0, 4, lambda: slurm.run("scontrol", "requeue", job_of(run)))
-    again(1, 7, a_node_crashes)
+    again(1, 7, a_node_fails)
     again(2, 10, lambda: slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1"))
     assert end_of(run) is None
     assert (run.status, run.attempt, run.states) == ("finished", 3, ["finished"] * 2)
