@@ -50,6 +50,9 @@ STATE_COLORS = {
     "ended": "#E69F00",
 }
 
+WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+"""Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
+
 _shown_in: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
 """In which execution of a cell a run was last shown, so that its cell does not show it twice."""
 
@@ -265,7 +268,7 @@ def _summary_html(run: Run) -> str:
         verdict = run.error.verdict
         color = STATE_COLORS["failed"]
         parts.append(f'<div style="color:{color}"><b>{html.escape(verdict.headline)}</b></div>')
-        parts.append(f"<pre>{html.escape(verdict.cause)}</pre>")
+        parts.append(f'<pre style="{WRAPPED}">{html.escape(verdict.cause)}</pre>')
         if verdict.others:
             listed = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.others)
             parts.append(f"<details><summary>{_others_title(verdict)}</summary><ul>{listed}</ul></details>")
@@ -278,6 +281,8 @@ def _summary_html(run: Run) -> str:
 
 def _others_title(verdict: Verdict) -> str:
     count = len(verdict.others)
+    if verdict.rank is None:
+        return "what became of the ranks"
     return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"
 
 
@@ -305,9 +310,16 @@ def _states_html(run: Run) -> str:
 
 
 def _title_html(run: Run) -> str:
-    notice = f'<div style="line-height:1.4;color:#666">{html.escape(run.notice)}</div>' if run.notice else ""
     again = f" · started again {run.attempt}×" if run.attempt else ""
-    return f"<b>{html.escape(run.name)}</b> {_phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}{notice}"
+    return f"<b>{html.escape(run.name)}</b> {_phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
+
+
+def _notice_html(run: Run) -> str:
+    said, _, to_copy = run.notice.partition("\n")
+    shown = f'<div style="line-height:1.4;color:#666">{html.escape(said)}</div>' if said else ""
+    if to_copy:  # a click selects all of it
+        shown += f'<pre style="{WRAPPED};user-select:all;line-height:1.4;margin:2px 0">{html.escape(to_copy)}</pre>'
+    return shown
 
 
 def _time_left(run: Run) -> str:
@@ -336,13 +348,16 @@ class _Live(threading.Thread):
 
         self._run = run
         self._title = widgets.HTML(_title_html(run))
+        # Apart from the title, which is always new: what is selected would be lost.
+        self._notice = widgets.HTML(_notice_html(run))
+        self._head = widgets.VBox([self._title, self._notice])
         self._states = widgets.HTML(_states_html(run))
         self._button = widgets.Button(
             description="Stop",
             icon="stop",
             button_style="danger",
             tooltip="End the run; what was logged, printed and returned by then is kept",
-            layout=widgets.Layout(width="90px", margin="2px 12px 2px 0"),
+            layout=widgets.Layout(width="90px", flex="0 0 auto", margin="2px 12px 2px 0"),
         )
         self._button.on_click(lambda _: self._stop_clicked())
         self._texts = [widgets.HTML() for _ in range(run.world_size)]
@@ -351,7 +366,7 @@ class _Live(threading.Thread):
         for rank in range(run.world_size):
             self._tabs.set_title(rank, f"rank {rank}")
         self._figure: Any = None
-        self._top = widgets.HBox([self._button, self._title])
+        self._top = widgets.HBox([self._button, self._head])
         self._box = widgets.VBox([self._top, self._states, self._tabs])
         for widget in (self._button, self._tabs):
             _answer_while_the_cell_runs(widget)
@@ -388,6 +403,7 @@ class _Live(threading.Thread):
 
     def _draw(self) -> None:
         self._title.value, self._states.value = _title_html(self._run), _states_html(self._run)
+        self._notice.value = _notice_html(self._run)
         self._draw_output()
         from labkit import charts
 
@@ -441,7 +457,8 @@ class _Live(threading.Thread):
         self._run.ask_to_stop()
 
     def _close(self) -> None:
-        for widget in (self._box, self._top, self._title, self._button, self._states, self._figure, self._tabs):
+        parts = (self._box, self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
+        for widget in (*parts, self._figure):
             if widget is not None:
                 _close(widget)
         for text in self._texts:

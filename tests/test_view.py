@@ -14,7 +14,7 @@ import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
 from labkit import charts, view
-from labkit.records import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
+from labkit.records import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
 from labkit.run import OUTPUT_LINES, Run
 
 
@@ -215,6 +215,18 @@ def test_what_ranks_print_and_name_is_escaped():
     assert "ValueError: &lt;b&gt;bad&lt;/b&gt;" in shown
 
 
+def test_what_a_cluster_says_is_shown_and_a_line_to_type_can_be_copied():
+    run = started()
+    run._take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
+    shown = view._notice_html(run)
+    assert ">waits for &lt;2&gt; nodes:</div>" in shown
+    assert "user-select:all" in shown
+    assert ">python -m x</pre>" in shown
+    assert "queued" in view._states_html(run)
+    run._take(Notice(-1, ""))
+    assert view._notice_html(run) == ""
+
+
 def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     run = started(3, steps=5)
     run._take(Output(0, "before the end\n"))
@@ -224,7 +236,7 @@ def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     assert shown["text/plain"].splitlines()[-1] == headline
     page = shown["text/html"]
     assert f"<b>{headline}</b>" in page
-    assert "<pre>Cell In[3], line 2, in train\nValueError: bad batch</pre>" in page
+    assert ">Cell In[3], line 2, in train\nValueError: bad batch</pre>" in page
     others = re.search("<details><summary>what became of the other 2 ranks</summary>(.*?)</details>", page).group(1)
     assert re.findall("<li>(.*?)</li>", others) == [
         "rank 0 was still running and was ended after logging step 4",
