@@ -349,7 +349,7 @@ class _Live(threading.Thread):
         self._run = run
         self._title = widgets.HTML(_title_html(run))
         # Apart from the title, which is always new: what is selected would be lost.
-        self._notice = widgets.HTML(_notice_html(run))
+        self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
         self._head = widgets.VBox([self._title, self._notice])
         self._states = widgets.HTML(_states_html(run))
         self._button = widgets.Button(
@@ -404,6 +404,7 @@ class _Live(threading.Thread):
     def _draw(self) -> None:
         self._title.value, self._states.value = _title_html(self._run), _states_html(self._run)
         self._notice.value = _notice_html(self._run)
+        self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
         from labkit import charts
 
