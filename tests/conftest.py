@@ -31,6 +31,14 @@ def lives(pid: int) -> bool:
         return False
 
 
+def command_of(process: psutil.Process) -> str:
+    """The command line of a process; "" if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def wait_until(condition, deadline_s=30):
     """Wait for something, but not for ever."""
     deadline = time.monotonic() + deadline_s

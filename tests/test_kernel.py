@@ -12,7 +12,7 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from tests.conftest import lives
+from tests.conftest import command_of, lives
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -489,7 +489,7 @@ def interrupt_when(notebook, cell, condition):
 
 def ranks_alive(notebook):
     kernel = psutil.Process(notebook.value("os.getpid()"))
-    return [child for child in kernel.children() if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in kernel.children() if "spawn_main" in command_of(child)]
 
 
 def test_pandas_is_there_in_full_before_any_thread_draws(notebook):

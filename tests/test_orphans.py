@@ -22,7 +22,7 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from tests.conftest import lives, wait_until
+from tests.conftest import command_of, lives, wait_until
 
 pytestmark = [
     pytest.mark.spawns,
@@ -158,7 +158,7 @@ def make_busy(client, trial):
     ranks_and_loaders = 5 + 2
 
     def all_there():
-        return len([p for p in trial.look() if "resource_tracker" not in " ".join(p.cmdline())]) > ranks_and_loaders
+        return len([p for p in trial.look() if "resource_tracker" not in command_of(p)]) > ranks_and_loaders
 
     wait_until(all_there)
 

@@ -19,7 +19,7 @@ import torch
 import labkit
 from labkit.engines.folder import RunFolder
 from tests import elsewhere, workloads
-from tests.conftest import lives, wait_until
+from tests.conftest import command_of, lives, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LONG_S = 120
@@ -53,9 +53,9 @@ def ranks_of(run):
     """The processes of the ranks, by rank."""
     found = {}
     for process in psutil.Process(run._engine._agent.pid).children(recursive=True):
-        command = process.cmdline()
-        if "labkit.engines.remote" in " ".join(command):
-            found[int(command[-2])] = process
+        command = command_of(process)
+        if "labkit.engines.remote" in command:
+            found[int(command.split()[-2])] = process
     return found
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as notebook:
         assert notebook.stdout.readline() == "runs\n"
         family = psutil.Process(notebook.pid).children(recursive=True)
-        names = [" ".join(process.cmdline()) for process in family]
+        names = [command_of(process) for process in family]
         assert sum("guard.py" in name for name in names) >= 2
         assert sum("labkit.engines.remote" in name for name in names) == 2
         notebook.kill()
