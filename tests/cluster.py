@@ -107,7 +107,8 @@ class Cluster:
         for line in self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %t").splitlines():
             node, state = line.split()
             if state.startswith(("dr", "down")):
-                self.update(NodeName=node, State="RESUME")
+                with contextlib.suppress(RuntimeError):  # it has come back meanwhile
+                    self.update(NodeName=node, State="RESUME")
         return self.is_idle()
 
     def processes(self, node: str = "") -> list[psutil.Process]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -355,7 +356,8 @@ def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     python.chmod(0o755)
     error = end_of(run := launch(workloads.fit, python=str(python)))
     assert error.rank is None
-    assert str(error).startswith(f"SLURM job {job_of(run)} ended (FAILED) before rank 1 began")
+    # Whether rank 0 had begun by then is a matter of milliseconds.
+    assert re.match(rf"SLURM job {job_of(run)} ended \(FAILED\) before (rank 1|any rank) began", str(error))
     assert f"Every node must see {run.folder}" in str(error)
     assert "rank 1: /not/shared cannot be seen on" in str(error)
 
