@@ -7,12 +7,14 @@ Needs `apt-get install slurmctld slurmd slurm-client munge`, but no root, no sys
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import getpass
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ PROGRAMS = (*DAEMONS, "srun", "sbatch", "sinfo", "squeue", "scontrol", "scancel"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # an ordinary user's has no daemons in it
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
 NODES = ("node1", "node2")
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 CONFIGURATION = """\
 ClusterName=lab
@@ -188,6 +191,7 @@ class Cluster:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_end_with_the_parent,
             )
         self._daemons.append((name or program, daemon))
 
@@ -201,6 +205,12 @@ class Cluster:
         logs = sorted([*self.folder.glob("*.out"), *self.folder.glob("*.log")])
         tails = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
         raise RuntimeError(f"SLURM did not come up: waiting for {what}\n{tails}")
+
+
+def _end_with_the_parent() -> None:
+    """Have Linux end this daemon when the process that started it is killed; nobody else would."""
+    if PRCTL is not None:
+        PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _free_ports(count: int) -> list[int]:
@@ -240,6 +250,7 @@ def running() -> Iterator[Cluster]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     with running() as cluster:
         print(f"export SLURM_CONF={cluster.configuration}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
