@@ -17,7 +17,6 @@ import os
 import pickle
 import sys
 import time
-import traceback
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import records
-from labkit.worker import Job, Line, Place, do, report
+from labkit.worker import Job, Line, Place, do_and_exit
 
 SAY_EVERY_S = 5.0
 """Time between two lines of rank 0 on what was logged."""
@@ -43,8 +42,8 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
     `arguments` are those that the notebook gave; the function's own defaults stand for the rest.
     """
     chosen, seed, threads = options(function, arguments, seed).parse(sys.argv[1:])
-    code = 1
-    try:
+
+    def prepare() -> tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]:
         faulthandler.enable()
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
@@ -62,16 +61,9 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             environment={},
             cells={},
         )
-        try:
-            code = do(job, place, line, lambda job, place: line.meet())
-        except BaseException as error:  # raised by a signal handler while `do` was reporting
-            report(error, place.rank, job, line)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # see `worker.main`
+        return job, place, line, lambda job, place: line.meet()
+
+    do_and_exit(prepare)
 
 
 def place_here() -> Place:

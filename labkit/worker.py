@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from queue import SimpleQueue as Words
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import cloudpickle
 import torch
@@ -398,6 +398,23 @@ def do(job: Job, place: Place, line: Line, meet: Callable[[Job, Place], dist.Sto
         _leave_together(job, place, line.store)
     _tidy_up()
     return code
+
+
+def do_and_exit(prepare: Callable[[], tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]]) -> NoReturn:
+    """Do the job that `prepare` gives, with what `do` wants besides, and end the process, as `main` does."""
+    code = 1
+    try:
+        job, place, line, meet = prepare()
+        try:
+            code = do(job, place, line, meet)
+        except BaseException as error:  # raised by a signal handler while `do` was reporting
+            report(error, place.rank, job, line)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def show_lines_of(cells: Mapping[str, Cell]) -> None:

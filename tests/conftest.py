@@ -23,6 +23,10 @@ os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="labkit-tests-
 atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 
+LONG_S = 120
+"""How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""
+
+
 def lives(pid: int) -> bool:
     """Whether a process is there and has not ended; one whose end nobody has asked for yet has ended too."""
     try:
@@ -45,6 +49,22 @@ def wait_until(condition, deadline_s=30):
     while not condition():
         assert time.monotonic() < deadline, f"not within {deadline_s} s"
         time.sleep(0.02)
+
+
+def end_of(run):
+    """Wait until a run on a cluster or under torchrun is over, but not for ever; give its error."""
+    assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
+    return run.error
+
+
+def wait_for_step(run, step):
+    """Wait until every rank has logged this step."""
+
+    def there():
+        assert not run.over.is_set(), str(run.error)
+        return all((run.progress(rank)[0].last_step or 0) >= step for rank in range(run.world_size))
+
+    wait_until(there, LONG_S)
 
 
 def rank_processes() -> list[psutil.Process]:

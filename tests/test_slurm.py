@@ -19,11 +19,9 @@ from labkit import records
 from labkit.engines import slurm as engine
 from labkit.engines.folder import RunFolder
 from tests import cluster, elsewhere, workloads
-from tests.conftest import wait_until
+from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LONG_S = 120
-"""Ranks import torch, and this machine may be busy."""
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +59,6 @@ def launch(slurm, tmp_path):
 
 def job_of(run):
     return run._engine.job_id
-
-
-def end_of(run):
-    assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
-    return run.error
-
-
-def wait_for_step(run, step):
-    """Wait until every rank has logged this step."""
-
-    def there():
-        assert not run.over.is_set(), str(run.error)
-        return all((run.progress(rank)[0].last_step or 0) >= step for rank in range(run.world_size))
-
-    wait_until(there, LONG_S)
 
 
 def logged(run):

@@ -19,10 +19,9 @@ import torch
 import labkit
 from labkit.engines.folder import RunFolder
 from tests import elsewhere, workloads
-from tests.conftest import command_of, lives, wait_until
+from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-LONG_S = 120
 
 
 @pytest.fixture
@@ -34,19 +33,6 @@ def launch(tmp_path):
         return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
 
     return launch
-
-
-def end_of(run):
-    assert run.over.wait(LONG_S), f"{run} goes on: {run.states}, {run.notice}"
-    return run.error
-
-
-def wait_for_step(run, step):
-    def there():
-        assert not run.over.is_set(), str(run.error)
-        return all((run.progress(rank)[0].last_step or 0) >= step for rank in range(run.world_size))
-
-    wait_until(there, LONG_S)
 
 
 def ranks_of(run):

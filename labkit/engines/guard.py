@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ASKED_EVERY_S = 0.1
 """Time between two looks at what the notebook asks."""
 
-STACKS_SIGNAL = signal.SIGUSR2
+STACKS_SIGNAL: Any = getattr(signal, "SIGUSR2", None)
 """As `worker` has it."""
 
 START = "import labkit.engines.birth; from labkit.engines.remote import main; main()"
@@ -53,7 +54,7 @@ def main(folder: Path) -> int:
             stderr=output,
             env=environment,
         )
-    starved_before = _out_of_memory_kills()
+    starved_before = out_of_memory_kills()
     assert child.stdin is not None
     while child.poll() is None:
         if told:
@@ -75,7 +76,7 @@ def main(folder: Path) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(ASKED_EVERY_S)
     code, ended_s = child.returncode, time.time()
-    starved = code == -signal.SIGKILL and not told and _out_of_memory_kills() > starved_before
+    starved = code == -signal.SIGKILL and not told and out_of_memory_kills() > starved_before
     with open(f"{base}.records", "a") as records:
         # In a line of its own, even if the rank was ended while it wrote one.
         records.write("\n" + json.dumps(["Exit", int(rank), code, starved, bool(told), ended_s]) + "\n")
@@ -107,7 +108,8 @@ def _is_of_attempt(path: Path) -> bool:
     return True
 
 
-def _out_of_memory_kills() -> int:
+def out_of_memory_kills() -> int:
+    """Count the processes that Linux has ended for want of memory."""
     try:
         with open("/proc/vmstat") as counters:
             return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from labkit import records, worker
 from labkit.engines import standby
+from labkit.engines.guard import out_of_memory_kills
 from labkit.engines.processes import RankProcess
 
 BACKLOG = 1000
@@ -41,7 +42,7 @@ class LocalEngine:
         self._killed: set[int] = set()
         self._resting, self._rest_lock = False, threading.Lock()
         self._usage = [(0, 0.0)] * world_size
-        self._out_of_memory_before = _out_of_memory_kills()
+        self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: worker.Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
@@ -167,8 +168,7 @@ class LocalEngine:
             if ready == [process.sentinel]:
                 break
         code = mine.wait_for_exit()
-        # Linux counts the processes that it killed for want of memory.
-        starved = code == -getattr(signal, "SIGKILL", 9) and _out_of_memory_kills() > self._out_of_memory_before
+        starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
         self._events.put(records.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
 
 
@@ -177,14 +177,6 @@ def _read(connection: Connection) -> bytes:
         return os.read(connection.fileno(), 1 << 16)
     except OSError:
         return b""
-
-
-def _out_of_memory_kills() -> int:
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
 
 
 @functools.cache

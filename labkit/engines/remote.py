@@ -14,15 +14,15 @@ import socket
 import sys
 import threading
 import time
-import traceback
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import torch.distributed as dist
 
 from labkit.engines.folder import FileSender, RunFolder
-from labkit.worker import Line, Place, do, end_children, hear_signals, report
+from labkit.worker import Job, Line, Place, do_and_exit, end_children, hear_signals
 
 MEET_S = 300.0
 """How long a rank waits for rank 0 to say where the ranks meet."""
@@ -45,11 +45,11 @@ class FolderLine(Line):
         os._exit(1)  # the guard is gone, and its launcher with it
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run one rank: `remote FOLDER RANK ATTEMPT`, with the launcher's variables in the environment."""
     folder, rank, attempt = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    code = 1
-    try:
+
+    def prepare() -> tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]:
         stacks = os.open(folder.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         hear_signals(stacks)
         faulthandler.enable()
@@ -62,16 +62,9 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
         sys.path += [entry for entry in about["path"] if entry not in sys.path]
-        try:
-            code = do(job, place, line, lambda job, place: meet(place, folder, attempt))
-        except BaseException as error:  # raised by a signal handler while `do` was reporting
-            report(error, rank, job, line)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # see `worker.main`
+        return job, place, line, lambda job, place: meet(place, folder, attempt)
+
+    do_and_exit(prepare)
 
 
 def place_here() -> Place:
