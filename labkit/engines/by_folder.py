@@ -185,6 +185,12 @@ class FolderEngine:
         """Let go of what this process holds."""
 
 
+def check_whole(name: str, count: Any, least: int = 1) -> None:
+    """Raise ValueError if an argument is no whole number, or too small."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"{name} is a whole number of at least {least}, got {count!r}")
+
+
 def new_folder(where: str | os.PathLike[str], name: str) -> RunFolder:
     """Name a folder for a new run; it is not made yet."""
     title = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:40]

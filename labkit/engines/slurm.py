@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labkit import records
-from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, new_folder
+from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, check_whole, new_folder
 from labkit.engines.folder import RunFolder
 from labkit.stacks import rank_list
 from labkit.worker import Job
@@ -64,7 +64,6 @@ ENDINGS = {
     "REVOKED": ("was revoked by the cluster", "Launch it again, or ask the administrator."),
 }
 
-
 REASONS = {
     "Resources": "no machines are free",
     "Priority": "other jobs are before it",
@@ -108,9 +107,8 @@ class Slurm:
         python: str = sys.executable,
         **options: Any,
     ) -> None:
-        for name, count in (("nodes", nodes), ("ranks_per_node", ranks_per_node)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} is a whole number of at least 1, got {count!r}")
+        check_whole("nodes", nodes)
+        check_whole("ranks_per_node", ranks_per_node)
         kept = {"ntasks", "ntasks_per_node", "output", "error", "job_name", "wrap", "parsable", "open_mode"} & set(
             options
         )

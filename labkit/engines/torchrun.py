@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from labkit import records
-from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, new_folder
+from labkit.engines.by_folder import GUARD, SETTLE_S, FolderEngine, check_whole, new_folder
 from labkit.engines.folder import RunFolder
 from labkit.engines.processes import in_spawner_thread
 from labkit.worker import Job
@@ -29,7 +29,6 @@ START = "import labkit.engines.birth; from labkit.engines.torchrun import be_age
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Else ranks that are started again read the addresses of the dead: https://github.com/pytorch/pytorch/issues/135712."""
-
 
 LEAVE_S = 5.0
 """How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
@@ -55,13 +54,9 @@ class Torchrun:
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
     ) -> None:
-        for name, count, least in (
-            ("nnodes", nnodes, 1),
-            ("nproc_per_node", nproc_per_node, 1),
-            ("max_restarts", max_restarts, 0),
-        ):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ValueError(f"{name} is a whole number of at least {least}, got {count!r}")
+        check_whole("nnodes", nnodes)
+        check_whole("nproc_per_node", nproc_per_node)
+        check_whole("max_restarts", max_restarts, least=0)
         if nnodes > 1 and rdzv_endpoint is None:
             raise ValueError(
                 f"{nnodes} machines must know where to meet: give rdzv_endpoint='HOST:PORT', a name of this machine "
