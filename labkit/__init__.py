@@ -3,19 +3,20 @@
     the notebook's kernel                                 each rank (a process of its own)
     ─────────────────────                                 ────────────────────────────────
     cell:  run = labkit.launch(train, world_size=2)
-            │ check the arguments, pack the function by value
+            │ check the arguments, pack the function by value (`packing`)
             ▼
        launcher ► engines.local ── mp.spawn ────────────► worker: process group, seed, threads, output
             │     engines.slurm, engines.torchrun           │
             ▼                                               ▼
           run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
-            ├──► history   (columns, thinned curves, DataFrame)
+            ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
             ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 
-`session` keeps ranks that run one cell after another (`cells` in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`).
-`engines.standby` keeps ranks spawned ahead, so that the second launch begins at once.
+`notebook` knows the cells, and whether a person looks. `session` keeps ranks that run one cell after another (`cells`
+in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`). `engines.standby` keeps ranks spawned ahead, so that the second
+launch begins at once.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
 rank there, and `engines.remote` is what it runs.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and

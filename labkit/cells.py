@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from labkit import records
-from labkit.worker import Cell, Stopped, Worker, describe, pack_result, show_lines_of
+from labkit.packing import pack_result
+from labkit.worker import Cell, Stopped, Worker, describe, show_lines_of
 
 SHOWN_CHARACTERS = 20_000
 """Of a value; of a longer one the beginning is shown."""

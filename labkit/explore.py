@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit import view
+from labkit import notebook, view
 
 
 def explore(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
@@ -19,7 +19,7 @@ def explore(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     Raises ValueError for a default that is not among the choices, TypeError for a parameter that has none.
     """
     start = {name: _default(draw, name, values) for name, values in choices.items()}
-    if view._watched_by_a_person(view._kernel()):
+    if notebook.has_a_reader():
         _Explorer(draw, start, choices)
     else:
         view.show(draw())
@@ -51,8 +51,8 @@ class _Explorer:
         }
         for slider in self._sliders.values():
             slider.observe(lambda _: self.redraw(), names="value")
-        view._display(widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap")))
-        self._place = view._place()
+        notebook.display(widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap")))
+        self._place = notebook.place()
         self.redraw()
 
     def redraw(self) -> None:

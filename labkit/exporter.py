@@ -31,7 +31,7 @@ PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {
     *("checkpoint", "datasets", "engines", "engines.birth", "engines.folder", "engines.remote", "measure", "models"),
-    *("records", "scaling", "script", "strategies", "worker"),
+    *("packing", "records", "scaling", "script", "strategies", "worker"),
 }
 """Modules of labkit that a rank may need; the others are the notebook's."""
 

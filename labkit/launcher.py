@@ -1,27 +1,24 @@
-"""The public call: check the arguments, pack the function by value, start the ranks, give a `Run`."""
+"""The public call: check the arguments, start the ranks, give a `Run`."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import io
-import linecache
 import math
 import os
-import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labkit import notebook
+from labkit.engines.base import Launcher
 from labkit.engines.local import LocalEngine
-from labkit.run import Engine, Run
-from labkit.worker import Cell, Job, cores
+from labkit.packing import name_of, pack_call
+from labkit.run import Run
+from labkit.worker import Job, cores
 
 
 def launch(
@@ -76,7 +73,7 @@ def launch(
     backend = _check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live)
     job = Job(
-        function=_pack(fn, args, kwargs),
+        function=pack_call(fn, args, kwargs),
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -85,28 +82,17 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=notebook_cells(),
+        cells=notebook.cells(),
     )
-    cell = _this_cell()
+    cell = notebook.this_execution()
     _stop_what_this_cell_launched_before(cell)
-    name = name or _name_of(fn)
+    name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s)
     run.start(job)
     if cell is not None:
         _launched_by[run] = cell
     return _show(run, live, wait)
-
-
-class Launcher(Protocol):
-    """Where to launch if not by `mp.spawn`: `Slurm` or `Torchrun`."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    def engine(self, name: str, timeout_s: float | None) -> Engine:
-        """Give what carries one run."""
 
 
 def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run:
@@ -157,31 +143,10 @@ def _show(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
-class _Execution(NamedTuple):
-    """One execution of one cell."""
-
-    cell: str
-    number: int
+_launched_by: weakref.WeakKeyDictionary[Run, notebook.Execution] = weakref.WeakKeyDictionary()
 
 
-_launched_by: weakref.WeakKeyDictionary[Run, _Execution] = weakref.WeakKeyDictionary()
-
-
-def _this_cell() -> _Execution | None:
-    """Give the cell that is being executed: by its id, or by its text where the front end sends none."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    if shell is None:
-        return None
-    parent = getattr(shell, "parent_header", None) or {}
-    text = shell.history_manager.input_hist_raw[-1] if shell.history_manager else ""
-    return _Execution(parent.get("metadata", {}).get("cellId") or text, shell.execution_count)
-
-
-def _stop_what_this_cell_launched_before(now: _Execution | None) -> None:
+def _stop_what_this_cell_launched_before(now: notebook.Execution | None) -> None:
     if now is None:
         return
     earlier = [run for run, then in list(_launched_by.items()) if then.cell == now.cell and then.number != now.number]
@@ -192,17 +157,11 @@ def _stop_what_this_cell_launched_before(now: _Execution | None) -> None:
         _launched_by.pop(run, None)
 
 
-def _name_of(fn: Callable[..., Any]) -> str:
-    while hasattr(fn, "func"):  # functools.partial
-        fn = fn.func
-    return getattr(fn, "__name__", type(fn).__name__)
-
-
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dict[str, Any]) -> None:
     """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
     if not callable(fn):
         raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
-    title = _name_of(fn)
+    title = name_of(fn)
     if inspect.iscoroutinefunction(fn):
         raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
     try:
@@ -281,82 +240,3 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-class _Pickler(cloudpickle.Pickler):
-    """Sends modules of a type of their own, such as `torch.backends.cudnn`, by name, as any other module."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
-            return importlib.import_module, (value.__name__,)
-        return super().reducer_override(value)
-
-
-def dumps(value: Any) -> bytes:
-    """Pickle by value what is to reach the ranks."""
-    with io.BytesIO() as file:
-        _Pickler(file).dump(value)
-        return file.getvalue()
-
-
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pickle the call by value. Raises ValueError that names what cannot be sent."""
-    try:
-        return dumps((fn, args, kwargs))
-    except Exception as error:
-        culprit = next(_unsendable(fn, args, kwargs), None)
-        title = _name_of(fn)
-        if culprit is None:
-            raise ValueError(f"{title} cannot be sent to the ranks: {error}") from error
-        where, value, why = culprit
-        raise ValueError(
-            f"{title} cannot be sent to the ranks: {where} is a {type(value).__name__}, which cannot be pickled "
-            f"({why}). Make it inside the function instead, or pass what it is made from"
-        ) from error
-
-
-def _unsendable(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Find the values that cannot be pickled: (where, value, why)."""
-    for index, value in enumerate(args):
-        yield from _look_into(f"argument {index + 1} (after the worker)", value, set())
-    for key, value in kwargs.items():
-        yield from _look_into(f"argument {key}=…", value, set())
-    yield from _look_into(_name_of(fn), fn, set())
-
-
-def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    try:
-        dumps(value)
-        return
-    except Exception as error:
-        why = str(error) or type(error).__name__
-    parts: list[tuple[str, Any]] = []
-    function = inspect.unwrap(getattr(value, "func", value))
-    if inspect.isfunction(function):
-        names = inspect.getclosurevars(function)
-        used = {**names.globals, **names.nonlocals}
-        parts = [(f"{name!r}, which {function.__name__} uses,", part) for name, part in used.items()]
-    elif isinstance(value, dict):
-        parts = [(f"{where}[{key!r}]", part) for key, part in value.items()]
-    elif isinstance(value, (list, tuple, set)):
-        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
-    elif isinstance(value, type):
-        parts = [(f"{value.__name__}.{name}", part) for name, part in vars(value).items() if inspect.isfunction(part)]
-    found = [deeper for place, part in parts for deeper in _look_into(place, part, seen)]
-    yield from found or [(where, value, why)]
-
-
-def notebook_cells() -> dict[str, Cell]:
-    """Give every cell run so far, by the file name that tracebacks use for it."""
-    if "IPython" not in sys.modules:
-        return {}
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    if shell is None:
-        return {}
-    numbers = getattr(shell.compile, "_filename_map", {})
-    return {file: Cell(f"Cell In[{number}]", "".join(linecache.getlines(file))) for file, number in numbers.items()}

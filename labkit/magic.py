@@ -9,6 +9,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from labkit import notebook
 from labkit.session import Session
 
 
@@ -85,7 +86,7 @@ class RanksMagics(Magics):
 
     def _title(self) -> str:
         """Say which cell this is, as tracebacks do. IPython counts on before the cell has run."""
-        numbers = getattr(self._shell.compile, "_filename_map", {})
+        numbers = notebook.cell_numbers()
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename not in numbers:
             frame = frame.f_back

@@ -6,16 +6,17 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from labkit import records
+from labkit.engines.base import Engine
 from labkit.history import History, Progress
+from labkit.output import RankOutput
 from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
 from labkit.verdict import RankFacts, Verdict, judge, judge_ended, judge_hang
 
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from labkit.charts import Chart
-    from labkit.engines.folder import RunFolder
     from labkit.worker import Cell, Job
 
+IDLE_S = 1.5
+"""Ranks that were asked to stop, and have been silent and idle for so long, wait in vain: they are ended."""
+
 IDLE_GRACE_S = 0.5
-"""How long ranks that were asked to stop may take if they had been silent and idle for a second: they wait in vain."""
+"""How long even such ranks may take from when they were asked."""
 
 IDLE_SHARE = 0.05
 """A run is idle when its ranks together use less than this share of a core."""
@@ -47,59 +50,7 @@ STACKS_S = 1.0
 USAGE_EVERY_S = 0.25
 """Time between two looks at the ranks' memory, the only way to know it of a rank that is killed, and work."""
 
-OUTPUT_LINES = 10_000
-"""Lines kept of each rank's output; of longer output the oldest are dropped."""
-
-OUTPUT_LINE_CHARACTERS = 10_000
-"""A longer line is cut."""
-
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
-
-
-class Engine(Protocol):
-    """What a run needs of whatever carries its ranks."""
-
-    pids: list[int]
-    minds_failures: bool
-    """Whether it ends the other ranks itself when one fails, or starts all again."""
-    outlives_notebook: bool
-    """Whether the ranks go on when the notebook ends."""
-    stop_grace_s: float
-    """How long ranks that were asked to stop may take to return what they have."""
-
-    @property
-    def folder(self) -> RunFolder | None:
-        """Through which ranks and notebook speak, if they do."""
-
-    def start(self, job: Job) -> None:
-        """Start the ranks."""
-
-    def poll(self, timeout_s: float) -> list[records.Record]:
-        """Give records that have arrived; every rank's last is its `Exit`."""
-
-    def ask_to_stop(self) -> None:
-        """Ask the ranks to end at their next common step."""
-
-    def tell(self, rank: int, word: Any) -> None:
-        """Send something to the function that a rank runs."""
-
-    def rest(self, resting: bool) -> None:
-        """Say that the ranks have nothing to do until they are told something; or that they have."""
-
-    def ask_for_stacks(self) -> list[int]:
-        """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
-
-    def usage(self, rank: int) -> tuple[int, float] | None:
-        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""
-
-    def kill(self) -> None:
-        """End the ranks now."""
-
-    def killed(self, rank: int) -> bool:
-        """Whether `kill` ended this rank."""
-
-    def close(self) -> None:
-        """Let go of everything."""
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
@@ -130,48 +81,6 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         return RuntimeError, (str(self),)
 
 
-class _Text:
-    """A rank's output: the last lines of it, with the same bound however much is printed."""
-
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=OUTPUT_LINES)
-        self._partial = ""
-        self.dropped = 0
-        self._new: deque[str] = deque(maxlen=OUTPUT_LINES)
-
-    def add(self, text: str) -> None:
-        *complete, partial = (self._partial + text).split("\n")
-        for line in complete:
-            line = _after_carriage_returns(line)[:OUTPUT_LINE_CHARACTERS]
-            self.dropped += len(self._lines) == OUTPUT_LINES
-            self._lines.append(line)
-            self._new.append(line)
-        self._partial = partial[-OUTPUT_LINE_CHARACTERS:]
-
-    def end(self) -> None:
-        """Take what came without a final newline as a line."""
-        if self._partial:
-            self.add("\n")
-
-    def take_new(self) -> list[str]:
-        new = list(self._new)
-        self._new.clear()
-        return new
-
-    def tail(self, lines: int) -> str:
-        last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
-        return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
-
-    def __str__(self) -> str:
-        head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
-        return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)
-
-
-def _after_carriage_returns(line: str) -> str:
-    """What a terminal would show of a line that a progress bar has rewritten."""
-    return line.rstrip("\r").rsplit("\r", 1)[-1]
-
-
 class Run:
     """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
 
@@ -200,7 +109,7 @@ class Run:
         self._states = ["starting"] * world_size
         self._results: list[Any] = [None] * world_size
         self._returned = [False] * world_size
-        self._output = [_Text() for _ in range(world_size)]
+        self._output = [RankOutput() for _ in range(world_size)]
         self._expected = [0] * world_size
         self._failures: list[records.Failure | None] = [None] * world_size
         self._exit_codes: list[int | None] = [None] * world_size
@@ -223,7 +132,7 @@ class Run:
         self._status = "running"
         self._stop_asked = False
         self._failed = False
-        self._kill_at_s = float("inf")
+        self._kill_at_s = self._kill_if_idle_at_s = float("inf")
         self._lock = threading.RLock()
         self.over = threading.Event()
         """Set once the run has ended and its status, results and error are final."""
@@ -318,8 +227,8 @@ class Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
-        not end within `grace_s` (2 s; 10 s on a cluster) is ended; sooner, if all have been silent and idle for a
-        while. Stopping a run that is over does nothing.
+        not end within `grace_s` is ended. By default that is 2 s, 10 s on a cluster, and less if all have been silent
+        and idle for 1.5 s. Stopping a run that is over does nothing.
         """
         self.ask_to_stop(grace_s)
         self.over.wait()
@@ -332,9 +241,8 @@ class Run:
                 return
             self._stop_asked = True
             now = time.monotonic()
-            stuck = now - max(self._idle_since_s, self._last_progress_s) > 1
-            grace_s = self._engine.stop_grace_s if grace_s is None else grace_s
-            self._kill_at_s = now + (IDLE_GRACE_S if stuck else grace_s)
+            self._kill_at_s = now + (self._engine.stop_grace_s if grace_s is None else grace_s)
+            self._kill_if_idle_at_s = now + IDLE_GRACE_S if grace_s is None else float("inf")
             if {"starting", "queued"} & set(self._states):
                 self._engine.kill()  # nothing to keep
             else:
@@ -514,7 +422,8 @@ class Run:
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
-        if now >= self._kill_at_s:
+        idle_s = now - max(self._idle_since_s, self._last_progress_s)
+        if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and idle_s > IDLE_S):
             self._engine.kill()
             return
         if now - self._looked_s > USAGE_EVERY_S:

@@ -10,8 +10,10 @@ from typing import Any
 
 import cloudpickle
 
+from labkit import notebook
 from labkit.cells import Ask, compile_cell, serve
-from labkit.launcher import dumps, launch, notebook_cells
+from labkit.launcher import launch
+from labkit.packing import pack_variables
 from labkit.records import Answer
 from labkit.run import Run, WorkerFailed
 from labkit.stacks import Frame, Stacks, Standing
@@ -118,11 +120,11 @@ class Session:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s is a number of seconds greater than 0, got {timeout_s!r}")
         compile_cell(code, title)
-        sent = _packed(send) if send else b""
+        sent = pack_variables(send) if send else b""
         if self.over:
             raise self._ended()
         file = f"<ranks {next(_numbers)}>"
-        new = {name: cell for name, cell in notebook_cells().items() if self._sent_cells.get(name) != cell}
+        new = {name: cell for name, cell in notebook.cells().items() if self._sent_cells.get(name) != cell}
         new[file] = Cell(title, code)
         self._sent_cells.update(new)
         answers: dict[int, Answer] = {}
@@ -193,12 +195,3 @@ class Session:
             return RuntimeError(f"this session has ended: {GONE}")
         verdict: Verdict = error.verdict
         return WorkerFailed(verdict._replace(others=[*verdict.others, f"so {GONE}"]), self.ranks)
-
-
-def _packed(values: Mapping[str, Any]) -> bytes:
-    for name, value in values.items():
-        try:
-            dumps(value)
-        except Exception as error:
-            raise ValueError(f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}") from error
-    return dumps(dict(values))

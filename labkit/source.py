@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 
 import labkit
-from labkit.launcher import notebook_cells
+from labkit import notebook
 
 LITERAL_CHARACTERS = 10_000
 """A constant that is longer as source belongs into a file."""
@@ -86,7 +86,7 @@ class Script:
     def __init__(self, fn: Callable[..., Any], arguments: dict[str, Any]) -> None:
         self._title = fn.__name__
         self._home: dict[str, Any] = inspect.unwrap(fn).__globals__
-        self._cells = {file: (_number(cell.title), cell.text) for file, cell in notebook_cells().items()}
+        self._cells = {file: (_number(cell.title), cell.text) for file, cell in notebook.cells().items()}
         self._dotted: set[str] = set()
         """What the notebook imports as `import a.b`."""
         self._own_imports = self._find_imports()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from labkit import notebook
 from labkit.history import SAMPLES
 from labkit.run import Run
 from labkit.verdict import Verdict
@@ -53,7 +54,7 @@ STATE_COLORS = {
 WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 """Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
 
-_shown_in: weakref.WeakKeyDictionary[Run, int] = weakref.WeakKeyDictionary()
+_shown_in: weakref.WeakKeyDictionary[Run, notebook.Execution | None] = weakref.WeakKeyDictionary()
 """In which execution of a cell a run was last shown, so that its cell does not show it twice."""
 
 
@@ -61,22 +62,18 @@ class Watcher(Protocol):
     """Something that follows a run and ends with it."""
 
     def finish(self) -> None:
-        """Wait until the last state has been drawn, but not for ever."""
+        """Wait until the last state has been drawn, where that must be before the cell ends; but not for ever."""
 
 
 def attach(run: Run, live: bool | None, wait: bool) -> Watcher | None:
     """Begin to show a run that has just been launched."""
-    kernel = _kernel()
-    if live is None:
-        live = True
-        widgets = _watched_by_a_person(kernel)
-    else:
-        widgets = live and kernel is not None
-    if not live:
+    if live is not None and not live:
         return None
-    if kernel is not None:
-        _shown_in[run] = _execution()
-    watcher = _Live(run) if widgets else _Lines(run, in_notebook=kernel is not None, wait=wait)
+    in_notebook = notebook.has_kernel()
+    if in_notebook:
+        _shown_in[run] = notebook.this_execution()
+    widgets = in_notebook and (live or notebook.has_a_reader())
+    watcher = _Live(run) if widgets else _Lines(run, in_notebook, wait)
     watcher.start()
     return watcher
 
@@ -90,61 +87,26 @@ def show(thing: Any) -> None:
     if not isinstance(thing, Run):
         from labkit.charts import Chart
 
-        _display(thing if isinstance(thing, Chart) or _is_not_figure(thing) else Chart(thing))
+        notebook.display(thing if isinstance(thing, Chart) or _is_not_figure(thing) else Chart(thing))
         return
-    if _kernel() is None:
+    if not notebook.has_kernel():
         print(_summary_text(thing))
         return
-    if _shown_in.get(thing) == _execution():
+    if _shown_in.get(thing) == notebook.this_execution():
         return
-    _shown_in[thing] = _execution()
-    if not thing.over.is_set() and _watched_by_a_person(_kernel()):
+    _shown_in[thing] = notebook.this_execution()
+    if not thing.over.is_set() and notebook.has_a_reader():
         _Live(thing).start()
         return
-    _display(_summary(thing), raw=True)
+    notebook.display(_summary(thing), raw=True)
     if thing.over.is_set():
-        _display(thing.figure())
+        notebook.display(thing.figure())
 
 
 def _is_not_figure(thing: Any) -> bool:
     from plotly.basedatatypes import BaseFigure
 
     return not isinstance(thing, BaseFigure)
-
-
-def _kernel() -> Any:
-    """Give the ipykernel that runs this process, if one does."""
-    if "ipykernel" not in sys.modules:
-        return None
-    from IPython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None)
-
-
-def _watched_by_a_person(kernel: Any) -> bool:
-    """Whether a front end shows what this kernel displays.
-
-    A front end with a person in it lets a cell ask for input; papermill and nbconvert do not.
-    """
-    return bool(kernel is not None and getattr(kernel, "_allow_stdin", False))
-
-
-def _execution() -> int:
-    from IPython import get_ipython
-
-    shell = get_ipython()
-    return getattr(shell, "execution_count", 0)
-
-
-def _display(thing: Any, **options: Any) -> Any:
-    from IPython.display import display
-
-    return display(thing, **options)
-
-
-def _place() -> Any:
-    """Reserve a place under this cell for what will be shown when the run is over."""
-    return _display({"text/plain": ""}, raw=True, display_id=True)
 
 
 # One line, for terminals and logs
@@ -217,7 +179,7 @@ class _Lines(threading.Thread):
     def __init__(self, run: Run, in_notebook: bool, wait: bool) -> None:
         super().__init__(name="labkit-view", daemon=True)
         self._run = run
-        self._places = [_place() for _ in range(2)] if in_notebook else []
+        self._places = [notebook.place() for _ in range(2)] if in_notebook else []
         self._wait = wait
 
     def run(self) -> None:
@@ -373,8 +335,8 @@ class _Live(threading.Thread):
         self._heard = threading.Event()
         self._heard.set()
         self._answered = threading.Event()
-        self._place = _display(self._box, display_id=True)
-        self._chart_place = _place()
+        self._place = notebook.display(self._box, display_id=True)
+        self._chart_place = notebook.place()
 
     def run(self) -> None:
         while not self._run.over.is_set():
@@ -399,7 +361,9 @@ class _Live(threading.Thread):
             closing.start()
 
     def finish(self) -> None:
-        self.join(1)  # the cell need not wait for a slow browser: what is late takes its place all the same
+        # Who has pressed Stop, or is to see an error, wants the cell back; the front end also takes what comes later.
+        if self._run.status == "finished":
+            self.join(1)
 
     def _draw(self) -> None:
         self._title.value, self._states.value = _title_html(self._run), _states_html(self._run)

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from labkit import records
+from labkit.packing import pack_result
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -511,17 +512,6 @@ def _backend_for(place: Place, device: torch.device, store: dist.Store) -> str:
     store.set(keys[place.rank], mine)
     gpus = set(store.multi_get(keys))
     return "nccl" if b"" not in gpus and len(gpus) == place.world_size and dist.is_nccl_available() else "gloo"
-
-
-def pack_result(result: Any, what: str = "the function returned") -> bytes:
-    """Pickle by value what is to reach the notebook. Raises ValueError if that cannot be."""
-    try:
-        return cloudpickle.dumps(result)
-    except Exception as error:
-        raise ValueError(
-            f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "
-            "Return plain values, tensors or a state_dict instead"
-        ) from error
 
 
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:

@@ -53,7 +53,7 @@ class Notebook:
 @pytest.fixture
 def notebook(monkeypatch):
     notebook = Notebook()
-    monkeypatch.setattr(source, "notebook_cells", lambda: notebook.cells)
+    monkeypatch.setattr(source.notebook, "cells", lambda: notebook.cells)
     return notebook
 
 
@@ -393,7 +393,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     carried = {
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
-    base = {"__init__.py", "LICENSE", "records.py", "worker.py", "script.py"}
+    base = {"__init__.py", "LICENSE", "packing.py", "records.py", "worker.py", "script.py"}
     engines = {f"engines/{name}.py" for name in ("__init__", "birth", "folder", "remote")}
     assert carried == base | engines | {"models.py", "datasets.py", "data/digits.npz", "data/README.md"}
     for name in carried - {"LICENSE", "data/digits.npz"}:
@@ -815,7 +815,7 @@ def job(tmp_path_factory):
     for cell in (*CELLS[:3], DDP_TRAIN):
         notebook.run(cell)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "notebook_cells", lambda: notebook.cells)
+        patch.setattr(source.notebook, "cells", lambda: notebook.cells)
         folder = labkit.export(notebook.names["train"], tmp_path_factory.mktemp("exported") / "job", steps=8)
     run = labkit.launch(notebook.names["train"], world_size=2, steps=8)
     return folder, run.results[0]["weights"], run.history.loss.tolist()

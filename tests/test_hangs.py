@@ -150,3 +150,14 @@ def test_a_run_that_got_stuck_just_now_stops_within_three_seconds(how):
     assert run.status == "stopped"
     assert run.states == ["ended", "ended"]
     assert len(run.history) == 2
+
+
+@pytest.mark.parametrize(("grace_s", "kept"), [(20, [0, 1]), (None, [None, None])], ids=["patience", "no word of it"])
+def test_idle_ranks_are_ended_soon_unless_they_are_given_time(grace_s, kept):
+    run = launched(workloads.sleep_and_return, 4.0)
+    time.sleep(2)  # now they have been idle for longer than a run that stops would wait
+    asked = time.monotonic()
+    run.stop(grace_s)
+    assert time.monotonic() - asked < (4 if grace_s else 1.5)
+    assert run.status == "stopped"
+    assert run.results == kept

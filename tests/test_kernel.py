@@ -517,6 +517,7 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(fresh_notebook
     assert cell.error is None
     assert cell.stdout.endswith("after\n"), "the cell goes on"
     assert cell.stderr == ""
+    notebook.listen_until(cell.charts)  # where a person watches, the cell is free before
     assert "stuck: stopped" in cell.html
     assert not any(WIDGET in data for data in cell.data)
     assert notebook.value("(run.status, len(run.history), run.error)") == ("stopped", 2, None)

@@ -18,7 +18,7 @@ from torch import nn
 
 import labkit
 from labkit.engines.local import LocalEngine
-from labkit.launcher import dumps
+from labkit.packing import dumps
 from labkit.records import Exit
 from tests import workloads
 from tests.conftest import lives

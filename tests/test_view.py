@@ -13,9 +13,10 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
-from labkit import charts, view
+from labkit import charts, notebook, view
+from labkit.output import LINES_KEPT
 from labkit.records import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
-from labkit.run import OUTPUT_LINES, Run
+from labkit.run import Run
 
 
 class NoRanks:
@@ -93,7 +94,7 @@ def page(monkeypatch):
         shown.append(Shown(thing))
         return shown[-1]
 
-    monkeypatch.setattr(view, "_display", display)
+    monkeypatch.setattr(notebook, "display", display)
     return shown
 
 
@@ -254,14 +255,12 @@ def test_a_summary_needs_no_script_no_style_sheet_and_no_network():
 def test_a_summary_stays_small_however_much_is_printed():
     run = started()
     for rank in range(2):
-        for line in range(OUTPUT_LINES + 5):
+        for line in range(LINES_KEPT + 5):
             run._take(Output(rank, f"line {line:05d}\n"))
-    assert len(run.output[0].splitlines()) == OUTPUT_LINES + 1, (
-        "the last lines, and one that says how many were dropped"
-    )
+    assert len(run.output[0].splitlines()) == LINES_KEPT + 1, "the last lines, and one that says how many were dropped"
     page = view._summary_html(finish(run))
     listed = re.findall(r"line (\d{5})", page)
-    assert listed == [f"{line:05d}" for line in range(OUTPUT_LINES + 5 - view.TAIL_LINES, OUTPUT_LINES + 5)] * 2
+    assert listed == [f"{line:05d}" for line in range(LINES_KEPT + 5 - view.TAIL_LINES, LINES_KEPT + 5)] * 2
     assert len(page) < 20_000
 
 

@@ -208,7 +208,7 @@ class Trial:
 
     def start(self, code: str) -> Cell:
         """Send a cell."""
-        cell = Cell(self.client.execute(textwrap.dedent(code).strip(), allow_stdin=False))
+        cell = Cell(self.client.execute(textwrap.dedent(code).strip(), allow_stdin=True))
         return self.cells.setdefault(cell.message_id, cell)
 
     def finish(self, cell: Cell) -> Cell:

@@ -1,0 +1,67 @@
+"""What a launcher and an engine are: who starts ranks, and who carries those of one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from labkit import records
+    from labkit.engines.folder import RunFolder
+    from labkit.worker import Job
+
+
+class Launcher(Protocol):
+    """Where to launch if not by `mp.spawn`: `Slurm` or `Torchrun`."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    def engine(self, name: str, timeout_s: float | None) -> Engine:
+        """Give what carries one run."""
+
+
+class Engine(Protocol):
+    """What a run needs of whatever carries its ranks."""
+
+    pids: list[int]
+    minds_failures: bool
+    """Whether it ends the other ranks itself when one fails, or starts all again."""
+    outlives_notebook: bool
+    """Whether the ranks go on when the notebook ends."""
+    stop_grace_s: float
+    """How long ranks that were asked to stop may take to return what they have."""
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Through which ranks and notebook speak, if they do."""
+
+    def start(self, job: Job) -> None:
+        """Start the ranks."""
+
+    def poll(self, timeout_s: float) -> list[records.Record]:
+        """Give records that have arrived; every rank's last is its `Exit`."""
+
+    def ask_to_stop(self) -> None:
+        """Ask the ranks to end at their next common step."""
+
+    def tell(self, rank: int, word: Any) -> None:
+        """Send something to the function that a rank runs."""
+
+    def rest(self, resting: bool) -> None:
+        """Say that the ranks have nothing to do until they are told something; or that they have."""
+
+    def ask_for_stacks(self) -> list[int]:
+        """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
+
+    def usage(self, rank: int) -> tuple[int, float] | None:
+        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""
+
+    def kill(self) -> None:
+        """End the ranks now."""
+
+    def killed(self, rank: int) -> bool:
+        """Whether `kill` ended this rank."""
+
+    def close(self) -> None:
+        """Let go of everything."""
