@@ -18,6 +18,7 @@ Needs torch and the standard library only, so that this file can travel alone.
 from __future__ import annotations
 
 import copy
+import enum
 import errno
 import functools
 import hashlib
@@ -874,7 +875,15 @@ class _Metadata(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] == "pathlib":
             return PurePath
+        if (module, name) == ("builtins", "getattr"):  # so does Python 3.11.2, say, write an enumeration
+            return _member
         raise CheckpointError(f"the index of the shards asks for {module}.{name}, which describes no tensor")
+
+
+def _member(enumeration: Any, name: str) -> enum.Enum:
+    if isinstance(enumeration, enum.EnumType):
+        return enumeration[name]
+    raise CheckpointError(f"the index of the shards asks for {name!r} of {enumeration!r}, which describes no tensor")
 
 
 def _key(place: Place) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -268,6 +270,26 @@ def test_no_code_is_run_from_a_file_though_its_checksums_are_right(three, monkey
     with index.open("rb") as file, pytest.raises(CheckpointError, match=r"asks for posix\.mkdir, which describes no"):
         room._Metadata(file).load()
     assert not (tmp_path / "executed").exists()
+
+
+class AsPython3112:
+    """Pickles what `getattr` gives, as older Pythons do for the member of an enumeration."""
+
+    def __init__(self, owner, name):
+        self.asks = getattr, (owner, name)
+
+    def __reduce__(self):
+        return self.asks
+
+
+def test_an_index_written_by_an_older_python_is_read(tmp_path):
+    def read(value):
+        return room._Metadata(io.BytesIO(pickle.dumps(value))).load()
+
+    encoding = dcp_metadata._MEM_FORMAT_ENCODING
+    assert read(AsPython3112(encoding, "TORCH_PRESERVE_FORMAT")) is encoding.TORCH_PRESERVE_FORMAT
+    with pytest.raises(CheckpointError, match="asks for '__init__' of <class .*Metadata'>, which describes no tensor"):
+        read(AsPython3112(dcp_metadata.Metadata, "__init__"))
 
 
 def test_other_objects_than_were_saved_are_refused(three):
