@@ -90,60 +90,75 @@ def judge(ranks: list[RankFacts]) -> Verdict:
     victim, for victims get an error and report it. Only an ordinary report from well before that death comes first.
     Otherwise the cause is the earliest report that is not of a lost connection.
     """
+    culprit, headline, cause = _first_to_fail(ranks)
+    blamed = culprit.rank
+    for better in (_met_in_different_collectives, _announced_different_collectives, _came_late, _returned_early):
+        if found := better(culprit, cause, ranks):
+            blamed, headline, cause = found
+            break
+    return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
+
+
+def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
     silent = sorted((r for r in ranks if _died_silently(r)), key=lambda r: r.exit_s)
     reports = sorted((r for r in ranks if r.failure), key=_report_order)
     if silent and not (reports and _reported_before(reports[0], silent[0])):
-        culprit = silent[0]
-        headline, cause = _without_report(culprit)
-    else:
-        assert reports, "a run fails by a report or by a silent death"
-        culprit = reports[0]
-        headline, cause = _with_report(culprit)
-    if MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
-        blamed, headline = _mismatch(culprit, ranks)
-        cause = "\n\n".join([str(r.standing) for r in ranks if r.standing and r is not culprit] + [cause])
-        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
-    if announced := _announced(reports):
-        blamed = announced[0][0][0]
-        headline = "ranks met in different collectives: " + "; ".join(
-            f"{rank_list(group)} in {what}" for group, what in announced
-        )
-        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
-    if late := LATE.search(culprit.failure.summary) if culprit.failure else None:
-        blamed = int(late[1])
-        headline = f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s"
-        return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
-    returned = [r for r in ranks if r.returned]
-    if _lost_peer(culprit) and returned:
-        # The first to return is not known to have been wrong, only to be missing where the others meet.
-        headline = (
-            f"{rank_list([r.rank for r in returned])} returned while rank {culprit.rank} was still in a collective "
-            f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
-        )
-        cause = f"What rank {culprit.rank} met:\n\n{cause}"
-        return Verdict(returned[0].rank, headline, cause, [_fate(r) for r in ranks if r is not returned[0]])
-    return Verdict(culprit.rank, headline, cause, [_fate(r) for r in ranks if r is not culprit])
+        return silent[0], *_without_report(silent[0])
+    assert reports, "a run fails by a report or by a silent death"
+    return reports[0], *_with_report(reports[0])
 
 
-def _announced(reports: list[RankFacts]) -> list[tuple[list[int], str]]:
-    """Give what ranks were about to do that do not fit, as PyTorch compared it: (ranks, what), the fewest first."""
-    found: dict[str, set[int]] = {}
-    for report in reports:
-        assert report.failure is not None
-        for rank, operation, shape in FINGERPRINT.findall(report.failure.summary):
-            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
-    groups = sorted(((sorted(ranks), what) for what, ranks in found.items()), key=lambda group: len(group[0]))
-    return groups if len(groups) > 1 else []
+# What says more than that a rank failed: (rank to blame, headline, cause)
+
+Finding = tuple[int, str, str]
 
 
-def _mismatch(culprit: RankFacts, ranks: list[RankFacts]) -> tuple[int, str]:
-    """Say in which collectives ranks met that do not fit, and who is the odd one out: (rank, headline)."""
+def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Name the odd one out, and say in which collectives ranks met that do not fit."""
+    if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
+        return None
     met = Stacks(r.standing for r in ranks if r.standing)
-    odd = met.odd or [culprit.rank]
+    blamed, *_ = met.odd or [culprit.rank]
     if len({standing.in_words for standing in met}) > 1:
-        return odd[0], f"ranks met in different collectives: {met.in_words}"
-    place = culprit.standing.in_words.partition(" ")[2] if culprit.standing else "in a collective"
-    return odd[0], f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+        headline = f"ranks met in different collectives: {met.in_words}"
+    else:
+        place = culprit.standing.in_words.partition(" ")[2] if culprit.standing else "in a collective"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+    others = [str(r.standing) for r in ranks if r.standing and r is not culprit]
+    return blamed, headline, "\n\n".join([*others, cause])
+
+
+def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
+    found: dict[str, set[int]] = {}
+    for failure in (r.failure for r in ranks if r.failure):
+        for rank, operation, shape in FINGERPRINT.findall(failure.summary):
+            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
+    if len(found) < 2:
+        return None
+    groups = sorted(((sorted(group), what) for what, group in found.items()), key=lambda group: len(group[0]))
+    said = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    return groups[0][0][0], f"ranks met in different collectives: {said}", cause
+
+
+def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    late = LATE.search(culprit.failure.summary) if culprit.failure else None
+    if late is None:
+        return None
+    blamed = int(late[1])
+    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause
+
+
+def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Blame the first to return, which is not known to have been wrong, only to be missing where the others meet."""
+    returned = [r.rank for r in ranks if r.returned]
+    if not (returned and _lost_peer(culprit)):
+        return None
+    headline = (
+        f"{rank_list(returned)} returned while rank {culprit.rank} was still in a collective "
+        f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
+    )
+    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}"
 
 
 def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
