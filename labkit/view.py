@@ -186,14 +186,14 @@ class _Lines(threading.Thread):
         start, next_line = time.monotonic(), 1.0
         notice = ""
         while not self._run.over.wait(0.1):
-            self._print_output()
+            print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
                 print(f"{self._run.name}: {notice}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(_line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
-        self._print_output()
+        print_output(self._run)
         if self._places:
             self._places[0].update(_summary(self._run), raw=True)
             if self._run.recorded.names:
@@ -203,9 +203,6 @@ class _Lines(threading.Thread):
 
     def finish(self) -> None:
         self.join(10)  # once the last cell has run, nobody takes what comes late
-
-    def _print_output(self) -> None:
-        print_output(self._run)
 
 
 def print_output(run: Run) -> None:
@@ -370,16 +367,16 @@ class _Live(threading.Thread):
         self._notice.value = _notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
-        from labkit import charts
-
         history = self._run.recorded
-        if self._figure is not None and charts.refresh(self._figure, history):
-            self._heard.clear()
-            return
         if not history.names:
             return
         import plotly.graph_objects as go
 
+        from labkit import charts
+
+        if self._figure is not None and charts.refresh(self._figure, history):
+            self._heard.clear()
+            return
         old = self._figure
         self._figure = go.FigureWidget(charts.logged(history))
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
