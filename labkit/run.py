@@ -391,6 +391,8 @@ class Run:
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + RETURN_GRACE_S)
 
     def _take_answer(self, answer: records.Answer) -> None:
+        if self._hang is not None:
+            return  # given while the ranks are being ended: a consequence
         self._last_progress_s = time.monotonic()
         self._output[answer.rank].end()
         self._aside[answer.rank] = "has failed in the cell" if answer.failure else "has run the cell to its end"

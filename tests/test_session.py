@@ -14,6 +14,7 @@ import torch
 import labkit
 from labkit import cells, session
 from labkit.engines import standby
+from labkit.engines.processes import RankProcess
 
 pytestmark = pytest.mark.spawns
 
@@ -225,3 +226,16 @@ def test_a_rank_that_dies_while_nothing_runs_is_told_at_the_next_use():
         os.kill(ranks.values("__import__('os').getpid()")[1], signal.SIGKILL)
         assert ranks.ranks.over.wait(5)
         assert failure_of(ranks, "1").verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
+
+
+def test_a_hang_is_told_as_one_though_a_rank_fails_while_the_others_are_ended(monkeypatch):
+    kill = RankProcess.kill
+
+    def slowly(process):
+        kill(process)
+        time.sleep(0.5)  # for the next to notice
+
+    monkeypatch.setattr(RankProcess, "kill", slowly)
+    with labkit.Session(2) as session, pytest.raises(labkit.WorkerFailed) as failure:
+        session.run("if rank == 1:\n    dist.barrier()", timeout_s=1)
+    assert "rank 1 waits in barrier" in str(failure.value)
