@@ -877,13 +877,20 @@ class _Metadata(pickle.Unpickler):
             return PurePath
         if (module, name) == ("builtins", "getattr"):  # so does Python 3.11.2, say, write an enumeration
             return _member
-        raise CheckpointError(f"the index of the shards asks for {module}.{name}, which describes no tensor")
+        raise _not_of_a_tensor(f"{module}.{name}")
 
 
 def _member(enumeration: Any, name: str) -> enum.Enum:
     if isinstance(enumeration, enum.EnumType):
         return enumeration[name]
-    raise CheckpointError(f"the index of the shards asks for {name!r} of {enumeration!r}, which describes no tensor")
+    raise _not_of_a_tensor(f"{name!r} of {enumeration!r}")
+
+
+def _not_of_a_tensor(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the index of the shards asks for {what}, which describes no tensor. Nothing of it was run; "
+        "use a checkpoint whose origin you know"
+    )
 
 
 def _key(place: Place) -> str:

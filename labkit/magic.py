@@ -90,7 +90,7 @@ class RanksMagics(Magics):
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename not in numbers:
             frame = frame.f_back
-        return f"Cell In[{numbers.get(frame.f_code.co_filename, self._shell.execution_count)}]"
+        return notebook.cell_title(numbers.get(frame.f_code.co_filename, self._shell.execution_count))
 
     def _variable(self, name: str) -> Any:
         try:

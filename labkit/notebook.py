@@ -60,8 +60,13 @@ def cell_numbers() -> dict[str, int]:
 def cells() -> dict[str, Cell]:
     """Give every cell run so far, by the file name that tracebacks use for it."""
     return {
-        file: Cell(f"Cell In[{number}]", "".join(linecache.getlines(file))) for file, number in cell_numbers().items()
+        file: Cell(cell_title(number), "".join(linecache.getlines(file))) for file, number in cell_numbers().items()
     }
+
+
+def cell_title(number: int) -> str:
+    """Name a cell as tracebacks do."""
+    return f"Cell In[{number}]"
 
 
 def display(thing: Any, **options: Any) -> Any:

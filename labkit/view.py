@@ -92,9 +92,10 @@ def show(thing: Any) -> None:
     if not notebook.has_kernel():
         print(_summary_text(thing))
         return
-    if _shown_in.get(thing) == notebook.this_execution():
+    now = notebook.this_execution()
+    if _shown_in.get(thing) == now:
         return
-    _shown_in[thing] = notebook.this_execution()
+    _shown_in[thing] = now
     if not thing.over.is_set() and notebook.has_a_reader():
         _Live(thing).start()
         return

@@ -282,7 +282,7 @@ class AsPython3112:
         return self.asks
 
 
-def test_an_index_written_by_an_older_python_is_read(tmp_path):
+def test_an_index_written_by_an_older_python_is_read():
     def read(value):
         return room._Metadata(io.BytesIO(pickle.dumps(value))).load()
 
