@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -126,9 +127,9 @@ class Run:
         self._job_ended: records.JobEnded | None = None
         self._hang_asked_s: float | None = None
         self._hang: Verdict | None = None
-        self._looked_s = 0.0
-        self._cpu_s = 0.0
-        self._idle_since_s = float("inf")
+        self._looks: deque[tuple[float, float]] = (
+            deque()
+        )  # when, and the processor time of all ranks by then; both in s
         self._status = "running"
         self._stop_asked = False
         self._failed = False
@@ -424,11 +425,10 @@ class Run:
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
-        idle_s = now - max(self._idle_since_s, self._last_progress_s)
-        if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and idle_s > IDLE_S):
+        if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and self._waits_in_vain(now)):
             self._engine.kill()
             return
-        if now - self._looked_s > USAGE_EVERY_S:
+        if not self._looks or now - self._looks[-1][0] > USAGE_EVERY_S:
             with self._lock:
                 self._look_at_usage(now)
         if self._timeout_s is not None and not self._stop_asked and self.status != "queued":
@@ -438,17 +438,23 @@ class Run:
                     self._end_the_hang(now)
 
     def _look_at_usage(self, now: float) -> None:
-        self._looked_s, before_s = now, self._looked_s
         usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
         if not usage:
             return
         self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
-        cpu_s = sum(used_s for _, used_s in usage)
-        if cpu_s - self._cpu_s > IDLE_SHARE * (now - before_s):
-            self._idle_since_s = float("inf")
-        else:
-            self._idle_since_s = min(self._idle_since_s, before_s)
-        self._cpu_s = cpu_s
+        self._looks.append((now, sum(cpu_s for _, cpu_s in usage)))
+        while len(self._looks) > 1 and now - self._looks[1][0] >= IDLE_S:
+            self._looks.popleft()
+
+    def _waits_in_vain(self, now: float) -> bool:
+        """Whether the ranks have been silent and idle for `IDLE_S`.
+
+        The system counts processor time in steps of 10 ms: more than one look is needed to tell little from none.
+        """
+        if not self._looks or now - self._last_progress_s <= IDLE_S:
+            return False
+        (first_s, before_s), (last_s, cpu_s) = self._looks[0], self._looks[-1]
+        return last_s - first_s >= IDLE_S and cpu_s - before_s <= IDLE_SHARE * (last_s - first_s)
 
     def _end_the_hang(self, now: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""
