@@ -23,6 +23,9 @@ from labkit.verdict import Verdict
 REDRAW_S = 0.1
 """Least time between two redraws of the live view."""
 
+CHART_AFTER_S = 0.4
+"""Time from the first value logged to the chart, whose libraries are slow to import: most failures come before."""
+
 UNHEARD_S = 1.0
 """Time between redraws while the browser has not said that it is done with the last."""
 
@@ -326,6 +329,7 @@ class _Live(threading.Thread):
         for rank in range(run.world_size):
             self._tabs.set_title(rank, f"rank {rank}")
         self._figure: Any = None
+        self._chart_due_s = math.inf
         self._top = widgets.HBox([self._button, self._head])
         self._box = widgets.VBox([self._top, self._states, self._tabs])
         for widget in (self._button, self._tabs):
@@ -370,6 +374,9 @@ class _Live(threading.Thread):
         self._draw_output()
         history = self._run.recorded
         if not history.names:
+            return
+        self._chart_due_s = min(self._chart_due_s, time.monotonic() + CHART_AFTER_S)
+        if time.monotonic() < self._chart_due_s:
             return
         import plotly.graph_objects as go
 

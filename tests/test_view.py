@@ -443,6 +443,7 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     until(lambda: "printed at 29" in live._texts[0].value)
     assert "running" in live._title.value
     assert live._tabs.layout.display is None, "the tabs are there once a rank has printed"
+    until(lambda: live._figure is not None)
     figure = live._figure
     assert figure in live._box.children
     assert [trace.name for trace in figure.data] == ["rank 0", "rank 1", "mean"]
@@ -453,6 +454,19 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     assert summary[0] is live._box
     assert "train: finished · 2 ranks · step 30 · loss 7" in summary[-1]["text/plain"]
     assert chart[-1].data[-1].y[-1] == 7, "the last state is always drawn"
+
+
+def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):
+    monkeypatch.setattr(view, "CHART_AFTER_S", 60)
+    run = started()
+    live = watch(run)
+    log(run, 0, [0], loss=[1.0])
+    until(lambda: "step 0" in live._states.value)
+    fail(run)
+    live.join(10)
+    assert live._figure is None
+    assert "train: failed" in page[0].things[-1]["text/plain"]
+    assert list(page[1].things[-1].data[0].y) == [1], "the picture that stays has the chart"
 
 
 def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
