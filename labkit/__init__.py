@@ -14,7 +14,7 @@
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 
-`notebook` knows the cells, and whether a person looks. `session` keeps ranks that run one cell after another (`cells`
+`notebook` knows the cells, and whether a person looks. `session` keeps ranks that run one cell after another (`serving`
 in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`). `engines.standby` keeps ranks spawned ahead, so that the second
 launch begins at once.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each

@@ -11,11 +11,11 @@ from typing import Any
 import cloudpickle
 
 from labkit import notebook
-from labkit.cells import Ask, compile_cell, serve
 from labkit.launcher import launch
 from labkit.packing import pack_variables
 from labkit.records import Answer
 from labkit.run import Run, WorkerFailed
+from labkit.serving import Ask, compile_cell, serve
 from labkit.stacks import Frame, Stacks, Standing
 from labkit.verdict import LOST_PEER, MISMATCH, RankFacts, Verdict, judge
 from labkit.view import print_output
@@ -23,6 +23,9 @@ from labkit.worker import Cell
 
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
+
+DEATH_S = 1.0
+"""How long the end of the ranks is waited for when one has lost its connection: another may have died."""
 
 STOP_GRACE_S = 1.0
 """How long ranks that run a cell may take to end when the notebook is interrupted."""
@@ -140,8 +143,11 @@ class Session:
             raise
         finally:
             print_output(self.ranks)
-        failed = [answer for answer in answers.values() if answer.failure]
-        if failed:
+        failures = [answer.failure for answer in answers.values() if answer.failure]
+        # Who is to blame for a lost connection may have had no part in the cell: a rank that dies ends the session.
+        if any(LOST_PEER.search(failure.summary) for failure in failures) and self.ranks.over.wait(DEATH_S):
+            raise self._ended()
+        if failures:
             raise self._failed(asked, answers)
         return answers
 

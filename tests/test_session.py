@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import labkit
-from labkit import cells, session
+from labkit import serving, session
 from labkit.engines import standby
 from labkit.engines.processes import RankProcess
 
@@ -39,7 +39,7 @@ def failure_of(ranks, code, **options):
     [("x = 1\nx", "x"), ("x = 1", None), ("x;", None), ("", None), ("f(\n1)", "f(\n1)"), ("if x:\n    x", None)],
 )
 def test_the_last_expression_is_what_is_shown(code, last):
-    _, value = cells.compile_cell(code, "Cell In[7]")
+    _, value = serving.compile_cell(code, "Cell In[7]")
     assert (value is None) == (last is None)
 
 
@@ -226,6 +226,16 @@ def test_a_rank_that_dies_while_nothing_runs_is_told_at_the_next_use():
         os.kill(ranks.values("__import__('os').getpid()")[1], signal.SIGKILL)
         assert ranks.ranks.over.wait(5)
         assert failure_of(ranks, "1").verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
+
+
+@pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_waited_for_it(how):
+    with labkit.Session(3) as ranks:
+        ranks.run(f"import os, threading\nif rank == 1:\n    threading.Timer(0.5, lambda: {how}).start()")
+        failure = failure_of(ranks, "dist.all_reduce(torch.ones(1))", only=[0, 2])
+        assert failure.rank == 1, str(failure)
+        assert failure.verdict.headline.startswith("rank 1 died")
+        assert failure.verdict.others[-1] == "so the ranks and their variables are gone"
 
 
 def test_a_hang_is_told_as_one_though_a_rank_fails_while_the_others_are_ended(monkeypatch):
