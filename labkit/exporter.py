@@ -30,10 +30,11 @@ MARK = ".labkit-export.json"
 PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {
-    *("checkpoint", "datasets", "engines", "engines.birth", "engines.folder", "engines.remote", "measure", "models"),
-    *("packing", "records", "scaling", "script", "strategies", "worker"),
+    *("datasets", "engines", "engines.birth", "engines.folder", "engines.remote", "measure", "models"),
+    *("packing", "records", "scaling", "script", "worker"),
 }
-"""Modules of labkit that a rank may need; the others are the notebook's."""
+RANK_SIDE_FOLDERS = {"checkpoint", "strategies"}
+"""Modules of labkit that a rank may need, and folders of such modules; the others are the notebook's."""
 
 
 def export(
@@ -143,7 +144,7 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
     todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
     while todo:
         module = todo.pop().removeprefix("labkit.")
-        if module not in RANK_SIDE and module.partition(".")[0] != "strategies":
+        if module not in RANK_SIDE and module.partition(".")[0] not in RANK_SIDE_FOLDERS:
             raise ValueError(
                 f"{title} cannot be exported: it uses labkit.{module}, which is of the notebook and not of the ranks"
             )

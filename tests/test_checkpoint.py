@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import labkit
-from labkit import checkpoint as room
-from labkit.checkpoint import CheckpointError, checkpoints, load
+from labkit.checkpoint import CheckpointError, checkpoints, files, load, saving, shards
 from tests import resumable
 
 
@@ -61,7 +60,7 @@ class Training:
             self.scheduler.step()
             self.checkpoint.save()
         everything = (self.model.state_dict(), self.optimizer.state_dict(), self.scheduler.state_dict())
-        return resumable.fingerprint(*everything, room.random_state())
+        return resumable.fingerprint(*everything, labkit.checkpoint.random_state())
 
 
 @pytest.fixture
@@ -261,14 +260,14 @@ def test_no_code_is_run_from_a_file_though_its_checksums_are_right(three, monkey
     torch.save({"model": Evil()}, path / "state.pt")
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["sha256"]
-    manifest["files"]["state.pt"] = room._measure(path / "state.pt")
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": room._digest_of(manifest)}))
+    manifest["files"]["state.pt"] = files.facts_of(path / "state.pt")
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": files.checksum_of(manifest)}))
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         load(path)
     index = tmp_path / "index"
     index.write_bytes(pickle.dumps(Evil()))
     with index.open("rb") as file, pytest.raises(CheckpointError, match=r"asks for posix\.mkdir, which describes no"):
-        room._Metadata(file).load()
+        shards._Metadata(file).load()
     assert not (tmp_path / "executed").exists()
 
 
@@ -284,7 +283,7 @@ class AsPython3112:
 
 def test_an_index_written_by_an_older_python_is_read():
     def read(value):
-        return room._Metadata(io.BytesIO(pickle.dumps(value))).load()
+        return shards._Metadata(io.BytesIO(pickle.dumps(value))).load()
 
     encoding = dcp_metadata._MEM_FORMAT_ENCODING
     assert read(AsPython3112(encoding, "TORCH_PRESERVE_FORMAT")) is encoding.TORCH_PRESERVE_FORMAT
@@ -319,7 +318,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, mon
     training.checkpoint.resume()
     place = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "mkdir": (Path, "mkdir")}
     if breaks == "write":  # as the system says it, below torch.save
-        monkeypatch.setattr(room, "open", lambda *a, **k: Full(*a, **k), raising=False)
+        monkeypatch.setattr(files, "open", lambda *a, **k: Full(*a, **k), raising=False)
     else:
         monkeypatch.setattr(*place[breaks], no_space)
     with pytest.raises(
@@ -368,7 +367,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monke
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError.*Choose a f"):
         labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
-    monkeypatch.setattr(room.tempfile, "TemporaryFile", read_only)
+    monkeypatch.setattr(saving.tempfile, "TemporaryFile", read_only)
     with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system\. Choose"):
         labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
 
@@ -431,9 +430,9 @@ def test_arguments_of_no_use_are_refused(tmp_path):
 
 
 def test_pieces_of_different_tensors_under_one_name_are_refused():
-    drafts = [room._Draft(None, {}, {("model", "w", "at", 0): digest}) for digest in ("a", "a", "b")]
+    drafts = [saving._Draft(None, {}, {("model", "w", "at", 0): digest}) for digest in ("a", "a", "b")]
     with pytest.raises(CheckpointError, match=r"model\.w is cut over ranks, but ranks 0 and 2 hold different values"):
-        room._check_pieces(drafts)
+        saving._check_pieces(drafts)
 
 
 # With ranks
@@ -466,7 +465,7 @@ def save_with_a_full_rank(worker, folder):
     checkpoint = labkit.Checkpoint(folder, model=nn.Linear(2, 2))
     checkpoint.save()
     if worker.rank == 1:
-        room._write_tensors = no_space
+        saving.write_tensors = no_space
     checkpoint.save()
 
 

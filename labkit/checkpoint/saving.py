@@ -1,41 +1,17 @@
-"""Save a training so that a killed run goes on as if nothing had happened.
-
-`Checkpoint` saves and resumes on the ranks; `checkpoints` and `load` read what was saved, also in the notebook.
-
-    checkpoint-000012/        moved into place, whole, by one rename; until then it has another name
-        manifest.json         epoch, step, world size, versions; size and SHA-256 of every other file
-        state.pt              {"model": …, "optimizer": …}: what all ranks hold alike; `torch.load` reads it too
-        rank-0.pt, rank-1.pt  a rank's random state and what else is its own
-        shards/               what is cut over ranks (DTensors), by `torch.distributed.checkpoint`
-
-Nothing here runs code from a file: tensors are read with `weights_only=True`, and of the pickled index that
-`torch.distributed.checkpoint` writes (`.metadata`) only plain descriptions of tensors are accepted. The checksums find
-damage, not malice.
-
-Needs torch and the standard library only, so that this file can travel alone.
-"""
+"""Saving and resuming on the ranks: what each does alone, and what all do together."""
 
 from __future__ import annotations
 
-import copy
-import enum
 import errno
-import functools
-import hashlib
-import importlib
 import json
 import os
-import pickle
-import random
-import re
 import shutil
-import sys
 import tempfile
 import time
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -43,64 +19,31 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-FORMAT = "labkit checkpoint 1"
-NAME = re.compile(r"checkpoint-(\d{6,})")
-UNFINISHED = re.compile(r"\.checkpoint-\d{6,}\.(writing|removing)")
-"""What a killed run may leave behind; the next one removes it."""
-
-MANIFEST = "manifest.json"
+from labkit.checkpoint.buckets import BucketOrder, cuts_buckets_anew
+from labkit.checkpoint.files import (
+    FORMAT,
+    MANIFEST,
+    UNFINISHED,
+    CheckpointError,
+    checksum_of,
+    folders,
+    number,
+    sync_folder,
+    write_tensors,
+)
+from labkit.checkpoint.nested import Place, digest_of, dotted, map_leaves
+from labkit.checkpoint.randomness import random_state, set_random_state
+from labkit.checkpoint.reading import newest, read
+from labkit.checkpoint.shards import is_sharded, read_shards, with_shards, write_shards
 
 PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes, set, Counter, torch.Size}
 PLAIN |= {torch.dtype, torch.device}
 """What `torch.load(weights_only=True)` reads, besides dicts, lists and tuples of these."""
 
-HARMLESS = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    *(
-        ("torch.distributed.checkpoint.metadata", name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-}
-"""What may occur in the index of `torch.distributed.checkpoint`, besides data types and paths."""
-
 CULPRIT_FIRST_S = 0.5
 """How long a rank waits before it raises another rank's error, so that the one that failed is seen to fail first."""
 
 T = TypeVar("T")
-Place = tuple[str | int, ...]
-"""Where a tensor is: ("optimizer", "state", 0, "momentum_buffer")."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; what was saved before is as it was."""
-
-
-class Saved(NamedTuple):
-    """One checkpoint on disk."""
-
-    path: Path
-    epoch: int
-    """Epochs completed."""
-    step: int
-    """Steps taken in all."""
-    world_size: int
-    """Ranks that saved it."""
-    bytes: int
-    values: dict[str, Any]
-    """What else `save` was given."""
-    damage: str
-    """Why it cannot be read; empty if it can."""
 
 
 class Checkpoint:
@@ -163,7 +106,7 @@ class Checkpoint:
         grouped = dist.is_available() and dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
         self._as_on_rank_0 = {name for name, thing in objects.items() if _equal_by_design(thing, self.world_size)}
-        self._orders = {name: _Order(thing) for name, thing in objects.items() if _cuts_buckets_anew(thing)}
+        self._orders = {name: BucketOrder(thing) for name, thing in objects.items() if cuts_buckets_anew(thing)}
         self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
         self.epoch = self.step = 0
         self._position = 0
@@ -303,31 +246,31 @@ class Checkpoint:
         """Collect this rank's state, DTensors apart. Rank 0 makes the folder, under a name that no reader looks for."""
 
         def sort_out(place: Place, leaf: Any) -> Any:
-            if _is_sharded(leaf):
+            if is_sharded(leaf):
                 shards[place] = leaf
                 return None
             if type(leaf) not in PLAIN:
                 raise TypeError(
-                    f"{_dotted(place)} is a {type(leaf).__module__}.{type(leaf).__qualname__}; a checkpoint holds "
+                    f"{dotted(place)} is a {type(leaf).__module__}.{type(leaf).__qualname__}; a checkpoint holds "
                     "tensors, plain numbers and texts, and dicts, lists and tuples of them: nothing else is read back "
                     "safely"
                 )
             return leaf
 
         for name, thing in self._objects.items():
-            state[name] = _map(self._state_of(thing), sort_out, (name,))
+            state[name] = map_leaves(self._state_of(thing), sort_out, (name,))
         json.dumps(values)  # raises for what is not plain
         aside = None
         if self.rank == 0:
             self._clean()
-            last = max((_number(path) for path in _folders(self.folder)), default=0)
+            last = max((number(path) for path in folders(self.folder)), default=0)
             aside = self.folder / f".checkpoint-{last + 1:06d}.writing"
             aside.mkdir()
         digests: dict[str, dict[Any, str]] = {name: {} for name in state}
         if self.world_size > 1:
-            digests = {name: {key: _digest(value) for key, value in part.items()} for name, part in state.items()}
+            digests = {name: {key: digest_of(value) for key, value in part.items()} for name, part in state.items()}
         pieces = {
-            (*place, "at", *shard.device_mesh.get_coordinate()): _digest(shard.to_local())
+            (*place, "at", *shard.device_mesh.get_coordinate()): digest_of(shard.to_local())
             for place, shard in shards.items()
         }
         return _Draft(aside, digests, pieces)
@@ -346,7 +289,7 @@ class Checkpoint:
         assert aside is not None
         _check_pieces(drafts)
         # First, because all ranks take part: if it fails on one, it raises on all.
-        files = _write_shards(aside, shards, self.rank) if any(draft.pieces for draft in drafts) else {}
+        files = write_shards(aside, shards, self.rank) if any(draft.pieces for draft in drafts) else {}
         own: dict[str, dict[Any, Any]] = {}
         without: dict[str, list[Any]] = {}
         for name, digests in drafts[self.rank].digests.items():
@@ -363,9 +306,9 @@ class Checkpoint:
             "random": random_state(),
             "data": self._where_in_the_epoch(),
         }
-        files |= _write_tensors(aside / f"rank-{self.rank}.pt", mine)
+        files |= write_tensors(aside / f"rank-{self.rank}.pt", mine)
         if self.rank == 0:
-            files |= _write_tensors(aside / "state.pt", state)
+            files |= write_tensors(aside / "state.pt", state)
         return _Written(files, [name for name in own if own[name] or without[name]])
 
     def _where_in_the_epoch(self) -> dict[str, Any]:
@@ -397,14 +340,14 @@ class Checkpoint:
             "files": files,
         }
         with open(aside / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump({**manifest, "sha256": _digest_of(manifest)}, file, indent=1)
+            json.dump({**manifest, "sha256": checksum_of(manifest)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(aside)
+        sync_folder(aside)
         path = self.folder / aside.name.removeprefix(".").removesuffix(".writing")
         aside.rename(path)
-        _sync_folder(self.folder)
-        for old in _folders(self.folder)[: -self.keep]:
+        sync_folder(self.folder)
+        for old in folders(self.folder)[: -self.keep]:
             try:
                 old.rename(self.folder / f".{old.name}.removing")
             except OSError as error:
@@ -422,7 +365,7 @@ class Checkpoint:
         if self.rank:
             return None
         self._clean()
-        return _newest(self.folder)
+        return newest(self.folder)
 
     def _read(self, path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Read what this rank is to go on with, and change nothing yet."""
@@ -441,9 +384,9 @@ class Checkpoint:
                     f"ranks held different parts of {', '.join(sorted(own))}, so it takes {ranks} ranks to resume; "
                     f"there are {self.world_size}"
                 )
-        state, mine = _read(path, min(self.rank, ranks - 1), as_on_rank_0)
-        shards = _read_shards(path, {tuple(place): self._place(tuple(place)) for place in mine["sharded"]})
-        return _with_shards(state, shards), mine
+        state, mine = read(path, min(self.rank, ranks - 1), as_on_rank_0)
+        shards = read_shards(path, {tuple(place): self._place(tuple(place)) for place in mine["sharded"]})
+        return with_shards(state, shards), mine
 
     def _restore(self, state: dict[str, Any], mine: dict[str, Any], ranks: int) -> None:
         """Set all objects and the random states to what was read."""
@@ -492,199 +435,6 @@ class _Written(NamedTuple):
     """Objects that are not as on rank 0."""
 
 
-# Reading, anywhere
-
-
-def checkpoints(folder: str | Path) -> list[Saved]:
-    """Give the checkpoints in a folder, oldest first; each is read and compared with its checksums.
-
-    Raises CheckpointError if there is no such folder.
-    """
-    folder = Path(folder).expanduser().absolute()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no folder {folder}; checkpoints are made by labkit.Checkpoint(folder, …).save()"
-        )
-    listed = []
-    for path in _folders(folder):
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        try:
-            manifest = _verified(path)
-        except CheckpointError as error:
-            listed.append(Saved(path, 0, 0, 0, size, {}, str(error)))
-        else:
-            values = dict(manifest["progress"])
-            epoch, step = values.pop("epoch"), values.pop("step")
-            listed.append(Saved(path, epoch, step, manifest["world_size"], size, values, ""))
-    return listed
-
-
-def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
-    """Give what a checkpoint holds, by name, on the CPU: `model.load_state_dict(load("runs/digits")["model"])`.
-
-    `path` is a checkpoint, or a folder of them, of which it takes the newest that is whole. Tensors that were cut over
-    ranks are put together; of what differs by rank it gives the part of `rank`. Needs no process group.
-
-    Raises CheckpointError if the checkpoint is damaged, or is none; it names the newest that is whole.
-    """
-    path = Path(path).expanduser().absolute()
-    if not NAME.fullmatch(path.name) and _folders(path):
-        found = _newest(path)
-        assert found is not None
-        path, manifest, damage = found
-        if damage:
-            warnings.warn(f"{damage}. This is {path} instead", stacklevel=2)
-    else:
-        try:
-            manifest = _verified(path)
-        except CheckpointError as error:
-            raise CheckpointError(f"{error}. {_offer(path.parent)}") from error
-    if not 0 <= rank < manifest["world_size"]:
-        raise ValueError(f"{path} was saved by ranks 0 to {manifest['world_size'] - 1}; there is no rank {rank}")
-    state, mine = _read(path, rank)
-    shards = _read_shards(path, {tuple(place): None for place in mine["sharded"]})
-    return _with_shards(state, shards)
-
-
-def _offer(folder: Path) -> str:
-    whole = [saved for saved in checkpoints(folder) if not saved.damage] if folder.is_dir() else []
-    if not whole:
-        return "There is no whole checkpoint beside it"
-    return f"The newest that is whole is {whole[-1].path} (epoch {whole[-1].epoch}, step {whole[-1].step})"
-
-
-def _newest(folder: Path) -> tuple[Path, dict[str, Any], str] | None:
-    """Give the newest checkpoint that is whole, its manifest, and what is wrong with newer ones."""
-    damaged: list[str] = []
-    for path in reversed(_folders(folder)):
-        try:
-            manifest = _verified(path)
-        except CheckpointError as error:
-            damaged.append(str(error))
-            continue
-        return path, manifest, ". ".join(damaged)
-    if damaged:
-        raise CheckpointError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}. Move them away to begin anew")
-    return None
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Give the checkpoints in a folder, whole or not, oldest first."""
-    return sorted((path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)), key=_number)
-
-
-def _number(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
-
-
-def _verified(path: Path) -> dict[str, Any]:
-    """Give a checkpoint's manifest. Raises CheckpointError unless every file is as it was written."""
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path} {what}; a checkpoint of labkit is a folder with a {MANIFEST}")
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is not a checkpoint of labkit: there is no {MANIFEST} in it") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / MANIFEST} is truncated or damaged: {error}") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"{path / MANIFEST} says format {found!r}; this version of labkit reads {FORMAT!r}")
-    if manifest.pop("sha256", None) != _digest_of(manifest):
-        raise CheckpointError(f"{path / MANIFEST} is damaged: it does not match its own checksum")
-    for name, facts in manifest["files"].items():
-        file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"{file} is missing")
-        if (size := file.stat().st_size) != facts["bytes"]:
-            raise CheckpointError(f"{file} has {size:,} bytes of the {facts['bytes']:,} that were written")
-        if (sha256 := _measure(file)["sha256"]) != facts["sha256"]:
-            raise CheckpointError(
-                f"{file} is damaged: its SHA-256 is {sha256[:12]}…, written was {facts['sha256'][:12]}…"
-            )
-    return manifest
-
-
-def _read(path: Path, rank: int, as_on_rank_0: Iterable[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give the objects' state as one rank held it, and what else that rank saved."""
-    state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
-    mine = torch.load(path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
-    for name in set(mine["own"]) - set(as_on_rank_0):
-        state[name].update(mine["own"][name])
-        for key in mine["without"][name]:
-            del state[name][key]
-    return state, mine
-
-
-def _with_shards(state: dict[str, Any], shards: dict[Place, Tensor]) -> dict[str, Any]:
-    return {n: _map(part, lambda place, leaf: shards.get(place, leaf), (n,)) for n, part in state.items()}
-
-
-class _Order:
-    """In which order the first backward pass makes the gradients of a DDP model ready.
-
-    By that order DDP cuts its buckets anew, once. From three ranks on, sums depend in the last bit on where in a bucket
-    a gradient lies, so that a resumed run must begin with the buckets that the interrupted one had. See
-    https://docs.pytorch.org/docs/stable/notes/ddp.html#internal-design.
-    """
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self._model = model
-        self._parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        self._names: list[str] = []
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._note, name))
-            for name, parameter in self._parameters.items()
-        ]
-
-    def _note(self, name: str, parameter: Tensor) -> None:
-        if len(self._names) < len(self._parameters):
-            self._names.append(name)
-
-    def settled(self) -> list[str]:
-        """Give the parameters' names in that order; empty before the first backward pass is over."""
-        if len(self._names) < len(self._parameters):
-            return []
-        while self._hooks:
-            self._hooks.pop().remove()
-        return self._names
-
-    def repeat(self, names: list[str]) -> None:
-        """Let a backward pass of zeros make gradients ready in that order; called by all ranks. Changes no weight."""
-        if not names or self._names:
-            return
-        gradients = [parameter.grad for parameter in self._parameters.values()]
-        network = self._model.module
-        self._model.module = _Zeros(network, [self._parameters[name] for name in names])
-        try:
-            self._model().backward()
-        finally:
-            self._model.module = network
-        for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
-            parameter.grad = gradient
-
-
-class _Zeros(torch.nn.Module):
-    """Stands in for a network and gives zero, made of its parameters such that their gradients come in their order."""
-
-    def __init__(self, network: torch.nn.Module, parameters: list[Tensor]) -> None:
-        super().__init__()
-        self.network = network  # DDP broadcasts its buffers
-        self._parameters_in_order = parameters
-
-    def forward(self) -> Tensor:
-        """Use the first parameter last: backward, it comes first."""
-        return sum((p * 0).sum() for p in reversed(self._parameters_in_order))  # type: ignore[return-value]
-
-
-def _cuts_buckets_anew(thing: Any) -> bool:
-    return isinstance(thing, DistributedDataParallel) and not (thing.find_unused_parameters or thing.static_graph)
-
-
-# Tensors and files
-
-
 def _unwrapped(thing: Any) -> Any:
     while True:
         if isinstance(thing, (DistributedDataParallel, DataParallel)):
@@ -716,42 +466,6 @@ def _batch_size(loader: Any) -> int:
     return getattr(loader, "batch_size", None) or 1
 
 
-def _is_sharded(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and hasattr(leaf, "device_mesh")
-
-
-def _map(value: Any, change: Callable[[Place, Any], Any], place: Place) -> Any:
-    """Give a copy of nested dicts, lists and tuples with every leaf changed."""
-    if type(value) in (dict, OrderedDict):
-        changed = copy.copy(value)  # with what a module's state_dict carries as an attribute
-        for key, inner in value.items():
-            changed[key] = _map(inner, change, (*place, key))
-        return changed
-    if type(value) in (list, tuple):
-        return type(value)(_map(inner, change, (*place, index)) for index, inner in enumerate(value))
-    return change(place, value)
-
-
-def _digest(value: Any) -> str:
-    """Give the SHA-256 of a nested value, bit by bit."""
-    sha = hashlib.sha256()
-
-    def add(place: Place, leaf: Any) -> None:
-        sha.update(repr(place).encode())
-        if isinstance(leaf, Tensor):
-            sha.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-            sha.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
-        else:
-            sha.update(repr(leaf).encode())
-
-    _map(value, add, ())
-    return sha.hexdigest()
-
-
-def _digest_of(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
 def _check_pieces(drafts: list[_Draft]) -> None:
     """Check that DTensors of one name are parts of one tensor; raises CheckpointError, on all ranks alike."""
     known: dict[Place, tuple[int, str]] = {}
@@ -760,145 +474,10 @@ def _check_pieces(drafts: list[_Draft]) -> None:
             first, expected = known.setdefault(piece, (rank, digest))
             if digest != expected:
                 raise CheckpointError(
-                    f"{_dotted(piece[: piece.index('at')])} is cut over ranks, but ranks {first} and {rank} hold "
+                    f"{dotted(piece[: piece.index('at')])} is cut over ranks, but ranks {first} and {rank} hold "
                     "different values of the same piece: they belong to different tensors, of two pipeline stages, "
                     "say. Give such ranks' objects different names inside the model"
                 )
-
-
-class _Checked:
-    """A file that remembers what it was given to write, so that what arrived can be compared with it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._sha, self._bytes = file, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error  # torch.save raises another one
-            raise
-        self._sha.update(data)
-        self._bytes += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def facts(self) -> dict[str, Any]:
-        return {"bytes": self._bytes, "sha256": self._sha.hexdigest()}
-
-
-def _write_tensors(path: Path, value: Any) -> dict[str, dict[str, Any]]:
-    """Write a value by `torch.save`, to the disk itself; give {file name: its size and SHA-256}."""
-    with open(path, "wb") as file:
-        checked = _Checked(file)
-        try:
-            torch.save(value, checked)  # type: ignore[arg-type]
-        except Exception as error:
-            raise checked.error or error from None
-        file.flush()
-        os.fsync(file.fileno())
-    return {path.name: checked.facts()}
-
-
-def _measure(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _write_shards(aside: Path, shards: dict[Place, Any], rank: int) -> dict[str, dict[str, Any]]:
-    """Write this rank's pieces of DTensors; called by all ranks. Gives {file name: its size and SHA-256}."""
-    import torch.distributed.checkpoint as dcp
-
-    class Writer(dcp.FileSystemWriter):
-        def write_data(self, plan: Any, planner: Any) -> Any:
-            try:
-                return super().write_data(plan, planner)
-            except RuntimeError as error:
-                raise error.__context__ or error from None  # torch.save hides the system's error behind its own
-
-    folder = aside / "shards"
-    try:
-        dcp.save({_key(place): shard for place, shard in shards.items()}, storage_writer=Writer(folder))
-    except dcp.api.CheckpointException as error:
-        if rank in error.failures:
-            raise error.failures[rank][0] from None
-        return {}  # the rank that failed will say so
-    files = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
-    if rank == 0:
-        _sync_folder(folder)
-    return {f"shards/{file.name}": _measure(file) for file in files}
-
-
-def _read_shards(path: Path, places: dict[Place, Tensor | None]) -> dict[Place, Tensor]:
-    """Read tensors that were cut over ranks: as the tensors given are cut now, or whole where None is given."""
-    if not places:
-        return {}
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    class Reader(dcp.FileSystemReader):
-        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            with open(path / "shards" / ".metadata", "rb") as file:
-                metadata = _Metadata(file).load()
-            for key, stored in metadata.state_dict_metadata.items():
-                if not isinstance(stored, TensorStorageMetadata):  # it would be unpickled
-                    raise CheckpointError(f"{path}/shards: {key} is not a tensor")
-            return metadata
-
-    reader = Reader(path / "shards")
-    stored = reader.read_metadata().state_dict_metadata
-    tensors = {}
-    for place, like in places.items():
-        facts = stored[_key(place)]
-        if like is None:
-            tensors[place] = torch.empty(facts.size, dtype=facts.properties.dtype)
-        elif like.shape == facts.size:
-            tensors[place] = torch.empty_like(like, dtype=facts.properties.dtype, requires_grad=False)
-        else:
-            raise ValueError(f"{_dotted(place)} has shape {tuple(facts.size)} there and {tuple(like.shape)} here")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself
-        dcp.load({_key(place): tensor for place, tensor in tensors.items()}, storage_reader=reader, no_dist=True)
-    return tensors
-
-
-class _Metadata(pickle.Unpickler):
-    """Reads the index of `torch.distributed.checkpoint`, which is a pickle, without running code from it."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in HARMLESS:
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if module.partition(".")[0] == "pathlib":
-            return PurePath
-        if (module, name) == ("builtins", "getattr"):  # so does Python 3.11.2, say, write an enumeration
-            return _member
-        raise _not_of_a_tensor(f"{module}.{name}")
-
-
-def _member(enumeration: Any, name: str) -> enum.Enum:
-    if isinstance(enumeration, enum.EnumType):
-        return enumeration[name]
-    raise _not_of_a_tensor(f"{name!r} of {enumeration!r}")
-
-
-def _not_of_a_tensor(what: str) -> CheckpointError:
-    return CheckpointError(
-        f"the index of the shards asks for {what}, which describes no tensor. Nothing of it was run; "
-        "use a checkpoint whose origin you know"
-    )
-
-
-def _key(place: Place) -> str:
-    return "/".join(map(str, place))
-
-
-def _dotted(place: Place) -> str:
-    return ".".join(map(str, place))
 
 
 def _in_words(error: Exception) -> str:
@@ -911,34 +490,3 @@ def _in_words(error: Exception) -> str:
         elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             text += ". Choose a folder that can be written"
     return text
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let what happened in a folder reach the disk."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def random_state() -> dict[str, Any]:
-    """Give the state of every generator that training code draws from without naming one."""
-    state = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        state["numpy"] = (kind, keys.tolist(), *rest)
-    if torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Set what `random_state` gave; GPUs by their index, as far as they are there."""
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        importlib.import_module("numpy").random.set_state(state["numpy"])
-    for device, cuda in enumerate(state.get("cuda", [])[: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(cuda, device)

@@ -1,0 +1,120 @@
+"""What lies on the disk: the folders of checkpoints, and files that are written through and have checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = "labkit checkpoint 1"
+NAME = re.compile(r"checkpoint-(\d{6,})")
+UNFINISHED = re.compile(r"\.checkpoint-\d{6,}\.(writing|removing)")
+"""What a killed run may leave behind; the next one removes it."""
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; what was saved before is as it was."""
+
+
+def folders(folder: Path) -> list[Path]:
+    """Give the checkpoints in a folder, whole or not, oldest first."""
+    return sorted((path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)), key=number)
+
+
+def number(path: Path) -> int:
+    """Give the number in the name of a checkpoint's folder."""
+    return int(path.name.rpartition("-")[2])
+
+
+def verified(path: Path) -> dict[str, Any]:
+    """Give a checkpoint's manifest. Raises CheckpointError unless every file is as it was written."""
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {what}; a checkpoint of labkit is a folder with a {MANIFEST}")
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is not a checkpoint of labkit: there is no {MANIFEST} in it") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST} is truncated or damaged: {error}") from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"{path / MANIFEST} says format {found!r}; this version of labkit reads {FORMAT!r}")
+    if manifest.pop("sha256", None) != checksum_of(manifest):
+        raise CheckpointError(f"{path / MANIFEST} is damaged: it does not match its own checksum")
+    for name, facts in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing")
+        if (size := file.stat().st_size) != facts["bytes"]:
+            raise CheckpointError(f"{file} has {size:,} bytes of the {facts['bytes']:,} that were written")
+        if (sha256 := facts_of(file)["sha256"]) != facts["sha256"]:
+            raise CheckpointError(
+                f"{file} is damaged: its SHA-256 is {sha256[:12]}…, written was {facts['sha256'][:12]}…"
+            )
+    return manifest
+
+
+def checksum_of(manifest: dict[str, Any]) -> str:
+    """Give the SHA-256 that a manifest says of itself."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Give a file's size and SHA-256, as they are in the manifest."""
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def write_tensors(path: Path, value: Any) -> dict[str, dict[str, Any]]:
+    """Write a value by `torch.save`, to the disk itself; give {file name: its size and SHA-256}."""
+    with open(path, "wb") as file:
+        checked = _Checked(file)
+        try:
+            torch.save(value, checked)  # type: ignore[arg-type]
+        except Exception as error:
+            raise checked.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
+    return {path.name: checked.facts()}
+
+
+class _Checked:
+    """A file that remembers what it was given to write, so that what arrived can be compared with it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._sha, self._bytes = file, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error  # torch.save raises another one
+            raise
+        self._sha.update(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def facts(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._sha.hexdigest()}
+
+
+def sync_folder(folder: Path) -> None:
+    """Let what happened in a folder reach the disk."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
