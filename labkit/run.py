@@ -428,7 +428,7 @@ class Run:
         if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and self._waits_in_vain(now)):
             self._engine.kill()
             return
-        if not self._looks or now - self._looks[-1][0] > USAGE_EVERY_S:
+        if not self._looks or self._stop_asked or now - self._looks[-1][0] > USAGE_EVERY_S:
             with self._lock:
                 self._look_at_usage(now)
         if self._timeout_s is not None and not self._stop_asked and self.status != "queued":

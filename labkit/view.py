@@ -19,12 +19,13 @@ from labkit import notebook
 from labkit.history import SAMPLES
 from labkit.run import Run
 from labkit.verdict import Verdict
+from labkit.worker import cores
 
 REDRAW_S = 0.1
 """Least time between two redraws of the live view."""
 
-CHART_AFTER_S = 0.4
-"""Time from the first value logged to the chart, whose libraries are slow to import: most failures come before."""
+CHART_AFTER_S = 0.1
+"""Time from the first value to the chart. A run that fails at once has failed by then, and waits for no imports."""
 
 UNHEARD_S = 1.0
 """Time between redraws while the browser has not said that it is done with the last."""
@@ -341,6 +342,8 @@ class _Live(threading.Thread):
         self._chart_place = notebook.place()
 
     def run(self) -> None:
+        if cores() > self._run.world_size and "starting" in self._run.states:  # a core to spare, and nothing to draw
+            from plotly.graph_objects import FigureWidget  # noqa: F401  takes about a second
         while not self._run.over.is_set():
             began = time.monotonic()
             self._draw()
