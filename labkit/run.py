@@ -49,7 +49,10 @@ STACKS_S = 1.0
 """How long ranks may take to say where they stand."""
 
 USAGE_EVERY_S = 0.25
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed, and work."""
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed, and work …"""
+
+USAGE_STOPPING_S = 0.05
+"""… and once they were asked to stop."""
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -127,9 +130,9 @@ class Run:
         self._job_ended: records.JobEnded | None = None
         self._hang_asked_s: float | None = None
         self._hang: Verdict | None = None
-        self._looks: deque[tuple[float, float]] = (
-            deque()
-        )  # when, and the processor time of all ranks by then; both in s
+        self._looks: deque[tuple[float, float]] = deque()
+        """When the ranks were looked at, and the processor time of all by then; both in s, of the last `IDLE_S`."""
+        self._look_due_s = 0.0
         self._status = "running"
         self._stop_asked = False
         self._failed = False
@@ -428,7 +431,7 @@ class Run:
         if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and self._waits_in_vain(now)):
             self._engine.kill()
             return
-        if not self._looks or self._stop_asked or now - self._looks[-1][0] > USAGE_EVERY_S:
+        if now > self._look_due_s:
             with self._lock:
                 self._look_at_usage(now)
         if self._timeout_s is not None and not self._stop_asked and self.status != "queued":
@@ -438,6 +441,7 @@ class Run:
                     self._end_the_hang(now)
 
     def _look_at_usage(self, now: float) -> None:
+        self._look_due_s = now + (USAGE_STOPPING_S if self._stop_asked else USAGE_EVERY_S)
         usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
         if not usage:
             return

@@ -143,11 +143,8 @@ class Session:
             raise
         finally:
             print_output(self.ranks)
-        failures = [answer.failure for answer in answers.values() if answer.failure]
-        # Who is to blame for a lost connection may have had no part in the cell: a rank that dies ends the session.
-        if any(LOST_PEER.search(failure.summary) for failure in failures) and self.ranks.over.wait(DEATH_S):
-            raise self._ended()
-        if failures:
+        failed = [answer for answer in answers.values() if answer.failure]
+        if failed:
             raise self._failed(asked, answers)
         return answers
 
@@ -173,9 +170,13 @@ class Session:
                 hint_s = float("inf")
                 print(f"still at it: {self.ranks.stacks().in_words}", flush=True)
 
-    def _failed(self, asked: list[int], answers: dict[int, Answer]) -> WorkerFailed:
+    def _failed(self, asked: list[int], answers: dict[int, Answer]) -> Exception:
         """Say which rank failed first in a cell. Ends the session if others are stuck, or their connections broken."""
         failures = {rank: answer.failure for rank, answer in answers.items() if answer.failure}
+        lost = any(LOST_PEER.search(failure.summary) for failure in failures.values())
+        # Who is to blame for it may have had no part in the cell: a rank that dies ends the session.
+        if lost and self.ranks.over.wait(DEATH_S):
+            return self._ended()
         where = Stacks() if len(answers) == len(asked) else self.ranks.stacks()
         facts = []
         for rank, failure in failures.items():
@@ -189,8 +190,7 @@ class Session:
                 others.append(f"rank {rank} failed {'alike' if alike else f'too: {failures[rank].summary:.200}'}")
             else:
                 others.append(f"rank {rank} {'ran the cell to its end' if rank in answers else where[rank].in_words}")
-        broken = any(pattern.search(f.summary) for f in failures.values() for pattern in (LOST_PEER, MISMATCH))
-        if where or broken:
+        if where or lost or any(MISMATCH.search(failure.summary) for failure in failures.values()):
             self.close()
             others.append(f"so {GONE}")
         return WorkerFailed(verdict._replace(others=others), self.ranks)

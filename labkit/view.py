@@ -378,8 +378,9 @@ class _Live(threading.Thread):
         history = self._run.recorded
         if not history.names:
             return
-        self._chart_due_s = min(self._chart_due_s, time.monotonic() + CHART_AFTER_S)
-        if time.monotonic() < self._chart_due_s:
+        now = time.monotonic()
+        self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
+        if now < self._chart_due_s:
             return
         import plotly.graph_objects as go
 

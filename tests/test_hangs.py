@@ -9,6 +9,7 @@ import time
 import pytest
 
 import labkit
+from labkit.run import IDLE_S, USAGE_EVERY_S, Run
 from tests import workloads
 from tests.conftest import lives, wait_until
 
@@ -163,3 +164,33 @@ def test_idle_ranks_are_ended_soon_unless_they_are_given_time(seconds, grace_s, 
     assert time.monotonic() - asked < 30
     assert run.status == "stopped"
     assert run.results == kept
+
+
+class Looked:
+    """An engine whose one rank has used so much processor time, in s, at each look."""
+
+    def __init__(self, used_s):
+        self._used_s = iter(used_s)
+
+    def usage(self, rank):
+        return 0, next(self._used_s)
+
+
+@pytest.mark.parametrize(
+    ("used_s", "in_vain"),
+    [
+        ([0.0] * 8, True),
+        ([0.0, 0.0, 0.02, 0.02, 0.02, 0.03, 0.05, 0.05], True),  # two ticks of the system's clock in one look
+        ([0.02 * look for look in range(8)], False),
+        ([0.0] * 4, False),
+    ],
+    ids=["idle", "a few ticks", "works a little, all the time", "not for long"],
+)
+def test_little_work_is_told_from_none_over_several_looks(used_s, in_vain):
+    run = Run(Looked(used_s), 1, "test")
+    for look in range(len(used_s)):
+        now = run._last_progress_s + look * USAGE_EVERY_S
+        run._look_at_usage(now)
+    assert run._waits_in_vain(now) == in_vain
+    run._last_progress_s = now
+    assert not run._waits_in_vain(now + IDLE_S / 2), "it has just logged"
