@@ -450,7 +450,8 @@ def do(job: Job, place: Place, line: Line, meet: Callable[[Job, Place], dist.Sto
         if kept := process_group.kept_for(job):
             device, store = kept.device, kept.store
         else:
-            device = _set_up(job, place)
+            # Cells keep their settings and random states, also where a launch has ended their process group.
+            device = process_group.device_of_cells(job) or _set_up(job, place)
             line.during = "joining the process group"
             store = process_group.join(job, place, device, meet)
         line.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
