@@ -37,6 +37,7 @@ class FolderEngine:
     outlives_notebook = False
     stop_grace_s = 10.0
     """How long ranks that were asked to stop may take: the word travels through a file."""
+    quiet_s = 1.0
 
     def __init__(self, world_size: int, folder: RunFolder, about: dict[str, Any]) -> None:
         self.world_size, self.folder = world_size, folder
