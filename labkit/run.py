@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FAILURE_GRACE_S = 0.4
 """How long the other ranks may still report after the first has failed. Reports of victims make the verdict clearer."""
 
+KILL_AGAIN_S = 0.5
+"""Time after which ranks are ended once more. It takes the system a while, and looking for their children costs time."""
+
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
 
@@ -444,6 +447,7 @@ class Run:
             with self._lock:
                 self._mind_the_stop(self._stopping, now)
         if now >= self._kill_at_s:
+            self._kill_at_s = now + KILL_AGAIN_S
             self._engine.kill()
             return
         if now > self._look_due_s:
@@ -464,8 +468,10 @@ class Run:
         ended = zip(self._states, self._exit_codes, strict=True)
         living = {r for r, (state, code) in enumerate(ended) if state in ("starting", "running") and code is None}
         in_vain = stopping.in_vain(living, end_s, now)
+        if self.cut_short:
+            return
         if in_vain or now >= end_s:
-            self.cut_short = self.cut_short or ("in vain" if in_vain else "late")
+            self.cut_short = "in vain" if in_vain else "late"
             self._kill_at_s = min(self._kill_at_s, now)
         elif stopping.ask_again(living, now):
             self._engine.ask_to_stop()

@@ -157,7 +157,7 @@ def polls():
 def waits_for_a_thread():
     """Which might read from a server, and end."""
     done = threading.Event()
-    threading.Thread(target=lambda: (time.sleep(1e6), done.set()), daemon=True).start()
+    threading.Thread(target=lambda: (time.sleep(1e5), done.set()), daemon=True).start()
     done.wait()
 
 
