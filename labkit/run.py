@@ -31,7 +31,7 @@ FAILURE_GRACE_S = 0.4
 """How long the other ranks may still report after the first has failed. Reports of victims make the verdict clearer."""
 
 KILL_AGAIN_S = 0.5
-"""Time after which ranks are ended once more. It takes the system a while, and looking for their children costs time."""
+"""Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
 
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""

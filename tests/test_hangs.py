@@ -95,9 +95,8 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     assert "dist.all_reduce(total)  # the others are here" in str(stacks)
     assert run.status == "running", "asking ends nothing"
     pids = list(run._engine.pids)
-    asked = time.monotonic()
     assert run.stop().status == "stopped"
-    assert time.monotonic() - asked < 3
+    assert run.cut_short == ("late" if how == "holds the lock" or SLEEP is None else "in vain")
     assert not any(map(lives, pids))
     assert len(run.history) == 3
     again = run.stacks()
@@ -129,12 +128,10 @@ def test_a_run_that_is_starting_says_so():
 
 
 @pytest.mark.parametrize("time_of_three", range(3))
-def test_a_run_that_logs_stops_within_a_second_and_keeps_what_it_returns(time_of_three):
+def test_a_run_that_logs_stops_by_itself_and_keeps_what_it_returns(time_of_three):
     run = launched(workloads.spin, logged=20 * (1 + time_of_three))
-    asked = time.monotonic()
     run.stop()
-    assert time.monotonic() - asked < 1
-    assert run.status == "stopped"
+    assert (run.status, run.cut_short) == ("stopped", "")
     assert run.results[0] == run.results[1] > 0, "both have taken equally many steps"
     # Each logs once more than it counts: the call that said "stop".
     steps = run.history.groupby("rank")["step"]
