@@ -248,7 +248,7 @@ class Run:
                 return
             if grace_s is not None:
                 self._stop_grace_s = grace_s
-            if self._stop_asked:
+            if self._stopping is not None:
                 return
             self._stop_asked = True
             self._stopping = Stopping(time.monotonic(), self._engine.quiet_s)

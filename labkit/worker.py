@@ -262,10 +262,10 @@ class Line:
 
     def hear(self, word: Any) -> None:
         """Take what the notebook says."""
-        if word == "stop" and self.stop_asked_s is None:
-            self.stop_asked_s = time.monotonic()
-        self.words.put(word)
-        if word == "stop":
+        if word != "stop" or self.stop_asked_s is None:
+            self.words.put(word)
+        if word == "stop":  # perhaps again, for the answer's sake
+            self.stop_asked_s = self.stop_asked_s or time.monotonic()
             self.send(look(self.rank))
 
 

@@ -144,6 +144,7 @@ KEPT = {
     "longer steps": ([2.0], "computes"),
     "one rank sleeps": ([1.5], "one rank sleeps"),
     "one rank sleeps as it never did": ([0.05] * 20 + [1.5], "one rank sleeps"),
+    "one rank's DataLoader takes time": ([1.5], "one rank loads"),
     "one rank reads as it never did": ([0.05] * 20 + [1.5], "one rank reads"),
 }
 

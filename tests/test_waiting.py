@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed.checkpoint.filesystem
+import torch.distributed.distributed_c10d
 
+from labkit import waiting
 from labkit.waiting import SLEEP
 
 SCRIPT = """
@@ -75,3 +80,21 @@ def test_a_rank_knows_a_wait_without_end_from_others(found, case, what):
         assert 0 < left_s <= 2 if what == "time" else left_s == 0
     (_, _, at, *_), (_, _, later, *_) = found[case]
     assert not what or at == later, "the same wait"
+
+
+@pytest.mark.parametrize(
+    ("module", "on_gpu", "waits"),
+    [
+        (torch.distributed.distributed_c10d, False, True),
+        (torch.nn.parallel.distributed, False, True),
+        (torch.autograd.graph, False, True),
+        (torch.distributed.distributed_c10d, True, False),  # perhaps for a kernel, and the processor does nothing
+        (torch.distributed.checkpoint.filesystem, False, False),
+        (torch.nn.functional, False, False),
+        (subprocess, False, False),
+    ],
+)
+def test_a_collective_is_known_by_where_the_main_thread_stands(module, on_gpu, waits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=module.__file__))
+    assert waiting._in_a_collective(frame) == waits

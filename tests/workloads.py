@@ -217,7 +217,22 @@ def one_reads_slowly(worker, seconds):
         subprocess.run(["sleep", str(seconds)], check=True, stdout=subprocess.PIPE)
 
 
+class SlowData(torch.utils.data.IterableDataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __iter__(self):
+        time.sleep(self.seconds)
+        yield torch.zeros(1)
+
+
+def one_loads(worker, seconds):
+    if worker.rank == 1:
+        list(torch.utils.data.DataLoader(SlowData(seconds), num_workers=1))
+
+
 SLOW = {
+    "one rank loads": one_loads,
     "computes": computes,
     "sleeps": sleeps_for,
     "one rank sleeps": one_sleeps_for,
