@@ -39,8 +39,9 @@ RECENT = 100
 PAUSE_S = 0.02
 """Least time between ranks' answers and the next question."""
 
-USED_SHARE = 0.01
-"""Of a core: a rank that uses more between two answers is at work. labkit's own threads use a tenth of that."""
+USED_SHARE = 0.02
+"""Of a core: a rank that uses more between two answers is at work. Of one that only waited, labkit's own threads were
+seen to use a sixth of that."""
 
 
 class Pace:
