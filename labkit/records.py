@@ -109,6 +109,13 @@ class Stack(NamedTuple):
     text: str
 
 
+class Warm(NamedTuple):
+    """A process that stands by has imported what a first step needs. For `standby` alone."""
+
+    rank: int = -1
+    """It has none yet."""
+
+
 class Exit(NamedTuple):
     """The rank's process is gone. The last record of a rank."""
 
@@ -157,6 +164,7 @@ class JobEnded(NamedTuple):
 
 Record = (
     Started
+    | Warm
     | Expect
     | Log
     | Output

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import linecache
 import multiprocessing
 import multiprocessing.connection
@@ -272,7 +273,8 @@ class PipeLine(Line):
         """Block until the notebook sends work; give the rank that this process is to be, and its job."""
         try:
             if not self._inbox.poll():
-                _get_warm()
+                _get_warm(self._inbox.poll)
+                self._queue.put(records.Warm())
             rank, job = self._inbox.recv()
         except (EOFError, OSError):
             os._exit(1)
@@ -357,10 +359,17 @@ def _name_no_sockets() -> None:
         )
 
 
-def _get_warm() -> None:
-    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults."""
-    import torch._dynamo  # DistributedDataParallel imports it when one is made: hundreds of modules, about a second
+def _get_warm(wanted: Callable[[], bool]) -> None:
+    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults.
 
+    Whoever has a job by then (`wanted`) does not wait for the rest.
+    """
+    # DistributedDataParallel and the optimizers import torch._dynamo when one is made: nine hundred modules, more than
+    # a second. In parts, the first of which torch._dynamo imports too.
+    for module in ("sympy", "torch.fx.experimental.symbolic_shapes", "torch.distributed.fsdp", "torch._dynamo"):
+        if wanted():
+            return
+        importlib.import_module(module)
     layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     layer(torch.zeros(4, 8)).sum().backward()

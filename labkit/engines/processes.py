@@ -31,6 +31,8 @@ class RankProcess:
         self.pid: int = process.pid
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
+        self.warm = False
+        """Whether it is known to have imported all that it may import before its job."""
         self.born_with: list[Any] = []
         """The queues of all that were spawned together. A process that is still starting opens their semaphores, which
         must be there even if another of them has ended."""
