@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import linecache
 import multiprocessing
 import multiprocessing.connection
@@ -31,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from labkit import records
+from labkit import dynamo, records
 from labkit.packing import pack_result
 
 if TYPE_CHECKING:
@@ -308,6 +307,7 @@ def main(index: int, all_ends: list[Ends]) -> None:
         # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
         multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         _name_no_sockets()
+        dynamo.put_off()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         rank, job = line.receive_job()
         code = do(job, Place(rank, rank, job.world_size, job.world_size), line, _meet_in_the_notebook)
@@ -360,16 +360,9 @@ def _name_no_sockets() -> None:
 
 
 def _get_warm(wanted: Callable[[], bool]) -> None:
-    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults.
-
-    Whoever has a job by then (`wanted`) does not wait for the rest.
-    """
-    # DistributedDataParallel and the optimizers import torch._dynamo when one is made: nine hundred modules, more than
-    # a second. In parts, the first of which torch._dynamo imports too.
-    for module in ("sympy", "torch.fx.experimental.symbolic_shapes", "torch.distributed.fsdp", "torch._dynamo"):
-        if wanted():
-            return
-        importlib.import_module(module)
+    """Take the first faults of a first step while there is nothing else to do: once `wanted`, that waits no longer."""
+    if wanted():
+        return
     layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     layer(torch.zeros(4, 8)).sum().backward()

@@ -121,7 +121,9 @@ def busy_cores():
     spin = shlex.join([sys.executable, "-c", "while True: pass"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     # The shell ends at once: what it has started is then nobody's child, as another user's program is.
-    started = subprocess.run(["sh", "-c", f"{spin} >/dev/null & echo $!; " * cores], capture_output=True, check=True)
+    started = subprocess.run(
+        ["sh", "-c", f"{spin} >/dev/null 2>&1 & echo $!; " * cores], capture_output=True, check=True
+    )
     pids = [int(pid) for pid in started.stdout.split()]
     yield pids
     for pid in pids:

@@ -11,7 +11,7 @@ import labkit
 from labkit.engines import standby
 from labkit.processes_view import HEADINGS
 from tests import workloads
-from tests.conftest import lives, wait_for_step, wait_until
+from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 
 
 @pytest.fixture
@@ -88,8 +88,11 @@ def test_one_that_was_killed_from_outside_is_not_listed(ready):
 
 
 @pytest.mark.spawns
-def test_ending_them_all_leaves_nothing(spinning, ready):
-    for one in labkit.processes():
+def test_a_run_and_a_rank_that_stands_by_are_all_ended(ready):
+    run = labkit.launch(workloads.spin, world_size=1, wait=False, live=False)
+    held = labkit.processes()
+    assert [(one.kind, one.pid) for one in held] == [("run", ready[0]), ("standby", ready[1])]
+    for one in held:
         one.end()
-    assert spinning.over.wait(30)
-    assert labkit.processes() == []
+    assert run.over.wait(LONG_S)
+    assert not any(lives(one.pid) for one in held)

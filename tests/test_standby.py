@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import labkit
-from labkit import worker
 from labkit.engines import standby
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_until
@@ -171,15 +170,6 @@ def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
     ready = stand_by(2)
     assert not standby.warm()
     assert pids_of_a_run() == ready
-
-
-def test_a_rank_that_is_wanted_puts_off_the_rest_of_its_imports(monkeypatch):
-    imported = []
-    monkeypatch.setattr(worker.importlib, "import_module", imported.append)
-    worker._get_warm(lambda: len(imported) == 2)
-    assert len(imported) == 2
-    worker._get_warm(lambda: False)
-    assert imported[-1] == "torch._dynamo"
 
 
 # More, fewer, dead
