@@ -78,7 +78,10 @@ def _row(process: HeldProcess, memory_bytes: int) -> tuple[str, ...]:
 
 def _table(rows: list[tuple[str, ...]], total: str) -> str:
     head = "".join(f'<th style="text-align:left">{heading}</th>' for heading in HEADINGS)
-    lines = ["".join(f'<td style="text-align:left">{html.escape(text)}</td>' for text in texts) for texts in rows]
+    lines = [
+        "".join(f'<td style="text-align:left">{html.escape(text, quote=False)}</td>' for text in texts)
+        for texts in rows
+    ]
     return f"<table><tr>{head}</tr><tr>{'</tr><tr>'.join(lines)}</tr></table>{total}"
 
 
@@ -153,7 +156,7 @@ class _Live(threading.Thread):
 def _line(texts: tuple[str, ...]) -> str:
     cells = zip(texts, (240, 70, 90, 80, 90), strict=True)
     style = "display:inline-block;white-space:nowrap;overflow:hidden;width"
-    return "".join(f'<span style="{style}:{width}px">{html.escape(text)}</span>' for text, width in cells)
+    return "".join(f'<span style="{style}:{width}px">{html.escape(text, quote=False)}</span>' for text, width in cells)
 
 
 def _what_ends(process: HeldProcess) -> str:

@@ -23,11 +23,15 @@ def spinning():
 
 
 @pytest.fixture
-def ready():
-    """Two ranks that stand by."""
-    standby.on(2)
-    wait_until(lambda: len(standby.pids()) == 2)
-    yield standby.pids()
+def stand_by():
+    """Has two ranks stand by. Called in the test: pytest changes the environment before it, and new ones would come."""
+
+    def two():
+        standby.on(2)
+        wait_until(lambda: len(standby.pids()) == 2, LONG_S)
+        return standby.pids()
+
+    yield two
     standby.off()
 
 
@@ -69,7 +73,8 @@ def test_a_run_is_ended_as_a_whole_and_keeps_what_it_returned(spinning):
 
 
 @pytest.mark.spawns
-def test_a_standby_rank_is_ended_alone(ready):
+def test_a_standby_rank_is_ended_alone(stand_by):
+    ready = stand_by()
     held = labkit.processes()
     assert [(one.kind, one.rank, one.pid) for one in held] == [("standby", None, pid) for pid in ready]
     assert "stands by" in repr(held)
@@ -81,15 +86,18 @@ def test_a_standby_rank_is_ended_alone(ready):
 
 
 @pytest.mark.spawns
-def test_one_that_was_killed_from_outside_is_not_listed(ready):
+def test_one_that_was_killed_from_outside_is_not_listed(stand_by):
+    ready = stand_by()
     os.kill(ready[1], signal.SIGKILL)
     wait_until(lambda: not lives(ready[1]))
     assert [one.pid for one in labkit.processes()] == ready[:1]
 
 
 @pytest.mark.spawns
-def test_a_run_and_a_rank_that_stands_by_are_all_ended(ready):
+def test_a_run_and_a_rank_that_stands_by_are_all_ended(stand_by):
+    ready = stand_by()
     run = labkit.launch(workloads.spin, world_size=1, wait=False, live=False)
+    wait_for_step(run, 1)
     held = labkit.processes()
     assert [(one.kind, one.pid) for one in held] == [("run", ready[0]), ("standby", ready[1])]
     for one in held:
