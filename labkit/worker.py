@@ -407,6 +407,7 @@ def do_and_exit(prepare: Callable[[], tuple[Job, Place, Line, Callable[[Job, Pla
     """Do the job that `prepare` gives, with what `do` wants besides, and end the process, as `main` does."""
     code = 1
     try:
+        dynamo.put_off()
         job, place, line, meet = prepare()
         try:
             code = do(job, place, line, meet)

@@ -7,6 +7,9 @@ import sys
 import textwrap
 
 import pytest
+import torch
+
+import labkit
 
 pytestmark = pytest.mark.spawns
 
@@ -97,6 +100,24 @@ def test_a_step_is_compiled_after_others_were_not():
         """
     )
     assert told == "1.5 0.0 [-0.5, -0.5, -0.5] True"
+
+
+def has_compiler(worker):
+    return "torch._dynamo.symbolic_convert" in sys.modules
+
+
+def trains_then_compiles(worker):
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    after_training = has_compiler(worker)
+    doubled = torch.compile(lambda x: 2 * x, backend="eager")(torch.ones(1)).item()
+    return after_training, doubled, has_compiler(worker)
+
+
+def test_a_rank_trains_without_it_and_compiles_with_it():
+    assert labkit.launch(trains_then_compiles, world_size=2, live=False).results == [(False, 2.0, True)] * 2
 
 
 def test_what_is_set_is_set_on_the_real_one():

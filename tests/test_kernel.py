@@ -665,7 +665,7 @@ def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_tab
     notebook.listen_until(lambda: "ended" in cell.html, LONG_S)
     assert all(f"run 'spin', rank {rank}" in cell.html for rank in (0, 1))
     assert not any(WIDGET in data for data in cell.data)
-    assert notebook.value("(run.status, labkit.processes())") == ("stopped", [])
+    assert notebook.value("(run.over.wait(60), run.status, len(labkit.processes()))") == (True, "stopped", 0)
     notebook.listen_until(lambda: not notebook.open_comms)  # nothing of it is saved with the notebook
 
 

@@ -164,7 +164,11 @@ def _want(count: int) -> None:
 
 def _surroundings() -> Any:
     """What a spawned process inherits, and a standby rank would miss if it changed."""
-    return dict(os.environ), os.getcwd(), list(sys.path)
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it has been deleted meanwhile
+        folder = ""
+    return dict(os.environ), folder, list(sys.path)
 
 
 def _is_due() -> bool:
