@@ -272,7 +272,7 @@ class PipeLine(Line):
         """Block until the notebook sends work; give the rank that this process is to be, and its job."""
         try:
             if not self._inbox.poll():
-                _get_warm(self._inbox.poll)
+                _get_warm()
                 self._queue.put(records.Warm())
             rank, job = self._inbox.recv()
         except (EOFError, OSError):
@@ -359,10 +359,8 @@ def _name_no_sockets() -> None:
         )
 
 
-def _get_warm(wanted: Callable[[], bool]) -> None:
-    """Take the first faults of a first step while there is nothing else to do: once `wanted`, that waits no longer."""
-    if wanted():
-        return
+def _get_warm() -> None:
+    """Take the first faults of a first step, while there is nothing else to do."""
     layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     layer(torch.zeros(4, 8)).sum().backward()

@@ -24,9 +24,8 @@ import labkit
 STAGES = {
     "Python": "",
     "import torch": "import torch",
-    "what labkit's rank imports besides": "import labkit.worker, labkit.records",
-    "torch._dynamo, which DDP and optimizers import": "import torch._dynamo",
-    "a first step without a group": "labkit.worker._get_warm(lambda: False)",
+    "what labkit's rank imports besides": "import labkit.worker, labkit.dynamo",
+    "a first step without a group": "labkit.dynamo.put_off(); labkit.worker._get_warm()",
     "gloo, DDP, a step of 10 MB of parameters": """
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
@@ -34,6 +33,7 @@ dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 from tests.benchmarks.memory import step
 step()
 """,
+    "torch._dynamo, which is put off until needed": "torch._dynamo.config",
 }
 """What one process does, one after another."""
 
