@@ -361,9 +361,9 @@ def _name_no_sockets() -> None:
 
 def _get_warm() -> None:
     """Take the first faults of a first step, while there is nothing else to do."""
-    layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-    layer(torch.zeros(4, 8)).sum().backward()
+    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
     optimizer.step()
 
 

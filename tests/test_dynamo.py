@@ -102,6 +102,13 @@ def test_a_step_is_compiled_after_others_were_not():
     assert told == "1.5 0.0 [-0.5, -0.5, -0.5] True"
 
 
+def test_what_a_rank_does_while_it_stands_by_takes_none_of_it():
+    assert (
+        prints("from labkit import worker\nworker._get_warm()\nprint(is_real(), 'sympy' in sys.modules)")
+        == "False False"
+    )
+
+
 def has_compiler(worker):
     return "torch._dynamo.symbolic_convert" in sys.modules
 
