@@ -1,8 +1,8 @@
 """torch._dynamo is imported in a rank when something compiles, not when the first optimizer is made.
 
 The problem. `import torch` leaves torch._dynamo, half of the compiler, alone; but every optimizer and every
-DistributedDataParallel imports it, only to tell a compiler that is not there to keep out. That is 900 modules: most of
-the processor time from `import torch` to a first step, and a fifth of the memory that a rank has for itself.
+DistributedDataParallel imports it, only to tell a compiler that is not there to keep out. That is 900 modules: nearly
+half of the processor time that a rank takes to its first step, and a fifth of the memory that it has for itself.
 
 What does not work. No setting keeps torch from it (TORCHDYNAMO_DISABLE imports all the same). importlib's LazyLoader
 loads at the first attribute, and optimizers ask for one at each step.
