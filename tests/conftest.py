@@ -5,7 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -127,6 +131,21 @@ def nothing_is_left_behind(request):
     assert not left, f"processes left behind: {left}"
     assert not new_ports, f"ports still open: {new_ports}"
     assert not new_files, f"temporary files left: {new_files}"
+
+
+@pytest.fixture
+def busy_cores():
+    """Other programs, none of them ours, that keep every core busy meanwhile."""
+    spin = shlex.join([sys.executable, "-c", "while True: pass"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # The shell ends at once: what it has started is then nobody's child, as another user's program is.
+    started = subprocess.run(
+        ["sh", "-c", f"{spin} >/dev/null 2>&1 & echo $!; " * cores], capture_output=True, check=True
+    )
+    pids = [int(pid) for pid in started.stdout.split()]
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from tests.conftest import command_of, lives
+from tests.conftest import LONG_S, command_of, lives
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -49,9 +49,9 @@ class Cell:
 class Notebook:
     """A kernel and a client that plays the front end."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, watched=False, **environment):
         self._kernel = KernelManager(kernel_name="python3", connection_file=str(folder / "kernel.json"))
-        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "MPLBACKEND": "agg"}
+        environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "MPLBACKEND": "agg", **environment}
         with open(folder / "kernel.log", "w") as log:
             self._kernel.start_kernel(cwd=folder, env=environment, stdout=log, stderr=log)
         self.client = self._kernel.blocking_client()
@@ -64,7 +64,7 @@ class Notebook:
         """What each open comm carries: "FigureWidget", "ButtonModel", …"""
         self.comm_messages = []
         """(what it carries, when it came)"""
-        self.run("import os, time, torch, labkit, labkit.view\nimport torch.distributed as dist")
+        self.run("import os, time, torch, labkit, labkit.view\nimport torch.distributed as dist", watched)
         # This front end answers nothing, so that there is nothing to wait for.
         self.run("labkit.view.CLOSE_AFTER_S = labkit.view.PATIENCE_S = 0")
 
@@ -601,3 +601,75 @@ def test_no_rank_outlives_its_kernel(fresh_notebook, end):
     else:
         notebook.shut_down()
     notebook.wait_until_gone(ranks, deadline_s=5)
+
+
+# Ahead of the first launch
+
+
+def wait_until_true(notebook, expression, watched=True):
+    """Ask the kernel until something is so there; each question is a cell."""
+    deadline = time.monotonic() + LONG_S
+    while notebook.run(f"print({expression})", watched).stdout.strip() != "True":
+        assert time.monotonic() < deadline, f"not within {LONG_S} s: {expression}"
+        time.sleep(0.1)
+
+
+def test_where_a_person_works_ranks_stand_by_for_the_first_launch_and_mind_what_cells_change(tmp_path):
+    notebook = Notebook(tmp_path, watched=True, LABKIT_STANDBY="on")
+    try:
+        notebook.run("def pid(worker): return os.getpid(), os.environ.get('LESSON')", watched=True)
+        wait_until_true(notebook, "len(labkit.standby.pids()) == 2")
+        ready = notebook.value("labkit.standby.pids()")
+        assert not notebook.value("torch.cuda.is_initialized()")
+        notebook.run("run = labkit.launch(pid)", watched=True)
+        assert notebook.value("run.results") == [(pid, None) for pid in ready]
+        wait_until_true(notebook, "len(labkit.standby.pids()) == 2")
+        outdated = notebook.value("labkit.standby.pids()")
+        notebook.run("os.environ['LESSON'] = '6'", watched=True)
+        wait_until_true(notebook, f"len(labkit.standby.pids()) == 2 and labkit.standby.pids() != {outdated}")
+        ready = notebook.value("labkit.standby.pids()")
+        notebook.run("run = labkit.launch(pid)", watched=True)
+        assert notebook.value("run.results") == [(pid, "6") for pid in ready]
+    finally:
+        notebook.close()
+
+
+@pytest.mark.parametrize(("watched", "switch"), [(False, "on"), (True, "off")])
+def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(tmp_path, watched, switch):
+    notebook = Notebook(tmp_path, watched=watched, LABKIT_STANDBY=switch)
+    try:
+        notebook.run("import threading", watched)
+        # What is done ahead has been done by then.
+        wait_until_true(notebook, "'labkit-ahead' not in [t.name for t in threading.enumerate()]", watched)
+        assert notebook.value("(labkit.standby.pids(), labkit.standby._wanted)") == ([], 0)
+        assert notebook.value("'plotly' in __import__('sys').modules")
+    finally:
+        notebook.close()
+
+
+# What labkit holds
+
+
+def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_table(fresh_notebook):
+    notebook = fresh_notebook
+    notebook.run("""
+        def spin(worker):
+            while True:
+                worker.log(loss=0.0)
+    """)
+    notebook.run("run = labkit.launch(spin, wait=False, live=False)\nwhile 'starting' in run.states: time.sleep(0.01)")
+    cell = notebook.run("labkit.processes()", watched=True)
+    assert any(WIDGET in data for data in cell.data)
+    buttons = [comm for comm, what in notebook.open_comms.items() if what == "ButtonModel"]
+    assert len(buttons) == 2
+    notebook.click(buttons[1])
+    notebook.listen_until(lambda: "ended" in cell.html, LONG_S)
+    assert all(f"run 'spin', rank {rank}" in cell.html for rank in (0, 1))
+    assert not any(WIDGET in data for data in cell.data)
+    assert notebook.value("(run.over.wait(60), run.status, len(labkit.processes()))") == (True, "stopped", 0)
+    notebook.listen_until(lambda: not notebook.open_comms)  # nothing of it is saved with the notebook
+
+
+def test_where_nobody_looks_the_processes_are_a_plain_table(notebook):
+    cell = notebook.run("labkit.processes()")
+    assert cell.data == [{"text/html": "labkit holds no process", "text/plain": "labkit holds no process"}]

@@ -51,8 +51,6 @@ def busy(worker):
 
 STAND_BY = """
 from labkit.engines import standby
-standby.psutil.cpu_percent = lambda: 0.0
-standby.IDLE_S = 0.05
 standby.take(0)
 standby.done({count})
 while len(standby.pids()) < {count}:
