@@ -16,8 +16,8 @@ from tests.failures import ROWS, trial
 FAILING_RANK = {2: 1, 3: 0, 4: 2}
 """By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
 
-AFTER_S: list[float] = []
-"""Seconds from each failure to its error."""
+AFTER: list[float] = []
+"""Time from each failure to its error, as a share of what this machine had taken from the launch to the failure."""
 
 
 @pytest.mark.spawns
@@ -25,8 +25,8 @@ AFTER_S: list[float] = []
 @pytest.mark.parametrize("row", ROWS)
 def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_size):
     rank = FAILING_RANK[world_size]
-    error, after_s = trial(row, world_size, rank)
-    AFTER_S.append(after_s)
+    error, after_s, until_s = trial(row, world_size, rank)
+    AFTER.append(after_s / until_s)
     # Of two ranks that meet in different collectives neither is wrong.
     assert error.rank == rank or (row == "other collective" and world_size == 2)
     verdict, run = error.verdict, error.run
@@ -38,7 +38,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
         ["rank", str(other)] for other in range(world_size) if other != error.rank
     ]
     assert not any("\n" in line for line in verdict.others)
-    assert after_s <= 5
+    assert after_s <= 2 * until_s
 
     assert run.status == "failed"
     assert run.error is error
@@ -62,7 +62,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
 def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("SIGKILL", 2, 1)
+    error, *_ = trial("SIGKILL", 2, 1)
     assert error.rank == 1
     assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
@@ -75,7 +75,7 @@ def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypat
 def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("os._exit", 2, 0)
+    error, *_ = trial("os._exit", 2, 0)
     assert str(error).startswith("rank 0 died (exit code 3) and left no traceback")
 
 
@@ -93,6 +93,6 @@ def test_a_failure_before_any_collective_is_named_too():
     assert failure.value.rank == 2
 
 
-def test_errors_come_within_two_seconds():
+def test_errors_come_in_a_fraction_of_the_time_that_ranks_take_to_start():
     """Of all trials above; the median of those that ran, if only some were chosen."""
-    assert statistics.median(AFTER_S or [0.0]) <= 2, sorted(AFTER_S)
+    assert statistics.median(AFTER or [0.0]) <= 0.5, sorted(AFTER)

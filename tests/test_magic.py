@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import rank_processes
 from tests.test_kernel import Notebook, ranks_alive
 
-pytestmark = pytest.mark.spawns
+pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,12 +95,14 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook):
     asked = time.monotonic()
     notebook.interrupt()
     notebook.finish(cell)
-    assert cell.idle_s - asked < 3
     assert cell.error is None
     assert cell.stdout.endswith("stopped: the ranks and their variables are gone\n")
     assert cell.stderr == ""
     assert ranks_alive(notebook) == []
     assert "there are no ranks" in notebook.run("%ranks 1", fails=True).stderr
+    again = time.monotonic()
+    anew = notebook.run("%%ranks 2\n1")
+    assert cell.idle_s - asked < anew.idle_s - again, "sooner than ranks start"
 
 
 def test_a_hang_is_reported_and_the_next_cell_starts_afresh(notebook):
@@ -127,4 +129,4 @@ def test_ranks_end_with_the_kernel(notebook):
     ranks = ranks_alive(notebook)
     assert len(ranks) == 2
     notebook.shut_down()
-    notebook.wait_until_gone(ranks, deadline_s=5)
+    notebook.wait_until_gone(ranks)

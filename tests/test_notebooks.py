@@ -97,7 +97,6 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
 
 
 @pytest.mark.notebook
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
     executed = execute(FOLDER / f"{name}.ipynb", tmp_path)
@@ -120,7 +119,6 @@ def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
 
 
 @pytest.mark.notebook
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
     execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
@@ -243,7 +241,6 @@ And parameters for a quicker run, where there are any.
 
 
 @pytest.mark.notebook
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_lesson_is_red(name, tmp_path):
     import papermill
@@ -260,8 +257,8 @@ def test_a_broken_lesson_is_red(name, tmp_path):
         execute(broken, tmp_path / "out", *parameters)
 
 
+@pytest.mark.cluster
 @pytest.mark.notebook
-@pytest.mark.timeout(600)
 def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
     if why := cluster.missing():
         pytest.skip(why)

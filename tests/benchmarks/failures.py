@@ -51,7 +51,7 @@ def places(world_sizes: list[int]) -> Iterator[tuple[int, int]]:
 def try_once(row: str, world_size: int, rank: int) -> Trial:
     """Make one rank fail and judge what is said."""
     try:
-        error, after_s = trial(row, world_size, rank)
+        error, after_s, _ = trial(row, world_size, rank)
     except Exception as unexpected:
         return Trial(row, world_size, rank, None, False, None, f"{type(unexpected).__name__}: {unexpected}")
     # Of two ranks that meet in different collectives neither is wrong.
