@@ -37,12 +37,11 @@ class Progress:
             self._shown = True
             self._reporter.showfspath = False
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report: pytest.TestReport):
-        """In the place of a dot for each test that passed there is the line."""
-        if self._shown and report.passed and report.when == "call" and not hasattr(report, "wasxfail"):
-            return "passed", "", ""
-        return None
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(self):
+        """In the place of a letter for each test there is the line."""
+        category, letter, word = yield
+        return (category, "", "") if self._shown else (category, letter, word)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
@@ -61,6 +60,7 @@ class Progress:
     def pytest_sessionfinish(self) -> None:
         if self._shown and self._reporter.isatty:
             self._reporter.rewrite("", erase=True)
+        self._shown = False  # the summary has words again
         if self._config.cache and self._took:
             self._config.cache.set(CACHE, self._known | self._took)
 
