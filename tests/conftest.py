@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from tests.cluster import DAEMONS
 from tests.progress import Progress
@@ -31,6 +32,9 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="labkit-tests-")
 atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
+
+# Of this process only. Its networks are tiny, and threads that wait for each other are slow where others compute too.
+torch.set_num_threads(1)
 
 LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""

@@ -5,15 +5,13 @@ Where nobody looks (a log file), a line at every twentieth of the tests. `-v` an
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 CACHE = "labkit/durations"
 """Where the seconds that each test took are kept for the next run, in pytest's cache."""
 
-EVERY_SHARE = 0.05
-"""Where stdout is no terminal, a line comes at this share of the tests."""
+LINES = 20
+"""How many lines there are where stdout is no terminal."""
 
 
 class Progress:
@@ -21,10 +19,11 @@ class Progress:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._known: dict[str, float] = config.cache.get(CACHE, {}) if config.cache else {}
+        self._cache = getattr(config, "cache", None)  # pytest may run without
+        self._known: dict[str, float] = self._cache.get(CACHE, {}) if self._cache else {}
         self._took: dict[str, float] = {}
         self._ids: list[str] = []
-        self._next_share = EVERY_SHARE
+        self._lines = 0
         self._shown = False
 
     @property
@@ -53,16 +52,16 @@ class Progress:
             return
         if self._reporter.isatty:
             self._write(self.line(), stays=False)
-        elif len(self._took) >= self._next_share * len(self._ids):
-            self._next_share = EVERY_SHARE * (1 + math.floor(len(self._took) / len(self._ids) / EVERY_SHARE))
+        elif (due := LINES * len(self._took) // len(self._ids)) > self._lines:
+            self._lines = due
             self._write(self.line(), stays=True)
 
     def pytest_sessionfinish(self) -> None:
         if self._shown and self._reporter.isatty:
             self._reporter.rewrite("", erase=True)
         self._shown = False  # the summary has words again
-        if self._config.cache and self._took:
-            self._config.cache.set(CACHE, self._known | self._took)
+        if self._cache and self._took:
+            self._cache.set(CACHE, self._known | self._took)
 
     def line(self) -> str:
         """Say how many tests are done, and how long the others will take."""
@@ -78,7 +77,7 @@ class Progress:
         again = [name for name in self._took if name in self._known]
         before_s, now_s = sum(self._known[name] for name in again), sum(self._took[name] for name in again)
         pace = now_s / before_s if before_s > 10 else 1.0  # a few seconds tell nothing
-        seen = {**{name: pace * took_s for name, took_s in self._known.items()}, **self._took}
+        seen = {name: pace * self._known[name] for name in self._ids if name in self._known} | self._took
         mean_s = sum(seen.values()) / len(seen) if seen else 0.0
         return sum(seen.get(name, mean_s) for name in self._ids if name not in self._took)
 

@@ -505,8 +505,7 @@ def test_pandas_is_there_in_full_before_any_thread_draws(notebook):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(fresh_notebook, watched):
-    notebook = fresh_notebook
+def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, watched):
     notebook.run(f"""
         def stuck(worker):
             worker.log(loss=1.0)
@@ -532,13 +531,13 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(fresh_notebook
     assert notebook.value("run.results") == [0], "the kernel can launch again"
 
 
-def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(fresh_notebook):
+def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
-    notebook = fresh_notebook
     notebook.run(SPIN)
     notebook.run("""
         from labkit import view
         def slow(run, *options, attach=view.attach):
+            view.attach = attach
             while "starting" in run.states:
                 time.sleep(0.01)
             print("ranks run, no view yet", flush=True)
@@ -554,12 +553,12 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(fresh_noteboo
     assert notebook.value("run.status") == "stopped"
 
 
-def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(fresh_notebook):
-    notebook = fresh_notebook
+def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(notebook):
     notebook.run(SPIN)
     notebook.run("""
         from labkit.engines import processes
         def slow(count, spawn=processes._spawn):
+            processes._spawn = spawn
             print("no process yet", flush=True)
             time.sleep(0.5)
             return spawn(count)
