@@ -345,7 +345,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook, tmp_pa
     (tmp_path / "drawn").touch()  # the ranks go on until then
     notebook.finish(cell)
     summary, chart = cell.data
-    assert "train: finished · 2 ranks · step 1,000,000" in summary["text/html"]
+    assert "train: finished · 2 ranks · step 1000000" in summary["text/html"]
     assert "<pre>hello from 1</pre>" in summary["text/html"]
     assert set(chart) == {PLOTLY, "image/png", "text/plain"}
     assert sum(WIDGET in data for data in notebook.ever_shown) == 1
