@@ -11,7 +11,9 @@ import pytest
 import labkit
 from labkit.run import IDLE_S, USAGE_EVERY_S, Run
 from tests import workloads
-from tests.conftest import LONG_S, lives, start_of, wait_until
+from tests.conftest import lives, start_of, wait_until
+
+pytestmark = pytest.mark.spawns
 
 
 def line_of(text):
@@ -49,7 +51,6 @@ def stacks_when(run, words):
 # A time limit
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("how", ASTRAY)
 def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
     with pytest.raises(labkit.WorkerFailed) as failure:
@@ -68,13 +69,11 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
     assert error.run.history["rank"].tolist() == [0, 1, 2], "what was logged is kept"
 
 
-@pytest.mark.spawns
 def test_the_time_to_start_does_not_count():
     start_s = start_of(labkit.launch(workloads.log_once, live=False))
     assert labkit.launch(workloads.log_once, timeout_s=start_s / 4, live=False).results == [0, 1]
 
 
-@pytest.mark.spawns
 def test_a_run_that_logs_now_and_then_is_not_ended():
     def train(worker):
         for step in range(8):
@@ -88,7 +87,6 @@ def test_a_run_that_logs_now_and_then_is_not_ended():
 # While it goes on
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("how", ["sleeps", "holds the lock"])
 def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     run = launched(workloads.go_astray, how, world_size=3)
@@ -100,7 +98,7 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     pids = list(run._engine.pids)
     asked = time.monotonic()
     assert run.stop().status == "stopped"
-    assert time.monotonic() - asked < start_of(run), "sooner than ranks start"
+    assert time.monotonic() - asked < 3
     assert not any(map(lives, pids))
     assert len(run.history) == 3
     again = run.stacks()
@@ -108,7 +106,6 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     assert again.odd == []
 
 
-@pytest.mark.spawns
 def test_asking_again_and_again_does_not_disturb_a_run():
     run = launched(workloads.spin)
     for _ in range(10):
@@ -123,7 +120,6 @@ def test_asking_again_and_again_does_not_disturb_a_run():
     assert run.stacks().in_words == "ranks 0 and 1 have returned"
 
 
-@pytest.mark.spawns
 def test_a_run_that_is_starting_says_so():
     run = labkit.launch(workloads.spin, wait=False, live=False)
     assert run.stacks().in_words in ("ranks 0 and 1 are still starting", "ranks 0 and 1 did not answer")
@@ -133,13 +129,12 @@ def test_a_run_that_is_starting_says_so():
 # Stop
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("time_of_three", range(3))
-def test_a_run_that_logs_stops_at_once_and_keeps_what_it_returns(time_of_three):
+def test_a_run_that_logs_stops_within_a_second_and_keeps_what_it_returns(time_of_three):
     run = launched(workloads.spin, logged=20 * (1 + time_of_three))
     asked = time.monotonic()
     run.stop()
-    assert time.monotonic() - asked < start_of(run) / 2, "in less than half the time that ranks take to start"
+    assert time.monotonic() - asked < 1
     assert run.status == "stopped"
     assert run.results[0] == run.results[1] > 0, "both have taken equally many steps"
     # Each logs once more than it counts: the call that said "stop".
@@ -148,30 +143,26 @@ def test_a_run_that_logs_stops_at_once_and_keeps_what_it_returns(time_of_three):
     assert steps.count().tolist() == [steps_taken + 1 for steps_taken in run.results], "complete"
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("how", ["holds the lock", "waits elsewhere"])
-def test_a_run_that_got_stuck_just_now_stops_sooner_than_ranks_start(how):
+def test_a_run_that_got_stuck_just_now_stops_within_three_seconds(how):
     run = launched(workloads.go_astray, how)
     asked = time.monotonic()
     run.stop()
-    assert time.monotonic() - asked < start_of(run)
+    assert time.monotonic() - asked < 3
     assert run.status == "stopped"
     assert run.states == ["ended", "ended"]
     assert len(run.history) == 2
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize(
-    ("seconds", "grace_s", "kept"), [(4, 1e6, [0, 1]), (1e6, None, [None, None])], ids=["patience", "no word of it"]
+    ("seconds", "grace_s", "kept"), [(4, 60, [0, 1]), (60, None, [None, None])], ids=["patience", "no word of it"]
 )
 def test_idle_ranks_are_ended_soon_unless_they_are_given_time(seconds, grace_s, kept):
     run = launched(workloads.sleep_and_return, seconds)
-    run._engine.stop_grace_s = 1e6  # what ranks are given that are not idle: nothing else ends those that sleep
-    run.ask_to_stop(grace_s)
-    try:
-        assert run.over.wait(LONG_S), "idle, and not ended"
-    finally:
-        run._engine.kill()
+    run._engine.stop_grace_s = 60  # what ranks are given that are not idle
+    asked = time.monotonic()
+    run.stop(grace_s)
+    assert time.monotonic() - asked < 30
     assert run.status == "stopped"
     assert run.results == kept
 
