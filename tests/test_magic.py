@@ -95,14 +95,12 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook):
     asked = time.monotonic()
     notebook.interrupt()
     notebook.finish(cell)
+    assert cell.idle_s - asked < notebook.started_s, "sooner than a kernel starts"
     assert cell.error is None
     assert cell.stdout.endswith("stopped: the ranks and their variables are gone\n")
     assert cell.stderr == ""
     assert ranks_alive(notebook) == []
     assert "there are no ranks" in notebook.run("%ranks 1", fails=True).stderr
-    again = time.monotonic()
-    anew = notebook.run("%%ranks 2\n1")
-    assert cell.idle_s - asked < anew.idle_s - again, "sooner than ranks start"
 
 
 def test_a_hang_is_reported_and_the_next_cell_starts_afresh(notebook):

@@ -18,6 +18,8 @@ from labkit.engines import standby
 from labkit.engines.processes import RankProcess
 from tests.conftest import LONG_S, wait_until
 
+pytestmark = pytest.mark.spawns
+
 UNTIL = "while not __import__('os').path.exists('{path}'): __import__('time').sleep(0.05)"
 """Code for the ranks: wait until the test has made a file."""
 
@@ -46,7 +48,6 @@ def test_the_last_expression_is_what_is_shown(code, last):
     assert (value is None) == (last is None)
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("code", ["x = (", "return 1", "await x"])
 def test_a_syntax_error_is_raised_here_and_nothing_is_sent(ranks, code):
     with pytest.raises(SyntaxError):
@@ -60,7 +61,6 @@ def test_a_syntax_error_is_raised_here_and_nothing_is_sent(ranks, code):
 # Going on
 
 
-@pytest.mark.spawns
 def test_variables_stay_and_collectives_work(ranks):
     ranks.run("x = torch.arange(3.) + rank")
     ranks.run("import math\ndist.all_reduce(x)")
@@ -70,7 +70,6 @@ def test_variables_stay_and_collectives_work(ranks):
     assert ranks.values("(worker.rank, rank, world_size, math.pi > 3)") == [(0, 0, 2, True), (1, 1, 2, True)]
 
 
-@pytest.mark.spawns
 def test_some_ranks_only(ranks, capsys):
     ranks.run("y = 'all'\ny")
     ranks.run("y = 'one'\ny", only=[1])
@@ -80,7 +79,6 @@ def test_some_ranks_only(ranks, capsys):
         ranks.run("y", only=[2])
 
 
-@pytest.mark.spawns
 def test_what_ranks_print_is_shown_whole_and_in_order_before_the_value(ranks, capsys):
     ranks.run("""
 import os, sys
@@ -101,7 +99,6 @@ torch.zeros(2, 2)
     assert len(lines) == 2 * 3005
 
 
-@pytest.mark.spawns
 def test_output_comes_while_the_code_runs(ranks, monkeypatch, tmp_path):
     shown, seen = [], tmp_path / "seen"
 
@@ -115,7 +112,6 @@ def test_output_comes_while_the_code_runs(ranks, monkeypatch, tmp_path):
     assert sorted(shown) == ["[rank 0] early", "[rank 1] early"]
 
 
-@pytest.mark.spawns
 def test_variables_and_functions_are_sent_by_value(ranks):
     factor = 3
 
@@ -128,26 +124,22 @@ def test_variables_and_functions_are_sent_by_value(ranks):
         ranks.run("1", send={"lock": threading.Lock()})
 
 
-@pytest.mark.spawns
 def test_a_class_of_one_cell_can_be_sent_from_rank_to_rank(ranks):
     ranks.run("class Here:\n    pass")
     ranks.run("there = [None, None]\ndist.all_gather_object(there, Here())")
     assert ranks.values("all(type(each) is Here for each in there)") == [True, True]
 
 
-@pytest.mark.spawns
 def test_a_value_that_cannot_be_sent_says_so(ranks):
     with pytest.raises(labkit.WorkerFailed, match="the expression gives a generator that cannot be sent"):
         ranks.values("(n for n in range(3))")
 
 
-@pytest.mark.spawns
 def test_a_long_value_is_cut(ranks, capsys):
     ranks.run("'x' * 100_000", only=[0])
     assert capsys.readouterr().out.endswith("x … 80,002 characters left out\n")
 
 
-@pytest.mark.spawns
 def test_waiting_costs_no_processor_time(ranks):
     ranks.run("1")
     processes = [psutil.Process(pid) for pid in ranks.values("__import__('os').getpid()")]
@@ -156,7 +148,6 @@ def test_waiting_costs_no_processor_time(ranks):
     assert all(sum(p.cpu_times()[:2]) - b <= 0.03 for p, b in zip(processes, before, strict=True))
 
 
-@pytest.mark.spawns
 def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, tmp_path):
     ranks.run("1")
     assert standby._runs == 0
@@ -174,7 +165,6 @@ def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, 
     assert (seen, standby._runs) == ([1], 0)
 
 
-@pytest.mark.spawns
 def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(session, "HINT_AFTER_S", 0.3)
     shown, seen = [], tmp_path / "seen"
@@ -193,7 +183,6 @@ def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch
 # Failing
 
 
-@pytest.mark.spawns
 def test_a_failure_names_rank_and_line_and_the_variables_live_on(ranks):
     ranks.run("kept = rank")
     failure = failure_of(ranks, "\nif rank == 1:\n    raise ValueError('bad batch')")
@@ -206,7 +195,6 @@ def test_a_failure_names_rank_and_line_and_the_variables_live_on(ranks):
     assert ranks.values("kept") == [0, 1]
 
 
-@pytest.mark.spawns
 def test_a_failure_on_every_rank_is_told_once(ranks):
     failure = failure_of(ranks, "missing")
     assert failure.verdict.headline.endswith("failed: NameError: name 'missing' is not defined")
@@ -214,7 +202,6 @@ def test_a_failure_on_every_rank_is_told_once(ranks):
     assert not ranks.over
 
 
-@pytest.mark.spawns
 def test_an_exit_in_the_code_is_a_failure_like_any_other(ranks):
     assert "SystemExit: 3" in str(failure_of(ranks, "raise SystemExit(3)", only=[0]))
     assert not ranks.over
@@ -243,7 +230,6 @@ ENDINGS = {
 }
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_session_that_cannot_go_on_ends_and_says_why(ending):
     code, options, headline, other = ENDINGS[ending]
@@ -259,7 +245,6 @@ def test_a_session_that_cannot_go_on_ends_and_says_why(ending):
             ranks.run("1")
 
 
-@pytest.mark.spawns
 def test_a_rank_that_dies_while_nothing_runs_is_told_at_the_next_use():
     with labkit.Session(2) as ranks:
         os.kill(ranks.values("__import__('os').getpid()")[1], signal.SIGKILL)
@@ -267,7 +252,6 @@ def test_a_rank_that_dies_while_nothing_runs_is_told_at_the_next_use():
         assert failure_of(ranks, "1").verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
 def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_waited_for_it(how, tmp_path):
     others = tmp_path / "the others are there"
@@ -281,7 +265,6 @@ def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_
         assert failure.verdict.others[-1] == "so the ranks and their variables are gone"
 
 
-@pytest.mark.spawns
 def test_a_hang_is_told_as_one_though_a_rank_fails_while_the_others_are_ended(monkeypatch):
     kill = RankProcess.kill
 
