@@ -107,7 +107,7 @@ class _Live(threading.Thread):
         for process, texts in zip(found, self._texts, strict=True):
             button = widgets.Button(description="▪", tooltip=_what_ends(process), layout=widgets.Layout(width="34px"))
             button.on_click(lambda _, process=process: self._clicked(process))
-            view._answer_while_the_cell_runs(button)
+            view.answer_while_the_cell_runs(button)
             row = widgets.HTML(_line(texts))
             self._buttons.append(button)
             self._rows.append(row)

@@ -281,7 +281,7 @@ def test_a_number_of_ranks_that_is_none_is_refused(world_size):
 
 @pytest.mark.spawns
 def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
-    monkeypatch.setattr(standby, "KEEP_S", 0.5)
+    monkeypatch.setattr(standby, "KEEP_S", 2.0)
     ready = stand_by(1)
     wait_until(lambda: standby.pids() == [])
     assert not any(map(lives, ready))
