@@ -394,6 +394,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     base = {"__init__.py", "LICENSE", "packing.py", "records.py", "worker.py", "script.py"}
+    base |= {"dynamo.py", "isolation.py", "process_group.py", "waiting.py"}
     engines = {f"engines/{name}.py" for name in ("__init__", "birth", "folder", "remote")}
     assert carried == base | engines | {"models.py", "datasets.py", "data/digits.npz", "data/README.md"}
     for name in carried - {"LICENSE", "data/digits.npz"}:

@@ -49,12 +49,14 @@ def test_what_the_notebook_computes_is_work():
     assert wanted_meanwhile(lambda: work(0.3)) >= 0.3
 
 
+@pytest.mark.spawns
 def test_what_another_of_its_threads_computes_is_work():
     going = []
     assert wanted_meanwhile(lambda: going.append(work_in_a_thread())) >= 0.2
     going[0].join()
 
 
+@pytest.mark.spawns
 def test_what_a_child_computes_is_work_unless_it_is_left_out(busy_child):
     def wanted_by_it():
         return idle.wanted_s().get(busy_child.pid, 0.0)
@@ -63,6 +65,7 @@ def test_what_a_child_computes_is_work_unless_it_is_left_out(busy_child):
     assert busy_child.pid not in idle.wanted_s(apart_from=[busy_child.pid])
 
 
+@pytest.mark.spawns
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say how long a thread waits")
 def test_work_that_waits_for_a_core_is_work(busy_cores):
     """Over the time it takes, this thread wants all of a core, however little of it others leave."""
@@ -71,6 +74,7 @@ def test_work_that_waits_for_a_core_is_work(busy_cores):
     assert wanted > 0.8 * (time.monotonic() - began)
 
 
+@pytest.mark.spawns
 def test_a_notebook_that_sleeps_is_idle_whatever_others_do(busy_cores):
     asked = []
     waiter = threading.Thread(target=lambda: asked.append(idle.wait()))
