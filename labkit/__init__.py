@@ -110,12 +110,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext labkit`: give the notebook the cell magic `%%ranks`."""
-    importlib.import_module("labkit.magic").load(shell)
+    importlib.import_module("labkit.session.magic").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext labkit`: end the ranks, and take the magic away."""
-    importlib.import_module("labkit.magic").unload(shell)
+    importlib.import_module("labkit.session.magic").unload(shell)
 
 
 def _import_ahead() -> None:

@@ -51,13 +51,14 @@ def launch(
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
-        on: where, if not on this machine by `mp.spawn`: `labkit.Slurm(…)` or `labkit.Torchrun(…)`, which also say how
-            many ranks there are.
+        on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Torchrun(…)`, which also say how
+            many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller `world_size` takes
+            the first.
         kwargs: passed on to `fn`.
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
-        RuntimeError: SLURM did not take the job.
+        RuntimeError: SLURM did not take the job, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
 
     An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped". Running a cell again
@@ -68,16 +69,21 @@ def launch(
     """
     own = {"world_size": world_size, "backend": backend, "seed": seed, "name": name, "on": on}
     _check_call(fn, args, kwargs, own)
-    gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
-    world_size = _check_world_size(world_size, gpus or 0) if on is None else _ranks_on(on, world_size)
-    backend = _check_backend(backend, world_size, gpus)
+    is_here = on is None or getattr(on, "is_here", False)
+    gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
+    if on is None:
+        world_size = check_world_size(world_size, gpus or 0)
+    else:
+        on = _ranks_on(on, world_size)
+        world_size = on.world_size
+    backend = check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live)
     job = Job(
         function=pack_call(fn, args, kwargs),
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
-        threads=max(1, cores() // world_size) if on is None else None,
+        threads=max(1, cores() // world_size) if is_here else None,
         seed=seed,
         port=0,  # the engine's to fill in
         start_s=time.time(),
@@ -186,16 +192,21 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
-def _ranks_on(on: Any, world_size: Any) -> int:
+def _ranks_on(on: Any, world_size: Any) -> Launcher:
+    """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
-        raise TypeError(f"on is labkit.Slurm(…) or labkit.Torchrun(…), got {on!r:.80}")
-    count: int = on.world_size
-    if world_size not in (None, count):
-        raise ValueError(f"{on!r} has {count} ranks, but world_size={world_size!r}; leave world_size away")
-    return count
+        raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")
+    if world_size is not None and hasattr(on, "first"):
+        found: Launcher = on.first(check_world_size(world_size, 0))
+        return found
+    if world_size not in (None, on.world_size):
+        raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
+    checked: Launcher = on
+    return checked
 
 
-def _check_world_size(world_size: Any, gpus: int) -> int:
+def check_world_size(world_size: Any, gpus: int) -> int:
+    """Return the number of ranks, by default one per GPU, or 2. Raises TypeError or ValueError for what is none."""
     if world_size is None:
         return gpus or 2
     if isinstance(world_size, bool) or not isinstance(world_size, int):
@@ -205,7 +216,8 @@ def _check_world_size(world_size: Any, gpus: int) -> int:
     return world_size
 
 
-def _check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
+def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
+    """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
     if backend is None:
         if gpus is None:
             return None  # the ranks will find out what GPUs they have

@@ -80,16 +80,17 @@ class Failure(NamedTuple):
     """(file, line, function) of the traceback, most recent first."""
 
 
-class Answer(NamedTuple):
-    """What came of a cell that a session sent to this rank."""
+class Ready(NamedTuple):
+    """The process has imported what a job needs, and waits for one."""
+
+    rank: int = -1
+    """It has none yet."""
+
+
+class Absent(NamedTuple):
+    """The rank has no part in what the others do: a cell for some of a session's ranks."""
 
     rank: int
-    shown: str = ""
-    """The value of the cell's last expression, as text; "" if there is none."""
-    blob: bytes = b""
-    """That value pickled by value, where it was asked for."""
-    failure: Failure | None = None
-    """Why the cell failed, with the seconds since it was sent."""
 
 
 class Memory(NamedTuple):
@@ -110,7 +111,7 @@ class Stack(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """The rank's process is gone. The last record of a rank."""
+    """The rank's process is gone or, on reserved ranks, has done its part. The last record of a rank."""
 
     rank: int
     code: int
@@ -163,7 +164,8 @@ Record = (
     | Result
     | Stopped
     | Failure
-    | Answer
+    | Ready
+    | Absent
     | Memory
     | Stack
     | Exit

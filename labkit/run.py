@@ -7,9 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -35,9 +33,6 @@ IDLE_GRACE_S = 0.5
 
 IDLE_SHARE = 0.05
 """A run is idle when its ranks together use less than this share of a core."""
-
-FAILURE_GRACE_S = 0.4
-"""How long the other ranks may still report after the first has failed. Reports of victims make the verdict clearer."""
 
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
@@ -91,7 +86,14 @@ class Run:
     Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
     """
 
-    def __init__(self, engine: Engine, world_size: int, name: str, timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        world_size: int,
+        name: str,
+        timeout_s: float | None = None,
+        when_returned: str = "has returned",
+    ) -> None:
         self.name = name
         """What the run is called in charts and tables."""
         self.world_size = world_size
@@ -120,9 +122,9 @@ class Run:
         self._exits_s = [float("inf")] * world_size
         self._out_of_memory = [False] * world_size
         self._unseen = [False] * world_size
-        self.answers: SimpleQueue[records.Answer] = SimpleQueue()
-        """What ranks answer to what they were told. For one reader, a session."""
-        self._aside: dict[int, str] = {}
+        self._absent: set[int] = set()
+        self._when_returned = when_returned
+        """What is said of a rank that has done its part."""
         self._cells: dict[str, Cell] = {}
         self._stack_texts: dict[int, str] = {}
         self._stacks_asked: list[int] = []
@@ -166,6 +168,18 @@ class Run:
         """What the function returned, by rank; None for a rank that has not returned."""
         with self._lock:
             return list(self._results)
+
+    @property
+    def returned(self) -> list[bool]:
+        """Whether the function has returned, by rank."""
+        with self._lock:
+            return list(self._returned)
+
+    @property
+    def failures(self) -> list[records.Failure | None]:
+        """What each rank reported of its failure, by rank; None for a rank that has reported none."""
+        with self._lock:
+            return list(self._failures)
 
     @property
     def output(self) -> list[str]:
@@ -252,6 +266,10 @@ class Run:
             else:
                 self._engine.ask_to_stop()
 
+    def kill(self) -> None:
+        """End the ranks now, without asking them, and without waiting until they have ended."""
+        self._engine.kill()
+
     def stacks(self) -> Stacks:
         """Say where every rank stands: its Python stack, the reader's own line first, also in native code.
 
@@ -264,20 +282,6 @@ class Run:
             time.sleep(0.005)
         with self._lock:
             return self._standings()
-
-    def tell(self, ranks: Sequence[int], word: Any, cells: dict[str, Cell], timeout_s: float | None = None) -> None:
-        """Send something to the function on these ranks, which is waiting for it; each gives one of `answers`.
-
-        `cells` are new cells of the notebook. With `timeout_s` the run ends, as one that hangs, if the ranks neither
-        log nor answer for so many seconds.
-        """
-        with self._lock:
-            self._cells.update(cells)
-            self._aside = {rank: "has no part in the cell" for rank in range(self.world_size) if rank not in ranks}
-            self._timeout_s, self._hang_asked_s, self._last_progress_s = timeout_s, None, time.monotonic()
-        self._engine.rest(False)
-        for rank in ranks:
-            self._engine.tell(rank, word)
 
     def figure(self) -> Chart:
         """Give the chart of what was logged: a curve per rank and their mean, a panel per name."""
@@ -339,8 +343,9 @@ class Run:
             self._states[rank] = "stopped"
         elif isinstance(record, records.Failure):
             self._take_failure(record)
-        elif isinstance(record, records.Answer):
-            self._take_answer(record)
+        elif isinstance(record, records.Absent):
+            self._absent.add(rank)
+            self._states[rank], self._exit_codes[rank] = "idle", 0
         elif isinstance(record, records.Memory):
             self.peak_bytes[rank], self.peak_device_bytes[rank] = record.peak_bytes, record.peak_device_bytes
         elif isinstance(record, records.Stack):
@@ -394,17 +399,6 @@ class Run:
         if all(self._returned):
             self._kill_at_s = min(self._kill_at_s, time.monotonic() + RETURN_GRACE_S)
 
-    def _take_answer(self, answer: records.Answer) -> None:
-        if self._hang is not None:
-            return  # given while the ranks are being ended: a consequence
-        self._last_progress_s = time.monotonic()
-        self._output[answer.rank].end()
-        self._aside[answer.rank] = "has failed in the cell" if answer.failure else "has run the cell to its end"
-        if len(self._aside) == self.world_size:
-            self._timeout_s = None
-            self._engine.rest(True)
-        self.answers.put(answer)
-
     def _take_failure(self, failure: records.Failure) -> None:
         self._failures[failure.rank] = failure
         self._states[failure.rank] = "failed"
@@ -423,8 +417,7 @@ class Run:
     def _rank_failed(self) -> None:
         # A rank that fails after the run was asked to stop is a consequence of stopping.
         self._failed = self._failed or not self._stop_asked
-        if not self._engine.minds_failures:
-            self._kill_at_s = min(self._kill_at_s, time.monotonic() + FAILURE_GRACE_S)
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._engine.failure_grace_s)
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
@@ -466,7 +459,7 @@ class Run:
             self._hang_asked_s = now
             self._ask_for_stacks()
         elif self._hang is None and (self._stacks_have_come() or now - self._hang_asked_s > STACKS_S):
-            silent = [rank for rank in range(self.world_size) if not self._returned[rank]]
+            silent = [rank for rank in range(self.world_size) if not self._returned[rank] and rank not in self._absent]
             first = min(silent, key=lambda rank: self.recorded.progress(rank).time_s)
             assert self._timeout_s is not None
             self._hang = judge_hang(self._standings(), self._timeout_s, first)
@@ -485,12 +478,12 @@ class Run:
         found = Stacks()
         for rank, state in enumerate(self._states):
             frames = parse(self._stack_texts.get(rank, ""))
-            if self._returned[rank]:
-                frames, note = [], "has returned"
+            if rank in self._absent:
+                frames, note = [], "has no part in the cell"
+            elif self._returned[rank]:
+                frames, note = [], self._when_returned
             elif self._exit_codes[rank] is not None or state == "failed":
                 frames, note = [], f"has ended ({state})"
-            elif rank in self._aside:
-                frames, note = [], self._aside[rank]
             else:
                 note = "is still starting" if state in ("queued", "starting") else "did not answer"
             found.append(Standing(rank, frames, self._cells, note))
@@ -543,6 +536,11 @@ class Run:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
+
+
+def run_of(engine: Engine) -> Run | None:
+    """Return the run that this engine carries, if it is not over."""
+    return next((run for run in list(_live) if run._engine is engine), None)
 
 
 @atexit.register

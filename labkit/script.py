@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import records
-from labkit.worker import Job, Line, Place, do_and_exit
+from labkit.worker import Job, Line, Part, Place, do_and_exit
 
 SAY_EVERY_S = 5.0
 """Time between two lines of rank 0 on what was logged."""
@@ -43,7 +43,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
     """
     chosen, seed, threads = options(function, arguments, seed).parse(sys.argv[1:])
 
-    def prepare() -> tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]:
+    def prepare() -> Callable[[], Part | None]:
         faulthandler.enable()
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
@@ -61,7 +61,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             environment={},
             cells={},
         )
-        return job, place, line, lambda job, place: line.meet()
+        return lambda: Part(job, place, line, lambda job, place: line.meet())
 
     do_and_exit(prepare)
 

@@ -48,6 +48,7 @@ SAVED_CHARACTERS = 40_000
 STATE_COLORS = {
     "queued": "#CCBB44",
     "starting": "#9A9A9A",
+    "idle": "#9A9A9A",
     "running": "#0072B2",
     "finished": "#009E73",
     "failed": "#D55E00",
@@ -194,7 +195,8 @@ class _Lines(threading.Thread):
             print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
-                print(f"{self._run.name}: {notice}", flush=True)
+                if notice:
+                    print(f"{self._run.name}: {notice}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(_line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
@@ -334,7 +336,7 @@ class _Live(threading.Thread):
         self._top = widgets.HBox([self._button, self._head])
         self._box = widgets.VBox([self._top, self._states, self._tabs])
         for widget in (self._button, self._tabs):
-            _answer_while_the_cell_runs(widget)
+            answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
         self._answered = threading.Event()
@@ -394,7 +396,7 @@ class _Live(threading.Thread):
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
-        _answer_while_the_cell_runs(self._figure)
+        answer_while_the_cell_runs(self._figure)
         self._box.children = [self._top, self._states, self._figure, self._tabs]
         if old is not None:
             _close(old)
@@ -448,7 +450,7 @@ def _close(widget: Any) -> None:
             part.close()
 
 
-def _answer_while_the_cell_runs(widget: Any) -> None:
+def answer_while_the_cell_runs(widget: Any) -> None:
     """Let a widget's messages be handled by a kernel subshell, so that a button works while its own cell runs.
 
     JupyterLab sends widgets' messages to a subshell (JEP 91, https://jupyter.org/enhancement-proposals), but

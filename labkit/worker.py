@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import linecache
 import multiprocessing
 import multiprocessing.connection
@@ -22,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from queue import SimpleQueue as Words
+from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import cloudpickle
@@ -30,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from labkit import records
+from labkit import isolation, process_group, records
 from labkit.packing import pack_result
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
 STOP_PATIENCE_S = 0.5
 """How long a rank that was asked to stop waits for the others to agree on a common last step."""
 
-LEAVE_TOGETHER_S = 0.25
-"""How long a rank that has returned waits for the others to return before it leaves the process group."""
-
 STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Makes a rank write its stacks, where the system has such a signal."""
+
+OWN_FILES = {__file__}
+"""Those whose code calls the reader's; a traceback begins below them."""
 
 TRACEBACK_CHARACTERS = 50_000
 """A longer traceback loses its middle."""
@@ -93,6 +94,12 @@ class Job(NamedTuple):
     environment: dict[str, str]
     cells: dict[str, Cell]
     """The notebook's cells by the file names that tracebacks know them by."""
+    reserved: bool = False
+    """Whether the process stays when the job is done, for another one."""
+    group: int | None = None
+    """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
+    surroundings: isolation.Surroundings | None = None
+    """On reserved ranks of this machine: those of the notebook now; None leaves the process's own."""
 
 
 class Place(NamedTuple):
@@ -109,7 +116,8 @@ class Ends(NamedTuple):
     """One rank's ends of its channels to the notebook."""
 
     inbox: Connection
-    """Receives (rank, `Job`), then "stop" or what a session asks. Its closing means that the notebook is gone."""
+    """Receives (rank, `Job`), then perhaps "stop"; on reserved ranks over and over, and at last "leave". Its closing
+    means that the notebook is gone."""
     queue: SimpleQueue[Any]
     """Carries `records` to the notebook."""
     output: Connection
@@ -234,7 +242,7 @@ class Worker:
 
 
 class Line:
-    """A rank's line to the notebook: takes records there and knows what the notebook has said."""
+    """A rank's line to the notebook during one job: takes records there and knows what the notebook has said."""
 
     def __init__(self) -> None:
         self.stop_asked_s: float | None = None
@@ -243,61 +251,84 @@ class Line:
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
-        self.words: Words[Any] = Words()
-        """All that the notebook says after the job; for a function that waits for it, a session's."""
 
     def send(self, record: records.Record) -> None:
         """Take one record to the notebook."""
         raise NotImplementedError
 
-    def hear(self, word: Any) -> None:
+    def hear(self, word: str) -> None:
         """Take what the notebook says."""
         if word == "stop":
             self.stop_asked_s = time.monotonic()
-        self.words.put(word)
+
+    def end(self, record: records.Exit) -> None:
+        """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""
+        raise NotImplementedError
 
 
 class PipeLine(Line):
-    """The line of a rank that the notebook's process started. The process ends if the notebook is gone."""
+    """The line of a rank that the notebook's process started."""
 
-    def __init__(self, ends: Ends) -> None:
+    def __init__(self, queue: SimpleQueue[Any]) -> None:
         super().__init__()
-        self._inbox, self._queue = ends.inbox, ends.queue
+        self._queue = queue
+        self._is_over = False
 
     def send(self, record: records.Record) -> None:
-        """Put one record on the queue."""
+        """Put one record on the queue. What a thread sends that outlives its job is dropped: it is no other job's."""
+        if not self._is_over:
+            self._queue.put(record)
+
+    def end(self, record: records.Exit) -> None:
+        """Put the last one."""
+        self._is_over = True
         self._queue.put(record)
 
-    def receive_job(self) -> tuple[int, Job]:
-        """Block until the notebook sends work; give the rank that this process is to be, and its job."""
-        try:
-            if not self._inbox.poll():
-                _get_warm()
-            rank, job = self._inbox.recv()
-        except (EOFError, OSError):
-            os._exit(1)
-        threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
-        return rank, job
+
+class Inbox:
+    """Where a process that the notebook started finds its jobs. The process ends if the notebook is gone."""
+
+    def __init__(self, ends: Ends) -> None:
+        self._ends = ends
+        self._parts: JobQueue[Part | None] = JobQueue()
+        threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
+
+    def next_part(self) -> Part | None:
+        """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
+        return self._parts.get()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no work has come."""
+        return self._parts.empty()
 
     def _listen(self) -> None:
+        line: PipeLine | None = None
         while True:
             try:
-                word = self._inbox.recv()
+                word = self._ends.inbox.recv()
             except (EOFError, OSError):
                 end_children()
                 os._exit(1)  # the notebook is gone: nobody is left to report to
-            self.hear(word)
+            if word == "leave":
+                self._parts.put(None)
+            elif isinstance(word, tuple):
+                rank, job = word
+                line = PipeLine(self._ends.queue)  # what is said from now on is of this job, and not of the last
+                place = Place(rank, rank, job.world_size, job.world_size)
+                self._parts.put(Part(job, place, line, _meet_in_the_notebook))
+            elif line is not None:
+                line.hear(word)
 
 
 def main(index: int, all_ends: list[Ends]) -> None:
-    """Run one job, report, and end the process. What `torch.multiprocessing.spawn` calls.
+    """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
     `index` says which of the ends are this process's; its rank comes with the job.
     """
     ends = all_ends[index]
     hear_signals(ends.stacks.fileno())
-    line = PipeLine(ends)
-    code, rank = 1, None
+    code = 1
     try:
         for other in all_ends:
             if other is not ends:
@@ -307,12 +338,11 @@ def main(index: int, all_ends: list[Ends]) -> None:
         multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         _name_no_sockets()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
-        rank, job = line.receive_job()
-        code = do(job, Place(rank, rank, job.world_size, job.world_size), line, _meet_in_the_notebook)
-    except BaseException as error:
-        # A signal handler, that of a DataLoader whose process died, say, raised while `do` was reporting.
-        if rank is not None:
-            report(error, rank, job, line)
+        inbox = Inbox(ends)
+        if inbox.is_empty:
+            _get_warm()
+        ends.queue.put(records.Ready())
+        code = do_jobs(inbox.next_part)
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
@@ -367,16 +397,63 @@ def _get_warm() -> None:
     optimizer.step()
 
 
+class Part(NamedTuple):
+    """One rank's part in one job."""
+
+    job: Job
+    place: Place
+    line: Line
+    meet: Callable[[Job, Place], dist.Store]
+    """Returns the store through which the ranks meet."""
+
+
+def do_jobs(next_part: Callable[[], Part | None]) -> int:
+    """Do one job after another until there is none left, or one after which the process is to end.
+
+    Return the exit code of the last. On reserved ranks each job is told its end by its line, and the process is then
+    as good as new: a launched function begins in the state in which the process was before its first job.
+    """
+    fresh: isolation.State | None = None
+    while (part := next_part()) is not None:
+        if not part.job.reserved:
+            return _do_safely(part)
+        if fresh is None:
+            fresh = isolation.capture()
+            gc.freeze()  # what was imported stays: it need not be looked at after each job
+        is_cell = part.job.group is not None
+        with contextlib.nullcontext() if is_cell else isolation.isolated(fresh):
+            _forget_peaks()
+            code = _do_safely(part)
+        part.line.end(records.Exit(part.place.rank, code, at_s=time.time()))
+        del part
+        gc.collect()
+    process_group.leave()
+    _tidy_up()
+    return 0
+
+
+def _do_safely(part: Part) -> int:
+    try:
+        return do(*part)
+    except BaseException as error:
+        # A signal handler, that of a DataLoader whose process died, say, raised while `do` was reporting.
+        report(error, part.place.rank, part.job, part.line)
+        return 1
+
+
 def do(job: Job, place: Place, line: Line, meet: Callable[[Job, Place], dist.Store]) -> int:
-    """Do the job and send what came of it; give the exit code. `meet` gives the store through which ranks meet."""
+    """Do the job and send what came of it; return the exit code. `meet` returns the store through which ranks meet."""
     rank = place.rank
     log = records.LogBatcher(rank, line.send, job.start_s)
     code = 1
     try:
-        device = _set_up(job, place)
-        line.during = "joining the process group"
-        line.store = meet(job, place)
-        _join_group(job.backend, place, device, line.store)
+        if kept := process_group.kept_for(job):
+            device, store = kept.device, kept.store
+        else:
+            device = _set_up(job, place)
+            line.during = "joining the process group"
+            store = process_group.join(job, place, device, meet)
+        line.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         line.during = "receiving the function"
         show_lines_of(job.cells)
         function, args, kwargs = cloudpickle.loads(job.function)
@@ -394,22 +471,22 @@ def do(job: Job, place: Place, line: Line, meet: Callable[[Job, Place], dist.Sto
     except BaseException as error:
         log.close()
         report(error, rank, job, line)
+        traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
     line.send(records.Memory(rank, *_peak_memory()))
-    if code == 0:
-        _leave_together(job, place, line.store)
-    _tidy_up()
+    if job.group is None:
+        if code == 0:
+            process_group.leave_together(job, place)
+        elif job.reserved:
+            process_group.leave()
+    _tidy_up(at_exit=not job.reserved)
     return code
 
 
-def do_and_exit(prepare: Callable[[], tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]]) -> NoReturn:
-    """Do the job that `prepare` gives, with what `do` wants besides, and end the process, as `main` does."""
+def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
+    """Do the jobs that what `prepare` returns brings, and end the process, as `main` does."""
     code = 1
     try:
-        job, place, line, meet = prepare()
-        try:
-            code = do(job, place, line, meet)
-        except BaseException as error:  # raised by a signal handler while `do` was reporting
-            report(error, place.rank, job, line)
+        code = do_jobs(prepare())
     except BaseException:
         traceback.print_exc()
     finally:
@@ -450,6 +527,8 @@ def _set_up(job: Job, place: Place) -> torch.device:
     """Set the environment, threads, seeds and device of this rank."""
     rank = place.rank
     threads = job.threads or max(1, cores() // place.local_world_size)
+    if job.surroundings is not None:
+        job.surroundings.take_over()
     os.environ.update(job.environment)
     # The variables that torchrun sets, for libraries that look there.
     os.environ.update(
@@ -468,6 +547,8 @@ def _set_up(job: Job, place: Place) -> torch.device:
         torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
+    elif job.reserved:
+        random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
     devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
     if not devices:
         return torch.device("cpu")
@@ -493,34 +574,13 @@ def _meet_in_the_notebook(job: Job, place: Place) -> dist.Store:
     return dist.TCPStore("127.0.0.1", job.port, place.world_size, is_master=False, timeout=timedelta(seconds=60))
 
 
-def _join_group(backend: str | None, place: Place, device: torch.device, store: dist.Store) -> None:
-    if backend is None:
-        backend = _backend_for(place, device, store)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
-        rank=place.rank,
-        world_size=place.world_size,
-        device_id=device if backend == "nccl" else None,
-    )
-
-
-def _backend_for(place: Place, device: torch.device, store: dist.Store) -> str:
-    """Choose nccl where every rank has a GPU of its own, wherever the ranks are; else gloo."""
-    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    keys = [f"labkit/gpu/{rank}" for rank in range(place.world_size)]
-    store.set(keys[place.rank], mine)
-    gpus = set(store.multi_get(keys))
-    return "nccl" if b"" not in gpus and len(gpus) == place.world_size and dist.is_nccl_available() else "gloo"
-
-
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     """Give an exception's summary line, its traceback and its frames, as `records.Failure` takes them.
 
-    The traceback is without the frames of this file and knows cells by their titles.
+    The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
         trace = trace.tb_next
     described = traceback.TracebackException(type(error), error, trace, compact=True)
     text = "".join(described.format())
@@ -532,6 +592,14 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
     summary = "".join(described.format_exception_only()).strip().splitlines()
     frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(described.stack[-50:]))
     return (summary[0][:500] if summary else type(error).__name__), text, frames
+
+
+def _forget_peaks() -> None:
+    """Begin to measure peak memory anew, for the next job."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _peak_memory() -> tuple[int, int]:
@@ -556,42 +624,11 @@ def peak_resident_bytes(pid: int) -> int:
     return 0
 
 
-def _leave_together(job: Job, place: Place, store: dist.Store | None) -> None:
-    """Wait a moment for the other ranks to return, then leave the process group.
-
-    A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
-    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone.
-    """
-    together = False
-    with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
-        together = store is not None and _wait_for(store, "labkit/returned", 1, job.world_size)
-    try:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    except RuntimeError as error:
-        print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
-    if store is not None and together and not job.port:  # rank 0 keeps the store, and so leaves last
-        with contextlib.suppress(RuntimeError):
-            if place.rank:
-                store.add("labkit/left", 1)
-            else:
-                _wait_for(store, "labkit/left", 0, job.world_size - 1)
-
-
-def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
-    """Count oneself, and wait a moment until all have been counted."""
-    count = store.add(key, mine)
-    deadline = time.monotonic() + LEAVE_TOGETHER_S
-    while count < expected and time.monotonic() < deadline:
-        time.sleep(0.002)
-        count = store.add(key, 0)
-    return count >= expected
-
-
-def _tidy_up() -> None:
+def _tidy_up(at_exit: bool = True) -> None:
     """Do what an ordinary exit would do at Python's level: exit handlers, flushed streams, no child left."""
     try:
-        atexit._run_exitfuncs()
+        if at_exit:
+            atexit._run_exitfuncs()
     finally:
         end_children()
         for stream in (sys.stdout, sys.stderr):

@@ -19,7 +19,8 @@ class Recorded:
     """An engine without processes: what its ranks send is known beforehand."""
 
     pids: list[int] = []
-    minds_failures = outlives_notebook = False
+    outlives_notebook = False
+    failure_grace_s = 0.4
 
     def __init__(self, records):
         self._records = records

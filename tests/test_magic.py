@@ -97,17 +97,19 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook):
     notebook.finish(cell)
     assert cell.idle_s - asked < 3
     assert cell.error is None
-    assert cell.stdout.endswith("stopped: the ranks and their variables are gone\n")
+    assert cell.stdout.endswith("stopped: ranks 0 and 1 are replaced: their variables are gone\n")
     assert cell.stderr == ""
-    assert ranks_alive(notebook) == []
-    assert "there are no ranks" in notebook.run("%ranks 1", fails=True).stderr
+    notebook.run("values = %ranks rank")
+    assert notebook.value("values") == [0, 1]
 
 
-def test_a_hang_is_reported_and_the_next_cell_starts_afresh(notebook):
+def test_a_hang_is_reported_and_the_next_cell_runs(notebook):
     cell = notebook.run("%%ranks 2 --timeout 1\nif rank == 1:\n    dist.barrier()", fails=True)
     assert f"rank 1 waits in barrier at Cell In[{cell.number}], line 3" in plain(cell)
-    assert "so the ranks and their variables are gone" in plain(cell)
-    assert notebook.run("%%ranks\nrank").stdout == "[rank 0] 0\n[rank 1] 1\n"
+    assert "so rank 1 is replaced: its variables are gone" in plain(cell)
+    assert notebook.run("%%ranks\nrank").stdout == (
+        "rank 1 is new (its process had been ended with its run): its variables are gone\n[rank 0] 0\n[rank 1] 1\n"
+    )
 
 
 def test_another_number_or_the_end_takes_the_ranks_away(notebook):

@@ -22,7 +22,8 @@ from labkit.run import Run
 class NoRanks:
     """An engine that carries nothing; `ended` are the ranks that it says it has killed."""
 
-    minds_failures = outlives_notebook = False
+    outlives_notebook = False
+    failure_grace_s = 0.4
     stop_grace_s = 2.0
 
     def __init__(self):

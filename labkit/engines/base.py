@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from labkit import records
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class Launcher(Protocol):
-    """Where to launch if not by `mp.spawn`: `Slurm` or `Torchrun`."""
+    """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
+
+    is_here: bool
+    """Whether the ranks are processes of this machine, which share its GPUs and cores."""
 
     @property
     def world_size(self) -> int:
@@ -25,12 +28,13 @@ class Engine(Protocol):
     """What a run needs of whatever carries its ranks."""
 
     pids: list[int]
-    minds_failures: bool
-    """Whether it ends the other ranks itself when one fails, or starts all again."""
     outlives_notebook: bool
     """Whether the ranks go on when the notebook ends."""
     stop_grace_s: float
     """How long ranks that were asked to stop may take to return what they have."""
+    failure_grace_s: float
+    """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
+    itself, or starts all again. Reports of victims make the verdict clearer."""
 
     @property
     def folder(self) -> RunFolder | None:
@@ -44,12 +48,6 @@ class Engine(Protocol):
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step."""
-
-    def tell(self, rank: int, word: Any) -> None:
-        """Send something to the function that a rank runs."""
-
-    def rest(self, resting: bool) -> None:
-        """Say that the ranks have nothing to do until they are told something; or that they have."""
 
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""

@@ -32,11 +32,11 @@ class FolderEngine:
 
     kind: ClassVar[str]
     """The launcher's name, as run.json has it."""
-    minds_failures = True
-    """The launcher ends the others when a rank fails, and may start them all again."""
     outlives_notebook = False
     stop_grace_s = 10.0
     """How long ranks that were asked to stop may take: the word travels through a file."""
+    failure_grace_s = float("inf")
+    """The launcher ends the others when a rank fails, and may start them all again."""
 
     def __init__(self, world_size: int, folder: RunFolder, about: dict[str, Any]) -> None:
         self.world_size, self.folder = world_size, folder
@@ -159,13 +159,6 @@ class FolderEngine:
         """Ask every rank that has begun and not ended where it stands."""
         self.folder.ask("stacks")
         return sorted(self._reader.begun - set(self._exits))
-
-    def tell(self, rank: int, word: Any) -> None:
-        """Not for ranks elsewhere: sessions are of this machine."""
-        raise NotImplementedError
-
-    def rest(self, resting: bool) -> None:
-        """Nothing is kept ready elsewhere."""
 
     def usage(self, rank: int) -> tuple[int, float] | None:
         """Not known of a rank that may be elsewhere, before it ends."""

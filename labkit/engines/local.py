@@ -11,7 +11,6 @@ import signal
 import socket
 import threading
 from multiprocessing.connection import Connection, wait
-from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -28,8 +27,9 @@ BACKLOG = 1000
 class LocalEngine:
     """Starts `world_size` ranks on this machine and brings their records."""
 
-    minds_failures = outlives_notebook = False
+    outlives_notebook = False
     stop_grace_s = 2.0
+    failure_grace_s = 0.4
     folder: None = None
 
     def __init__(self, world_size: int) -> None:
@@ -40,31 +40,22 @@ class LocalEngine:
         self._ranks: list[RankProcess] = []
         self._listeners: list[threading.Thread] = []
         self._killed: set[int] = set()
-        self._resting, self._rest_lock = False, threading.Lock()
+        self._done: set[int] = set()
+        """Ranks that have done their part, whose processes stay."""
         self._usage = [(0, 0.0)] * world_size
         self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: worker.Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
-        listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * self.world_size))
-        port = listener.getsockname()[1]
-        # Given a socket, the store listens on that one only; by itself it would listen on every interface.
-        self._store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            self.world_size,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        self._store, port = self._open_store()
         job = job._replace(port=port, environment={**loopback_environment(), **job.environment})
         try:
-            self._ranks = standby.take(self.world_size)
+            self._ranks = self._take()
         except BaseException:
             del self._store
             raise
         self.pids = [process.pid for process in self._ranks]
-        for rank in range(self.world_size):
+        for rank, _ in self._at_work():
             thread = threading.Thread(target=self._listen, args=(rank, job), name=f"labkit-rank-{rank}", daemon=True)
             thread.start()
             self._listeners.append(thread)
@@ -80,28 +71,12 @@ class LocalEngine:
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
-        for process in self._ranks:
+        for _, process in self._at_work():
             process.ask_to_stop()
-
-    def tell(self, rank: int, word: Any) -> None:
-        """Send something to the function that a rank runs; it finds it in `worker.Line.words`."""
-        if rank < len(self._ranks):  # else all are gone
-            self._ranks[rank].tell(word)
-
-    def rest(self, resting: bool) -> None:
-        """Say that the ranks wait to be told something, so that standby ranks may be started; or that they work."""
-        with self._rest_lock:
-            if self._ranks:
-                self._count(resting)
-
-    def _count(self, resting: bool) -> None:
-        if resting != self._resting:
-            self._resting = resting
-            standby.done(self.world_size) if resting else standby.begun()
 
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that lives for its stacks, which come as `records.Stack`; give the ranks asked."""
-        return [rank for rank, process in enumerate(self._ranks) if process.ask_for_stacks()]
+        return [rank for rank, process in self._at_work() if process.ask_for_stacks()]
 
     def usage(self, rank: int) -> tuple[int, float]:
         """Peak resident memory of a rank's process so far, in bytes, and the processor time that it has used, in s."""
@@ -114,10 +89,14 @@ class LocalEngine:
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
-        for rank, process in enumerate(self._ranks):
-            if process.process.is_alive():
+        for rank, process in self._at_work():
+            if process.is_alive:
                 self._killed.add(rank)
                 process.kill()
+
+    def _at_work(self) -> list[tuple[int, RankProcess]]:
+        """Return the processes that have not done their part, with their ranks."""
+        return [(rank, process) for rank, process in enumerate(self._ranks) if rank not in self._done]
 
     def killed(self, rank: int) -> bool:
         """Whether it was `kill` that ended this rank."""
@@ -128,16 +107,27 @@ class LocalEngine:
         if not self._ranks:
             return
         self.kill()
-        for process in self._ranks:
+        for _, process in self._at_work():
             process.wait_for_exit()
         for thread in self._listeners:
             thread.join(timeout=2)
-        for process in self._ranks:
-            process.close()
-        self._ranks = []
+        ranks, self._ranks = self._ranks, []
         del self._store
-        with self._rest_lock:
-            self._count(resting=True)
+        self._give_back(ranks)
+
+    def _open_store(self) -> tuple[dist.TCPStore, int]:
+        """Return the store through which the ranks meet, and its port."""
+        return open_store(self.world_size)
+
+    def _take(self) -> list[RankProcess]:
+        """Return the processes that are to be the ranks."""
+        return standby.take(self.world_size)
+
+    def _give_back(self, ranks: list[RankProcess]) -> None:
+        """Take processes that have ended, or done their part."""
+        for process in ranks:
+            process.close()
+        standby.done(self.world_size)
 
     def _listen(self, rank: int, job: worker.Job) -> None:
         """Send the rank its job, then turn what comes from it into records, until it is gone."""
@@ -162,14 +152,31 @@ class LocalEngine:
                     sources.discard(stacks)
             if reader in ready:
                 try:
-                    self._events.put(mine.queue.get())
+                    record = mine.queue.get()
                 except (EOFError, OSError):
                     sources.discard(reader)
+                else:
+                    if isinstance(record, records.Exit):  # the process stays
+                        self._done.add(rank)
+                        self._events.put(record)
+                        return
+                    self._events.put(record)
             if ready == [process.sentinel]:
                 break
         code = mine.wait_for_exit()
         starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
         self._events.put(records.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
+
+
+def open_store(world_size: int) -> tuple[dist.TCPStore, int]:
+    """Open a store through which ranks of this machine meet, and return it with its port on loopback."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * world_size))
+    port = listener.getsockname()[1]
+    # Given a socket, the store listens on that one only; by itself it would listen on every interface.
+    store = dist.TCPStore(
+        "127.0.0.1", port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    return store, port
 
 
 def _read(connection: Connection) -> bytes:

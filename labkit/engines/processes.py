@@ -23,6 +23,10 @@ EXIT_CODE_S = 1.0
 """How long the exit code of a process that has ended may take to come."""
 
 
+LEAVE_S = 1.0
+"""How long a process that stays may take to end when it is told to leave."""
+
+
 class RankProcess:
     """A process that waits for a job, or does one. It does not know its rank before the job comes."""
 
@@ -31,18 +35,50 @@ class RankProcess:
         self.pid: int = process.pid
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
+        self._is_ready, self._ready_lock = False, threading.Lock()
         self.born_with: list[Any] = []
         """The queues of all that were spawned together. A process that is still starting opens their semaphores, which
         must be there even if another of them has ended."""
 
     def send_job(self, rank: int, job: worker.Job) -> None:
-        """Give the process its work."""
-        self.tell((rank, job))
+        """Give the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
+        with self._ready_lock:
+            self._is_ready = True  # from now on, what comes is for whoever follows the job
+        self._send((rank, job))
 
-    def tell(self, word: Any) -> None:
-        """Send the process something. One that has died meanwhile is not noticed here: its exit will tell."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has imported what a job needs."""
+        with self._ready_lock:
+            if not self._is_ready and self.queue._reader.poll():
+                with contextlib.suppress(EOFError, OSError):  # it has ended
+                    self.queue.get()
+                self._is_ready = True
+            return self._is_ready
+
+    def leave(self) -> None:
+        """Tell a process that stays to end when it has done what it has been given."""
+        self._send("leave")
+
+    def _send(self, word: Any) -> None:
         with self._inbox_lock, contextlib.suppress(OSError, ValueError):
             self._inbox.send(word)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        alive: bool = self.process.is_alive()
+        return alive
+
+    def forget_output(self) -> None:
+        """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
+        for end in (self.output, self.stacks):
+            while end.poll():
+                try:
+                    if not os.read(end.fileno(), 1 << 16):
+                        break
+                except OSError:
+                    break
 
     def ask_to_stop(self) -> None:
         """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""

@@ -22,7 +22,7 @@ import psutil
 import torch.distributed as dist
 
 from labkit.engines.folder import FileSender, RunFolder
-from labkit.worker import Job, Line, Place, do_and_exit, end_children, hear_signals
+from labkit.worker import Line, Part, Place, do_and_exit, end_children, hear_signals
 
 MEET_S = 300.0
 """How long a rank waits for rank 0 to say where the ranks meet."""
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     """Run one rank: `remote FOLDER RANK ATTEMPT`, with the launcher's variables in the environment."""
     folder, rank, attempt = RunFolder(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
-    def prepare() -> tuple[Job, Place, Line, Callable[[Job, Place], dist.Store]]:
+    def prepare() -> Callable[[], Part | None]:
         stacks = os.open(folder.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         hear_signals(stacks)
         faulthandler.enable()
@@ -62,7 +62,7 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
         sys.path += [entry for entry in about["path"] if entry not in sys.path]
-        return job, place, line, lambda job, place: meet(place, folder, attempt)
+        return lambda: Part(job, place, line, lambda job, place: meet(place, folder, attempt))
 
     do_and_exit(prepare)
 

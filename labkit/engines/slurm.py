@@ -98,6 +98,8 @@ class Slurm:
     keeps checkpoints goes on from the newest one.
     """
 
+    is_here = False
+
     def __init__(
         self,
         nodes: int = 1,

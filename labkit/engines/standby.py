@@ -102,13 +102,13 @@ def begun() -> None:
 
 
 def done(count: int) -> None:
-    """Say that a run of `count` ranks is over; as many may now be spawned ahead."""
+    """Say that a run of `count` ranks is over; as many may now be spawned ahead. 0: as many as were wanted before."""
     global _runs, _wanted, _keeper
     with _changed:
         _runs -= 1
         if not _enabled:
             return
-        _wanted = count
+        _wanted = count or _wanted
         if _keeper is None:
             _keeper = threading.Thread(target=_keep, name="labkit-standby", daemon=True)
             _keeper.start()

@@ -46,6 +46,8 @@ class Torchrun:
         folder: where the runs' folders are made; with several machines, one that all of them can write.
     """
 
+    is_here = False
+
     def __init__(
         self,
         nnodes: int = 1,

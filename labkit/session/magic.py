@@ -10,17 +10,18 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit import notebook
-from labkit.session import Session
+from labkit.session.session import Session, newest
 
 
 @magics_class
 class RanksMagics(Magics):
-    """The magics `%%ranks` and `%ranks`, and the session that they talk to."""
+    """The magics `%%ranks` and `%ranks`."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell = shell
-        self.session: Session | None = None
+        self._own: Session | None = None
+        """Those that a cell has started; others are a `labkit.Session` of the notebook."""
 
     @cell_magic("ranks")
     @magic_arguments("%ranks")
@@ -32,7 +33,8 @@ class RanksMagics(Magics):
     def run_cell(self, line: str, cell: str) -> None:
         """Run the cell on ranks whose variables stay for the next cell.
 
-        The first use, or another number, starts them. The cell finds `worker`, `rank`, `world_size`, `torch` and
+        They are those of the newest `labkit.Session`; without one, the first use, or another number, starts them. The
+        cell finds `worker`, `rank`, `world_size`, `torch` and
         `dist`; what the ranks print is shown with their rank, and so is the value of the last line.
         """
         options = parse_argstring(self.run_cell, line)
@@ -47,8 +49,8 @@ class RanksMagics(Magics):
         except KeyboardInterrupt:
             pass  # the session has said so; the notebook goes on, as it does after `labkit.launch`
         finally:
-            if session.over or options.end:
-                self.end()
+            if options.end:
+                session.close()
 
     @no_var_expand  # braces are the expression's own
     @line_magic("ranks")  # type: ignore[arg-type]
@@ -59,30 +61,30 @@ class RanksMagics(Magics):
             return None
         if not line.strip():
             raise UsageError("%ranks takes an expression, such as %ranks x, or --end; a cell begins with %%ranks")
-        if self.session is None:
+        session = newest()
+        if session is None:
             raise UsageError("there are no ranks; start them with a cell that begins with %%ranks")
         try:
-            return self.session.values(line)
+            return session.values(line)
         except SyntaxError as error:
             raise error.with_traceback(None) from None
-        finally:
-            if self.session.over:
-                self.end()
 
     def end(self) -> None:
         """End the ranks, if there are any."""
-        if self.session is not None:
-            self.session.close()
-            self.session = None
+        if session := newest():
+            session.close()
 
     def _session_of(self, world_size: int | None) -> Session:
-        """Give the session, a new one if there is none or another number of ranks is wanted."""
-        if self.session is not None and world_size not in (None, self.session.world_size):
-            print(f"ranks started anew: {world_size}, in the place of {self.session.world_size}")
-            self.end()
-        if self.session is None:
-            self.session = Session(2 if world_size is None else world_size)
-        return self.session
+        """Return the session that was made last; a new one if there is none, or none with this number of ranks."""
+        session = newest()
+        if session is not None and world_size in (None, session.world_size):
+            return session
+        if session is not None and session is self._own:  # of another size
+            print(f"ranks started anew: {world_size}, in the place of {session.world_size}")
+            session.close()
+        # With no cell of its own: another cell that begins with %%ranks goes on with the same ranks.
+        self._own = Session(2 if world_size is None else world_size, is_of_a_cell=False)
+        return self._own
 
     def _title(self) -> str:
         """Say which cell this is, as tracebacks do. IPython counts on before the cell has run."""
@@ -112,7 +114,8 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """End the ranks and take the magics away."""
-    shell.magics_manager.registry[RanksMagics.__name__].end()
+    """End the ranks that cells have started, and take the magics away."""
+    if own := shell.magics_manager.registry[RanksMagics.__name__]._own:
+        own.close()
     for kind in ("cell", "line"):
         shell.magics_manager.magics[kind].pop("ranks", None)

@@ -1,0 +1,203 @@
+"""What a job on reserved ranks must not see of the jobs before it, put back between them. Runs in the rank's process.
+
+A rank that does one job and ends needs none of this. On reserved ranks a launched function finds torch, Python and the
+process as a fresh rank would: random states, threads, default type and device, environment, working folder, signal
+handlers and the other `_SETTINGS`. It does see what has no owner: modules that are imported already and what was
+written into them, what cells put into `__main__`, CUDA's memory pool, threads that were left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Surroundings(NamedTuple):
+    """What a process that the notebook started now would inherit from it."""
+
+    environment: dict[str, str]
+    folder: str
+    path: list[str]
+
+    @classmethod
+    def here(cls) -> Surroundings:
+        """Return those of this process."""
+        return cls(dict(os.environ), os.getcwd(), list(sys.path))
+
+    def take_over(self) -> None:
+        """Make them this process's own. Raises OSError if the working folder is gone."""
+        _set_environment(self.environment)
+        os.chdir(self.folder)
+        sys.path[:] = self.path
+
+
+class _Setting(NamedTuple):
+    """One thing that a job may change for those after it."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+
+
+def _set_environment(environment: dict[str, str]) -> None:
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # removed by the job
+        return None
+
+
+def _set_folder(folder: str | None) -> None:
+    with contextlib.suppress(OSError):
+        os.chdir(folder or "/")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _signal_handlers() -> dict[int, Any]:
+    return {number: handler for number in signal.valid_signals() if (handler := signal.getsignal(number)) is not None}
+
+
+def _set_signal_handlers(handlers: dict[int, Any]) -> None:
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is still to ring would end the process
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, handler)
+    if loaded := sys.modules.get("torch.utils.data._utils.signal_handling"):
+        # It sets its handler for a dead worker process once, and believes that it is still there.
+        vars(loaded)["_SIGCHLD_handler_set"] = False
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _logging() -> tuple[int, list[logging.Handler], int]:
+    return logging.root.level, list(logging.root.handlers), logging.root.manager.disable
+
+
+def _set_logging(state: tuple[int, list[logging.Handler], int]) -> None:
+    logging.root.setLevel(state[0])
+    logging.root.handlers[:] = state[1]
+    logging.disable(state[2])
+
+
+def _random_states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return (
+        random.getstate(),
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None,
+        numpy.random.get_state() if numpy else None,
+    )
+
+
+def _set_random_states(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    torch.set_rng_state(states[1])
+    if states[2] is not None:
+        torch.cuda.set_rng_state_all(states[2])
+    if states[3] is not None:
+        sys.modules["numpy"].random.set_state(states[3])
+
+
+def _set_warning_filters(filters: list[Any]) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _cudnn() -> tuple[bool, ...]:
+    cudnn = torch.backends.cudnn
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+
+
+def _set_cudnn(flags: tuple[bool, ...]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
+
+
+def _hooks() -> tuple[Any, ...]:
+    return sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook
+
+
+def _set_hooks(hooks: tuple[Any, ...]) -> None:
+    sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook = hooks
+
+
+_SETTINGS: dict[str, _Setting] = {
+    "environment": _Setting(lambda: dict(os.environ), _set_environment),
+    "working folder": _Setting(_folder, _set_folder),
+    "module path": _Setting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+    "arguments": _Setting(lambda: list(sys.argv), lambda given: sys.argv.__setitem__(slice(None), given)),
+    "file mode mask": _Setting(_umask, os.umask),
+    "signal handlers": _Setting(_signal_handlers, _set_signal_handlers),
+    "streams and hooks": _Setting(_hooks, _set_hooks),
+    "warning filters": _Setting(lambda: list(warnings.filters), _set_warning_filters),
+    "logging": _Setting(_logging, _set_logging),
+    "recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "garbage collector": _Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "sockets' time limit": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "start method": _Setting(
+        lambda: multiprocessing.get_start_method(), lambda method: multiprocessing.set_start_method(method, force=True)
+    ),
+    "threads": _Setting(torch.get_num_threads, torch.set_num_threads),
+    "default type": _Setting(torch.get_default_dtype, torch.set_default_dtype),
+    "default device": _Setting(torch.get_default_device, _set_default_device),
+    "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "anomaly detection": _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "matrix product precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "cuDNN": _Setting(_cudnn, _set_cudnn),
+    "random states": _Setting(_random_states, _set_random_states),
+}
+"""By what a reader would call it. What is read is what is set; nothing is set that is as it should be."""
+
+if hasattr(os, "sched_getaffinity"):
+    _SETTINGS["cores"] = _Setting(lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))
+
+State = dict[str, Any]
+
+
+def capture() -> State:
+    """Return what a job may change, as it is now."""
+    return {name: setting.get() for name, setting in _SETTINGS.items()}
+
+
+def restore(state: State) -> None:
+    """Put back what was captured."""
+    for name, setting in _SETTINGS.items():
+        if name == "random states" or setting.get() != state[name]:  # tensors do not compare as one
+            setting.set(state[name])
+
+
+@contextlib.contextmanager
+def isolated(fresh: State) -> Iterator[None]:
+    """Do something in the `fresh` state of a process that has done nothing, then put back the state that cells left."""
+    cells = capture()
+    restore(fresh)
+    try:
+        yield
+    finally:
+        restore(cells)

@@ -1,0 +1,83 @@
+"""What a rank of a session does with a cell: run it where the earlier ones ran. Launched like any other function."""
+
+from __future__ import annotations
+
+import ast
+import pprint
+import sys
+import types
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labkit.packing import pack_result
+from labkit.worker import OWN_FILES, Worker
+
+OWN_FILES.add(__file__)
+
+SHOWN_CHARACTERS = 20_000
+"""Of a value; of a longer one the beginning is shown."""
+
+
+class CellCode(NamedTuple):
+    """One cell to run."""
+
+    file: str
+    """The name by which tracebacks know the cell."""
+    code: str
+    wants_value: bool
+    """Whether the value of the last expression is to be sent, rather than shown."""
+    sent: bytes
+    """{name: value} from the notebook, pickled by value; b"" for nothing."""
+
+
+class CellsModule(types.ModuleType):
+    """The module in which the cells of a session run."""
+
+
+def compile_cell(code: str, file: str) -> tuple[types.CodeType, types.CodeType | None]:
+    """Return what is to be executed, and the last expression if there is one to show. Raises SyntaxError."""
+    tree = ast.parse(code, file)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) and not _is_silenced(code) else None
+    parts = [compile(tree, file, "exec", dont_inherit=True)]
+    if isinstance(last, ast.Expr):
+        parts.append(compile(ast.Expression(last.value), file, "eval", dont_inherit=True))
+    # Not "<module>": that would look like the outermost frame of all where ranks say where they stand.
+    body, *value = (part.replace(co_name="<cell>", co_qualname="<cell>") for part in parts)
+    return body, next(iter(value), None)
+
+
+def _is_silenced(code: str) -> bool:
+    return code.rstrip().endswith(";")
+
+
+def run_cell(worker: Worker, cell: CellCode) -> str | bytes:
+    """Run a cell; return the value of its last expression as text ("" for none), or pickled where it is wanted."""
+    variables = _variables(worker)
+    if cell.sent:
+        variables.update(cloudpickle.loads(cell.sent))
+    body, last = compile_cell(cell.code, cell.file)
+    exec(body, variables)
+    value = eval(last, variables) if last else None
+    if cell.wants_value:
+        return pack_result(value, "the expression gives")
+    return "" if value is None else _shown(value)
+
+
+def _variables(worker: Worker) -> dict[str, Any]:
+    """Return what cells see, with this cell's worker. The first cell makes it."""
+    main = sys.modules["__main__"]
+    if not isinstance(main, CellsModule):
+        # The cells' own module, so that their classes can be pickled from rank to rank, too.
+        main = sys.modules["__main__"] = CellsModule("__main__")
+        vars(main).update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
+    vars(main)["worker"] = worker
+    return vars(main)
+
+
+def _shown(value: Any) -> str:
+    text = pprint.pformat(value, sort_dicts=False) if isinstance(value, (dict, list, tuple, set)) else repr(value)
+    left_out = len(text) - SHOWN_CHARACTERS
+    return text if left_out <= 0 else f"{text[:SHOWN_CHARACTERS]} … {left_out:,} characters left out"
