@@ -11,6 +11,7 @@
           run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
             ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
+            ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 

@@ -40,6 +40,7 @@ class Joined(NamedTuple):
 
 
 _joined: Joined | None = None
+_device_of_cells: torch.device | None = None
 
 
 def kept_for(job: Job) -> Joined | None:
@@ -47,9 +48,14 @@ def kept_for(job: Job) -> Joined | None:
     return _joined if _joined is not None and job.group is not None and _joined.number == job.group else None
 
 
+def device_of_cells(job: Job) -> torch.device | None:
+    """Return the device of this rank if the job is a cell and this process has had cells before."""
+    return _device_of_cells if job.group is not None else None
+
+
 def join(job: Job, place: Place, device: torch.device, meet: Callable[[Job, Place], dist.Store]) -> dist.Store:
     """Join the group of a job, having left any other, and return the store through which its ranks meet."""
-    global _joined
+    global _joined, _device_of_cells
     leave()
     store = meet(job, place)
     backend = job.backend or _backend_for(place, device, store)
@@ -61,6 +67,8 @@ def join(job: Job, place: Place, device: torch.device, meet: Callable[[Job, Plac
         world_size=place.world_size,
         device_id=device if backend == "nccl" else None,
     )
+    if job.group is not None:
+        _device_of_cells = device
     _joined = Joined(job.group, store, device, (_connections() if job.reserved else before) - before)
     return store
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import labkit
 from tests.cluster import DAEMONS
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
@@ -67,11 +69,27 @@ def wait_for_step(run, step):
     wait_until(there, LONG_S)
 
 
+SHARED: list[labkit.Session] = []
+"""Sessions that several tests share; one of their ranks may be replaced in a test."""
+
+
+@contextlib.contextmanager
+def shared_session(world_size):
+    """A session for several tests, ended after the last of them."""
+    with labkit.Session(world_size) as session:
+        SHARED.append(session)
+        yield session
+        SHARED.remove(session)
+
+
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`."""
+    the daemons of `tests.cluster`; and without the ranks of sessions that tests share."""
     children = []
+    shared = {pid for session in SHARED for pid in session.pids}
     for child in psutil.Process().children(recursive=True):
+        if child.pid in shared:
+            continue
         try:
             lasts = "resource_tracker" in " ".join(child.cmdline()) or child.name() in DAEMONS
             if not lasts and child.status() != psutil.STATUS_ZOMBIE:

@@ -11,10 +11,21 @@ import pytest
 import labkit
 from labkit.engines import local
 from tests import failures
+from tests.conftest import shared_session
 from tests.failures import ROWS, trial
 
 FAILING_RANK = {2: 1, 3: 0, 4: 2}
 """By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
+
+KILLS = {"os._exit", "SIGKILL", "segmentation fault", "other collective"}
+"""Rows that end processes."""
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(4) as ranks:
+        yield ranks
+
 
 AFTER_S: list[float] = []
 """Seconds from each failure to its error."""
@@ -23,9 +34,12 @@ AFTER_S: list[float] = []
 @pytest.mark.spawns
 @pytest.mark.parametrize("world_size", FAILING_RANK)
 @pytest.mark.parametrize("row", ROWS)
-def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_size):
+@pytest.mark.parametrize("where", ["new ranks", "reserved ranks"])
+def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(where, row, world_size, request):
     rank = FAILING_RANK[world_size]
-    error, after_s = trial(row, world_size, rank)
+    on = request.getfixturevalue("ranks") if where == "reserved ranks" else None
+    pids = on.pids if on else []
+    error, after_s = trial(row, world_size, rank, on)
     AFTER_S.append(after_s)
     # Of two ranks that meet in different collectives neither is wrong.
     assert error.rank == rank or (row == "other collective" and world_size == 2)
@@ -51,6 +65,8 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
             assert steps == list(range(len(steps)))
             # A mismatch aborts every rank in C++, also between two batches of log calls.
             assert len(steps) == 5 or row == "other collective", f"of rank {other}"
+    if on and row not in KILLS:
+        assert on.pids == pids, "a rank that fails by an exception keeps its process"
     if row == "logs a million points":
         assert run.history["much"].count() == 1_000_000
     if row == "prints 100 MB":

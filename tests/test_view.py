@@ -25,17 +25,22 @@ class NoRanks:
     outlives_notebook = False
     failure_grace_s = 0.4
     stop_grace_s = 2.0
+    quiet_s = 0.0
 
     def __init__(self):
         self.pids = []
         self.ended = set()
         self.asked_to_stop = False
+        self.kills = 0
 
     def ask_to_stop(self):
         self.asked_to_stop = True
 
     def kill(self):
-        pass
+        self.kills += 1
+
+    def usage(self, rank):
+        return None
 
     def killed(self, rank):
         return rank in self.ended
@@ -513,8 +518,26 @@ def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
     live = view._Live(run)
     live._button.click()
     assert run._engine.asked_to_stop
-    assert live._button.disabled
+    assert live._button.description == "End now"
+    live._draw()
+    assert "stopping after this step" in live._title.value
     assert not run.over.is_set()
+    live.start()
+    end(run, live)
+    assert run.status == "stopped"
+
+
+def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
+    run = started(steps=20)
+    live = view._Live(run)
+    live._button.click()
+    run._mind_the_time()
+    assert not run._engine.kills, "there is time"
+    live._button.click()
+    assert live._button.disabled
+    run._mind_the_time()
+    assert run._engine.kills
+    assert run.cut_short == "late"
     live.start()
     end(run, live)
     assert run.status == "stopped"

@@ -33,6 +33,7 @@ class FolderLine(Line):
 
     def __init__(self, folder: RunFolder, rank: int, attempt: int) -> None:
         super().__init__()
+        self.rank = rank
         self.send = FileSender(folder.file(rank, attempt, "records")).send  # type: ignore[method-assign]
         threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
 

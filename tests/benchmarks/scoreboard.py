@@ -6,6 +6,7 @@ measurement replaces only what it measures again. From that file the program mak
 notebooks/images/scoreboard.png and build/scoreboard.html.
 
     python -m tests.benchmarks.scoreboard --repeats 1 --only labkit --rows first second
+    python -m tests.benchmarks.scoreboard --load --rows second stuck        (beside a busy process on every core)
     python -m tests.benchmarks.scoreboard --repeats 0 --write-readme        (measure nothing, report again)
 """
 
@@ -20,6 +21,8 @@ import queue
 import re
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -41,12 +44,17 @@ DEADLINE_S = 45.0
 PAUSE_S = 6.0
 """Between the end of the first launch and the start of the second, for every tool."""
 
+IN_A_ROW = 5
+"""Launches in a row of which a trial gives the median."""
+
 MARKER = "SCOREBOARD_TRIAL"
 """The environment variable by which all processes of a trial are found, whoever started them."""
 
 ROWS = {
     "first": "first launch → first optimizer step (s)",
     "second": "second launch → first optimizer step (s)",
+    "idle": "first launch 6 s after the tool's import → first optimizer step (s)",
+    "row": "launches back to back → first optimizer step (s)",
     "threads": "first launch, multi-threaded tensor work before and in it (s)",
     "failure": "a rank raises → error in the cell (s)",
     "stop": "Stop, ranks training → free cell (s)",
@@ -54,9 +62,14 @@ ROWS = {
     "left": "processes left 5 s after the kernel is killed",
     "log": "cost of logging every step of 1 ms (%)",
 }
+BUSY = " while every core has other work"
+"""What a row's title ends with that was measured beside a busy process on every core (`--load`)."""
+
 IN_CHART = {
     "first": "first launch",
     "second": "second launch",
+    "idle": "first, 6 s after import",
+    "row": "back to back",
     "threads": "launch after threads",
     "failure": "failure → error",
     "stop": "Stop, training",
@@ -86,7 +99,7 @@ def job(rank: int, row: str, folder: str, log=lambda **values: None) -> None:
         batch = torch.randn(8192 if row == "threads" else 32, 64)
         start = time.monotonic()
         step = 0
-        while step < 6 if row in ("first", "second", "threads") else time.monotonic() - start < 150:
+        while step < 6 if row in ("first", "second", "idle", "row", "threads") else time.monotonic() - start < 150:
             loss = model(batch).pow(2).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -126,6 +139,9 @@ class Tool(NamedTuple):
     setup: str
     launch: str
     """With {row}, {folder} and {port} to be filled in."""
+    reserve: str = ""
+    """What is run, and then launched, where many launches follow each other."""
+    launch_reserved: str = ""
 
 
 LABKIT = """
@@ -133,6 +149,7 @@ def train(worker):
     job(worker.rank, {row!r}, {folder!r}, worker.log)
 run = labkit.launch(train, world_size=2)
 """
+LABKIT_RESERVED = LABKIT.replace("world_size=2", "on=ranks")
 SPAWN = """
 mp.spawn(scoreboard_job.train, args=({row!r}, {folder!r}), nprocs=2)
 """
@@ -169,7 +186,7 @@ job(rank, {row!r}, {folder!r})
 ONLY_LOOPBACK = "import socket\nsocket.getfqdn = lambda name='': '127.0.0.1'"
 
 TOOLS = {
-    "labkit": Tool("labkit", "import labkit", LABKIT),
+    "labkit": Tool("labkit", "import labkit", LABKIT, "ranks = labkit.Session(2)", LABKIT_RESERVED),
     "mp.spawn": Tool("torch", "import torch.multiprocessing as mp, scoreboard_job", SPAWN),
     "Accelerate": Tool("accelerate", "from accelerate import Accelerator, notebook_launcher", ACCELERATE),
     "Lightning": Tool("lightning", "from lightning.fabric import Fabric", LIGHTNING),
@@ -222,7 +239,8 @@ class Trial:
         """Send the tool's launch cell; give it and the folder in which its ranks note what they do."""
         notes = self.folder / name
         notes.mkdir()
-        return self.start(self.tool.launch.format(row=row, folder=str(notes), port=free_port())), notes
+        cell = self.tool.launch_reserved if row == "row" and self.tool.reserve else self.tool.launch
+        return self.start(cell.format(row=row, folder=str(notes), port=free_port())), notes
 
     def until(self, condition: Callable[[], Any], deadline_s: float) -> None:
         """Take what the kernel publishes until something is so. Raises TimeoutError."""
@@ -309,6 +327,29 @@ def launch(trial: Trial, row: str) -> Figures:
         trial.pause(PAUSE_S if name == "first" else 0)
 
 
+def launch_after_import(trial: Trial, row: str) -> Figures:
+    """Time a first launch when the reader has read for a while."""
+    trial.pause(PAUSE_S)
+    cell, notes = trial.launch(row)
+    yield row, {"value": trial.noted(notes, "step", (0, 1), cell) - cell.sent_s}
+    trial.finish(cell)
+
+
+def launches_in_a_row(trial: Trial, row: str) -> Figures:
+    """Time launches that are sent as soon as the one before has ended, on ranks that are reserved where a tool can.
+
+    The first is not counted: it has the tool's start in it.
+    """
+    if trial.tool.reserve:
+        trial.finish(trial.start(trial.tool.reserve))
+    values = []
+    for number in range(1 + IN_A_ROW):
+        cell, notes = trial.launch(row, f"launch{number}")
+        values.append(trial.noted(notes, "step", (0, 1), cell) - cell.sent_s)
+        trial.finish(cell)
+    yield row, {"value": statistics.median(values[1:]), "worst": max(values[1:]), "first": values[0]}
+
+
 def failure(trial: Trial, row: str) -> Figures:
     """Time from the raise on rank 1 to the cell's error, and look at what the error says."""
     cell, notes = trial.launch(row)
@@ -361,6 +402,7 @@ def log_cost(trial: Trial, row: str) -> Figures:
 
 
 MEASURES = {"first": launch, "threads": launch, "failure": failure, "stop": stop, "stuck": stop}
+MEASURES |= {"idle": launch_after_import, "row": launches_in_a_row}
 MEASURES |= {"left": kill_kernel, "log": log_cost}
 
 
@@ -386,6 +428,19 @@ def measure(tool: Tool, row: str) -> dict[str, dict[str, Any]]:
             trial.close()
         shutil.rmtree(folder, ignore_errors=True)
     return {name: figures.get(name, instead) for name in (("first", "second") if row == "first" else (row,))}
+
+
+@contextlib.contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """Keep so many cores busy with other work."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command, env={**os.environ, "LABKIT_STANDBY": "off"}) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 # The report
@@ -424,7 +479,7 @@ def summarize(row: str, trials: list[dict[str, Any]]) -> Summary:
     named, printed, blamed, go_on = (
         sum(bool(trial.get(key)) for trial in trials) for key in ("named", "printed", "wrong", "ranks_go_on")
     )
-    if row == "failure":
+    if row.removesuffix(BUSY) == "failure":
         text += f", cause named {named}/{count}" + (f", wrong rank {blamed}/{count}" if blamed else "")
         text += f", only printed {printed}/{count}" if printed and not named else ""
         return Summary(text, median, 1 - named / count)
@@ -440,7 +495,9 @@ def summaries(scores: dict[str, Any], row: str) -> dict[str, Summary]:
 def table(scores: dict[str, Any]) -> str:
     """Give the Markdown table and the lines beneath; the best of each row is bold."""
     lines = ["| | " + " | ".join(TOOLS) + " |", "|---" * (len(TOOLS) + 1) + "|"]
-    for row, title in ROWS.items():
+    measured = {trial["row"] for trial in scores["trials"]}
+    rows = {**ROWS, **{row + BUSY: title + BUSY for row, title in ROWS.items() if row + BUSY in measured}}
+    for row, title in rows.items():
         found = summaries(scores, row).values()
         merits = [(s.wrong, float(digits(s.median))) if math.isfinite(s.median) else (math.inf, 0.0) for s in found]
         best = min(merits) if sum(wrong < math.inf for wrong, _ in merits) > 1 else None
@@ -452,9 +509,10 @@ def table(scores: dict[str, Any]) -> str:
     facts = scores["facts"]
     note = f"""Median (least–greatest) of {"–".join(map(str, repeats))} trials, each in a fresh kernel that has imported
         torch and the tool; two ranks, gloo; a trial ends at {DEADLINE_S:.0f} s. The second launch is sent
-        {PAUSE_S:.0f} s after the first has ended. mp.spawn gets its function from a module file, the others from the
-        cell. *Ranks go on*: two seconds after the cell was free, a rank was still in the job. —: no stream of metrics
-        from the ranks."""
+        {PAUSE_S:.0f} s after the first has ended. Back to back is the median of {IN_A_ROW} launches after a first, each
+        sent when the one before has ended, by labkit on reserved ranks. mp.spawn gets its function from a module file,
+        the others from the cell. *Ranks go on*: two seconds after the cell was free, a rank was still in the job.
+        —: no stream of metrics from the ranks."""
     versions = ", ".join(f"{package} {version}" for package, version in facts["versions"].items())
     return "\n".join([*lines, "", " ".join(note.split()), "", f"{facts['date']}, {facts['machine']}; {versions}."])
 
@@ -514,6 +572,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="trials of each tool at each row")
     parser.add_argument("--only", nargs="+", default=list(TOOLS), choices=TOOLS)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--load", action="store_true", help="beside a busy process on every core")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "scoreboard.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "notebooks" / "images" / "scoreboard.png")
     parser.add_argument("--write-readme", nargs="?", type=Path, const=ROOT / "README.md", metavar="PAGE")
@@ -523,7 +582,8 @@ def main() -> None:
     scores = json.loads(options.json.read_text()) if options.json.exists() else {"trials": []}
     if options.repeats or "facts" not in scores:
         scores["facts"] = facts()
-        old = [t for t in scores["trials"] if t["tool"] not in options.only or t["row"] not in options.rows]
+        again = {row + BUSY if options.load else row for row in options.rows}
+        old = [t for t in scores["trials"] if t["tool"] not in options.only or t["row"] not in again]
         scores["trials"] = old
     for repeat in range(options.repeats):
         for group in [g for g in MEASURES if g in options.rows or (g == "first" and "second" in options.rows)]:
@@ -531,9 +591,12 @@ def main() -> None:
             for tool in options.only[:: 1 - 2 * (repeat % 2)]:
                 if group == "log" and tool != "labkit":
                     continue
-                for row, figure in measure(TOOLS[tool], group).items():
+                with busy_cores((os.cpu_count() or 1) if options.load else 0):
+                    figures = measure(TOOLS[tool], group)
+                for row, figure in figures.items():
                     if row in options.rows:
-                        scores["trials"].append({"tool": tool, "row": row, "repeat": repeat, **figure})
+                        kept = row + BUSY if options.load else row
+                        scores["trials"].append({"tool": tool, "row": kept, "repeat": repeat, **figure})
                         brief = {key: value for key, value in figure.items() if key not in ("error", "processes")}
                         print(f"{repeat + 1}/{options.repeats} {tool} {row}: {brief}", flush=True)
                 options.json.write_text(json.dumps(scores, indent=1))

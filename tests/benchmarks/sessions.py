@@ -1,0 +1,141 @@
+"""Measure launches in a row: on reserved ranks, beside fresh ranks, standby ranks and ipyparallel's engines.
+
+Each figure is the time from the call of `labkit.launch` until the last rank has taken its first DDP step: both clocks
+are the machine's. Launches follow each other at once, but for standby ranks, which are given the time to be spawned.
+With `--slurm` the same on a real SLURM of two nodes that the tests start on this machine.
+
+    python -m tests.benchmarks.sessions --launches 50 --slurm
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import labkit
+from labkit.engines import standby
+from tests.benchmarks.launch import free_port
+
+
+def first_step(worker: labkit.Worker) -> float:
+    """Take one DDP step; return when it was done, as `time.time()`."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10).to(worker.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss = model(torch.randn(32, 64, device=worker.device)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    done_s = time.time()
+    worker.log(loss=loss.item())
+    return done_s
+
+
+def launches(count: int, before: Callable[[], Any] = lambda: None, **options: Any) -> list[float]:
+    """Return the seconds from each launch to the first step on all its ranks."""
+    found = []
+    for _ in range(count):
+        before()
+        start_s = time.time()
+        run = labkit.launch(first_step, live=False, **options)
+        found.append(max(run.results) - start_s)
+    return found
+
+
+def wait_for_standby(world_size: int) -> None:
+    """Wait until as many ranks stand by, ready."""
+    deadline = time.monotonic() + 60
+    while len(standby.pids()) < world_size and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(3)  # for their imports
+
+
+def ipyparallel_cells(count: int) -> list[float]:
+    """Return the same for cells sent to ipyparallel's engines, which keep one process group."""
+    import ipyparallel
+
+    with ipyparallel.Cluster(n=2, controller_ip="127.0.0.1") as engines:
+        view = engines[:]
+        view.scatter("rank", range(2), flatten=True, block=True)
+        port = free_port()
+        setup = f"""
+import time, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+"""
+        view.execute(setup, block=True)
+        step = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model(torch.randn(32, 64)).pow(2).mean().backward()
+optimizer.step()
+done_s = time.time()
+"""
+        view.execute(step, block=True)
+        found = []
+        for _ in range(count):
+            start_s = time.time()
+            view.execute(step, block=True)
+            found.append(max(view["done_s"]) - start_s)
+        return found
+
+
+def on_slurm(count: int) -> dict[str, list[float]]:
+    """Return the first and the next launches of a session on two nodes."""
+    from tests import cluster
+
+    with tempfile.TemporaryDirectory() as folder, cluster.running():
+        start_s = time.time()
+        with labkit.Session(on=labkit.Slurm(nodes=2, ranks_per_node=1, folder=folder)) as ranks:
+            run = labkit.launch(first_step, on=ranks, live=False)
+            return {
+                "session on SLURM, made and launched on": [max(run.results) - start_s],
+                "session on SLURM, next launches": launches(count, on=ranks),
+            }
+
+
+def report(title: str, seconds: list[float]) -> None:
+    """Print one row."""
+    worst, rest = max(seconds), sorted(seconds)
+    at_90 = rest[min(len(rest) - 1, int(0.9 * len(rest)))]
+    print(
+        f"{title:44} {len(seconds):3} launches: median {statistics.median(seconds):.3f} s, 90 % within {at_90:.3f} s, "
+        f"worst {worst:.3f} s",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--slurm", action="store_true")
+    options = parser.parse_args()
+    with labkit.Session(options.ranks) as ranks:
+        report("reserved ranks, the first launch on them", launches(1, on=ranks))
+        report("reserved ranks", launches(options.launches, on=ranks))
+    standby.off()
+    report("fresh ranks (standby off)", launches(5, world_size=options.ranks))
+    standby.on()
+    launches(1, world_size=options.ranks)
+    report(
+        "standby ranks, when they are ready",
+        launches(5, lambda: wait_for_standby(options.ranks), world_size=options.ranks),
+    )
+    standby.off()
+    try:
+        report("ipyparallel's engines, ready, one group", ipyparallel_cells(options.launches))
+    except ImportError:
+        print("ipyparallel is not installed: pip install -e .[rivals]")
+    if options.slurm:
+        for title, seconds in on_slurm(min(options.launches, 20)).items():
+            report(title, seconds)
+
+
+if __name__ == "__main__":
+    main()
