@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from labkit import records
+from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.history import History, Progress
 from labkit.output import RankOutput
@@ -563,6 +564,30 @@ class Run:
 def run_of(engine: Engine) -> Run | None:
     """Return the run that this engine carries, if it is not over."""
     return next((run for run in list(_live) if run._engine is engine), None)
+
+
+class _Runs:
+    """All runs that are going, as a holder of processes."""
+
+    def processes(self) -> list[holders.HeldProcess]:
+        return [one for run in list(_live) for one in self._of(run)]
+
+    def end(self, pid: int) -> None:
+        for run in list(_live):
+            if pid in run.pids:
+                run.ask_to_stop()
+
+    def _of(self, run: Run) -> list[holders.HeldProcess]:
+        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
+        return [
+            one
+            for rank, (pid, state) in enumerate(ranks)
+            for one in holders.held("run", run.name, rank, pid, state, self)
+        ]
+
+
+_runs = _Runs()
+holders.add(_runs)
 
 
 @atexit.register

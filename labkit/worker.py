@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from labkit import isolation, process_group, records
+from labkit import dynamo, isolation, process_group, records
 from labkit.packing import pack_result
 from labkit.waiting import look
 
@@ -351,6 +351,7 @@ def main(index: int, all_ends: list[Ends]) -> None:
         # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
         multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         _name_no_sockets()
+        dynamo.put_off()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
@@ -402,12 +403,10 @@ def _name_no_sockets() -> None:
 
 
 def _get_warm() -> None:
-    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults."""
-    import torch._dynamo  # DistributedDataParallel imports it when one is made: hundreds of modules, about a second
-
-    layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-    layer(torch.zeros(4, 8)).sum().backward()
+    """Take the first faults of a first step, while there is nothing else to do."""
+    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
     optimizer.step()
 
 
@@ -501,6 +500,7 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process, as `main` does."""
     code = 1
     try:
+        dynamo.put_off()
         code = do_jobs(prepare())
     except BaseException:
         traceback.print_exc()

@@ -61,6 +61,7 @@ def found():
     return json.loads(ran.stdout)
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize(
     ("case", "what"),
     [

@@ -14,6 +14,7 @@ import cloudpickle
 import torch
 
 from labkit import notebook
+from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.packing import pack_call, pack_variables
 from labkit.run import Run, WorkerFailed, run_of
@@ -121,6 +122,7 @@ class Session:
         self._cells: dict[str, Cell] = {}
         self._number = next(_numbers)
         _open.add(self)
+        holders.add(self)
         self._wait_for_idleness()
 
     # Launching functions
@@ -251,6 +253,18 @@ class Session:
         from labkit.session import view
 
         view.show(self)
+
+    # As a holder of processes, for `labkit.processes`
+
+    def processes(self) -> list[holders.HeldProcess]:
+        """Return the ranks' processes, as far as they are on this machine."""
+        name = self.busy_with
+        ranks = zip(self.ranks, self.pids, strict=False)
+        return [one for rank, pid in ranks for one in holders.held("session", name, rank.rank, pid, rank.state, self)]
+
+    def end(self, pid: int) -> None:
+        """Begin to close the session."""
+        threading.Thread(target=self.close, name="labkit-close", daemon=True).start()
 
     # Holding the ranks
 
