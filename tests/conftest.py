@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import multiprocessing
 import multiprocessing.util
 import os
 import shlex
@@ -34,8 +35,9 @@ os.environ["LABKIT_STANDBY"] = "off"
 
 # A folder of our own for temporary files, so that what other programs leave meanwhile is not taken for ours.
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="labkit-tests-")
-atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
+if multiprocessing.parent_process() is None:  # not in a rank, which imports this with the function of a test
+    os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="labkit-tests-")
+    atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 
 # Of this process only. Its networks are tiny, and threads that wait for each other are slow where others compute too.

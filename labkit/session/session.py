@@ -145,7 +145,7 @@ class Session:
 
         def hold(engine: Engine) -> None:
             self._hold(name, engine)
-            self._group = None  # the cells' process group, which the ranks leave
+            self._group = self._group_store = None  # the cells' process group, which the ranks leave
 
         return self._reserve.engine(world_size, hold, self._release)
 
@@ -382,11 +382,10 @@ class Session:
             print(f"{replaced_in_words(new)}: {_variables_gone([each.rank for each in new])}", flush=True)
         if self._group is None:
             self._group, self._group_store = next(_numbers), self._reserve.new_group_store()
-            joining = self._start(engine(range(self.world_size)), pack_call(_join, (), {}), name, None)
             try:
-                joining.wait()
+                self._start(engine(range(self.world_size)), pack_call(_join, (), {}), name, None).wait()
             except BaseException:
-                self._group = None
+                self._group = self._group_store = None
                 raise
         yield engine
 
