@@ -176,7 +176,8 @@ class SlurmEngine(FolderEngine):
         self._state = _State("", "", "", "")
         self._looked_s = 0.0
         self._nodes = ""
-        """Those that the job had last."""
+        """Those that the job had, when it had all of them."""
+        self._known = threading.Event()
         self._closed, self._look_now = threading.Event(), threading.Event()
 
     def submit(self, job: Job | None) -> dict[str, Any]:
@@ -231,6 +232,10 @@ class SlurmEngine(FolderEngine):
         """See what SLURM says of the job, now."""
         self._look_now.set()
 
+    def wait_until_known(self) -> None:
+        """Wait until SLURM has said how the job is, but not for ever."""
+        self._known.wait(COMMAND_S)
+
     def interruption(self) -> records.JobEnded:
         """Say why SLURM has taken the nodes away, though it will give some again."""
         troubles = self._troubles("-n", self._nodes).strip(" []") if self._nodes else ""
@@ -262,19 +267,22 @@ class SlurmEngine(FolderEngine):
                 self.say(records.Notice(-1, f"SLURM job {self.job_id}: {error}", queued=waits))
             else:
                 changed, self._state = state.state != self._state.state, state
-                self._looked_s, self._nodes = time.monotonic(), state.nodes or self._nodes
+                self._looked_s = time.monotonic()
+                self._nodes = state.nodes if state.state == "RUNNING" else self._nodes
                 if state.state in WAITING:
                     waiting = self._waiting(state)
                     if not self._look_now.is_set():  # else ranks have begun meanwhile
                         self.say(records.Notice(-1, waiting, queued=True))
                 elif state.state not in GOING:
                     self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
+                    self._known.set()
                     return
                 elif changed or state.state == "SUSPENDED":
                     suspended = " and suspended" if state.state == "SUSPENDED" else ""
                     self.say(records.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
                 if changed or state.state == "COMPLETING":
                     pause_s = LOOK_AT_JOB_S[0]
+                self._known.set()
             if self._look_now.wait(pause_s):
                 self._closed.wait(0.1)  # SLURM learns of a rank's end only after its files have told
                 pause_s = LOOK_AT_JOB_S[0]

@@ -111,7 +111,8 @@ class ClusterReserve:
         told = folder.of_job(newest).about()["processes"] if newest else [0] * carrier.world_size
         carrier.follow(about["job"])
         reserve = cls(carrier, told)
-        reserve.waits = True  # until SLURM has answered, which is no loss of machines
+        reserve.waits = True  # that it waits is no loss of machines
+        carrier.wait_until_known()
         reserve._begin()
         return reserve
 
@@ -359,6 +360,14 @@ class ClusterReserve:
                 return f"rank {rank} died ({how}) before it was ready; it wrote: {output[-2000:] or 'nothing'}"
         return ""
 
+    def let_go(self) -> None:
+        """Take notice that nobody here has the session any more: it goes on without its notebook where it can."""
+        if self.outlives_notebook:
+            self._is_closed.set()
+            self._carrier.close()
+        else:
+            self.close()
+
     def close(self) -> None:
         """End the ranks and the launcher's job."""
         with self._lock:
@@ -596,7 +605,7 @@ class CellEngine(JobEngine):
         """Send the cell to those that have a part in it; say so if they wait for machines."""
         super().start(job)
         if self._reserve.waits:
-            print(self._reserve.notice, flush=True)
+            print(f"the ranks wait for machines: {self._reserve.notice}", flush=True)
 
 
 def _listed(ranks: Sequence[int]) -> str:

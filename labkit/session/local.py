@@ -61,7 +61,6 @@ class LocalReserve:
 
     kind = "local"
     is_here = True
-    outlives_notebook = False
     minds_idleness = False
     """The session does."""
     folder: None = None
@@ -155,6 +154,10 @@ class LocalReserve:
         with self._lock:
             replaced, self.replaced = self.replaced, []
             return replaced
+
+    def let_go(self) -> None:
+        """End the processes, because nobody has the session any more."""
+        self.close()
 
     def close(self) -> None:
         """End the processes; those that have nothing to do may end by themselves."""

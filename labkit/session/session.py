@@ -147,8 +147,7 @@ class Session:
         self._made_in = made_in
         self._reserve: Any = reserve
         self.is_here = reserve.is_here
-        self._finalizer = weakref.finalize(self, reserve.close)
-        self._finalizer.atexit = not reserve.outlives_notebook
+        self._finalizer = weakref.finalize(self, reserve.let_go)
         self._lock = threading.RLock()
         self._holder: _Holder | None = None
         self._free = threading.Event()
@@ -379,7 +378,8 @@ class Session:
         if holder is not None and (run := run_of(holder.engine)):
             run.stop(STOP_GRACE_S)
         _open.discard(self)
-        self._finalizer()
+        self._finalizer.detach()
+        self._reserve.close()
         self._group_store = None
 
     def _check_open(self) -> None:
