@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: make lab, make test.
+# Two commands do everything on a fresh machine: make lab, make test. Who changes a line asks make check.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,11 +8,12 @@ PARAMETERS ?=
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test notebooks lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test check notebooks lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run all tests"
+	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
 	@echo "make lint        ruff and mypy"
 	@echo "make benchmarks  measure the figures that README quotes"
@@ -32,6 +33,9 @@ lab: setup
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+
+check: lint
+	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)
 
 notebooks: setup
 	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)

@@ -11,12 +11,14 @@
           run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
             ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
+            ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
 
-`notebook` knows the cells, and whether a person looks. `session` keeps ranks that run one cell after another (`serving`
-in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`). `engines.standby` keeps ranks spawned ahead, so that the second
-launch begins at once.
+`notebook` knows the cells, and whether a person looks; `idle` knows whether the notebook has work of its own. `session`
+keeps ranks that run one cell after another (`serving` in the rank; `magic`: `%load_ext labkit`, `%%ranks 4`).
+`engines.standby` keeps ranks spawned ahead, so that a launch begins at once. `processes_view` shows every process that
+labkit holds (`engines.holders`), each with a button that ends it.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
 rank there, and `engines.remote` is what it runs.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from labkit.engines.torchrun import Torchrun
     from labkit.exporter import export
     from labkit.launcher import attach, launch
+    from labkit.processes_view import processes
     from labkit.run import Run, WorkerFailed
     from labkit.session import Session
     from labkit.view import show
@@ -67,6 +70,7 @@ __all__ = [
     "launch",
     "measure",
     "models",
+    "processes",
     "scaling",
     "show",
     "standby",
@@ -88,6 +92,7 @@ _HOMES = {
     "compare": "comparison",
     "export": "exporter",
     "launch": "launcher",
+    "processes": "processes_view",
     "show": "view",
     "standby": "engines",
 }
@@ -118,12 +123,15 @@ def unload_ipython_extension(shell: Any) -> None:
     importlib.import_module("labkit.session.magic").unload(shell)
 
 
-def _import_ahead() -> None:
-    """Import what the first chart and its picture need while the machine is idle and the reader still reads."""
-    import psutil
+def _get_ahead(first_launch: bool) -> None:
+    """Do what the first launch, the first chart and its picture need while the notebook is idle and the reader reads.
 
-    while psutil.cpu_percent(interval=0.5) > 30:
-        pass
+    The ranks come first: a chart has a second's time once its run has begun.
+    """
+    idle = importlib.import_module("labkit.idle")
+    if first_launch:
+        importlib.import_module("labkit.engines.standby").ahead_of_the_first_launch()
+    idle.wait()
     for module in ("plotly.graph_objects", "ipywidgets", "matplotlib.backends.backend_agg", "PIL"):
         importlib.import_module(module)
     sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for
@@ -132,4 +140,6 @@ def _import_ahead() -> None:
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
-    threading.Thread(target=_import_ahead, name="labkit-imports", daemon=True).start()
+    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
+    _reader = importlib.import_module("labkit.notebook").has_a_reader()
+    threading.Thread(target=_get_ahead, args=(_reader,), name="labkit-ahead", daemon=True).start()

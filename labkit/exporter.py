@@ -30,8 +30,8 @@ MARK = ".labkit-export.json"
 PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {
-    *("datasets", "engines", "engines.birth", "engines.folder", "engines.remote", "isolation", "measure", "models"),
-    *("packing", "process_group", "records", "scaling", "script", "worker"),
+    *("datasets", "dynamo", "engines", "engines.birth", "engines.folder", "engines.remote", "isolation", "measure"),
+    *("models", "packing", "process_group", "records", "scaling", "script", "waiting", "worker"),
 }
 RANK_SIDE_FOLDERS = {"checkpoint", "strategies"}
 """Modules of labkit that a rank may need, and folders of such modules; the others are the notebook's."""

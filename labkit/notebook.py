@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import linecache
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.worker import Cell
+if TYPE_CHECKING:
+    from labkit.worker import Cell
 
 
 class Execution(NamedTuple):
@@ -41,6 +43,13 @@ def has_a_reader() -> bool:
     return has_kernel() and bool(getattr(shell().kernel, "_allow_stdin", False))
 
 
+def after_each_cell(call: Callable[[], object]) -> None:
+    """Have something called whenever a cell has run."""
+    here = shell()
+    if here is not None:
+        here.events.register("post_run_cell", lambda _: call())
+
+
 def this_execution() -> Execution | None:
     """Give the cell that is being executed: by its id, or by its text where the front end sends none."""
     here = shell()
@@ -59,6 +68,8 @@ def cell_numbers() -> dict[str, int]:
 
 def cells() -> dict[str, Cell]:
     """Give every cell run so far, by the file name that tracebacks use for it."""
+    from labkit.worker import Cell  # not above: it imports torch, and `import labkit` in a notebook asks here
+
     return {
         file: Cell(cell_title(number), "".join(linecache.getlines(file))) for file, number in cell_numbers().items()
     }

@@ -110,6 +110,21 @@ class Stack(NamedTuple):
     text: str
 
 
+class Waits(NamedTuple):
+    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
+
+    rank: int
+    what: str
+    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
+    nothing, for it was at work."""
+    at: str
+    """Equal for two looks at the same wait."""
+    left_s: float
+    """How long it was going to sleep on."""
+    used_s: float
+    """Processor time of the rank's process so far, without that of answering."""
+
+
 class Exit(NamedTuple):
     """The rank's process is gone or, on reserved ranks, has done its part. The last record of a rank."""
 
@@ -168,6 +183,7 @@ Record = (
     | Absent
     | Memory
     | Stack
+    | Waits
     | Exit
     | Notice
     | Restarted

@@ -6,17 +6,18 @@ import atexit
 import threading
 import time
 import weakref
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from labkit import records
+from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.history import History, Progress
 from labkit.output import RankOutput
 from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
+from labkit.stopping import STEPS, Pace, Stopping
 from labkit.verdict import RankFacts, Verdict, judge, judge_ended, judge_hang
 
 if TYPE_CHECKING:
@@ -25,14 +26,8 @@ if TYPE_CHECKING:
     from labkit.charts import Chart
     from labkit.worker import Cell, Job
 
-IDLE_S = 1.5
-"""Ranks that were asked to stop, and have been silent and idle for so long, wait in vain: they are ended."""
-
-IDLE_GRACE_S = 0.5
-"""How long even such ranks may take from when they were asked."""
-
-IDLE_SHARE = 0.05
-"""A run is idle when its ranks together use less than this share of a core."""
+KILL_AGAIN_S = 0.5
+"""Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
 
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
@@ -44,9 +39,12 @@ STACKS_S = 1.0
 """How long ranks may take to say where they stand."""
 
 USAGE_EVERY_S = 0.25
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed, and work …"""
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
 
-USAGE_STOPPING_S = 0.05
+POLL_S = 0.05
+"""How long to wait for what comes from ranks before looking at the clock again …"""
+
+POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -132,13 +130,17 @@ class Run:
         self._job_ended: records.JobEnded | None = None
         self._hang_asked_s: float | None = None
         self._hang: Verdict | None = None
-        self._looks: deque[tuple[float, float]] = deque()
-        """When the ranks were looked at, and the processor time of all by then; both in s, of the last `IDLE_S`."""
         self._look_due_s = 0.0
         self._status = "running"
         self._stop_asked = False
+        self._pace = Pace(world_size)
+        self._stopping: Stopping | None = None
+        self._stop_grace_s: float | None = None
+        self.cut_short = ""
+        """Why ranks that were asked to stop were ended: "in vain", they waited for what cannot come; "late", they took
+        longer than the grace. "" if they ended by themselves."""
         self._failed = False
-        self._kill_at_s = self._kill_if_idle_at_s = float("inf")
+        self._kill_at_s = float("inf")
         self._lock = threading.RLock()
         self.over = threading.Event()
         """Set once the run has ended and its status, results and error are final."""
@@ -244,9 +246,11 @@ class Run:
     def stop(self, grace_s: float | None = None) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
 
-        Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. A rank that does
-        not end within `grace_s` is ended. By default that is 2 s, 10 s on a cluster, and less if all have been silent
-        and idle for 1.5 s. Stopping a run that is over does nothing.
+        Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. Ranks that have not
+        ended after `grace_s` are ended; at once, if they wait for what cannot come, each other in a collective, say. By
+        default the grace is four of the run's longest recent steps, and 2 s at least, 10 s on a cluster. Stopping a
+        run that is being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over
+        does nothing.
         """
         self.ask_to_stop(grace_s)
         self.over.wait()
@@ -255,12 +259,14 @@ class Run:
     def ask_to_stop(self, grace_s: float | None = None) -> None:
         """Begin to stop the run, without waiting until it is over."""
         with self._lock:
-            if self._stop_asked or self.over.is_set():
+            if self.over.is_set():
+                return
+            if grace_s is not None:
+                self._stop_grace_s = grace_s
+            if self._stopping is not None:
                 return
             self._stop_asked = True
-            now = time.monotonic()
-            self._kill_at_s = now + (self._engine.stop_grace_s if grace_s is None else grace_s)
-            self._kill_if_idle_at_s = now + IDLE_GRACE_S if grace_s is None else float("inf")
+            self._stopping = Stopping(time.monotonic(), self._engine.quiet_s)
             if {"starting", "queued"} & set(self._states):
                 self._engine.kill()  # nothing to keep
             else:
@@ -269,6 +275,11 @@ class Run:
     def kill(self) -> None:
         """End the ranks now, without asking them, and without waiting until they have ended."""
         self._engine.kill()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop and is not over yet."""
+        return self._stop_asked and not self.over.is_set()
 
     def stacks(self) -> Stacks:
         """Say where every rank stands: its Python stack, the reader's own line first, also in native code.
@@ -311,7 +322,7 @@ class Run:
     def _follow(self) -> None:
         try:
             while None in self._exit_codes:
-                for record in self._engine.poll(timeout_s=0.05):
+                for record in self._engine.poll(timeout_s=POLL_STOPPING_S if self._stopping else POLL_S):
                     with self._lock:
                         self._take(record)
                 self._mind_the_time()
@@ -328,11 +339,13 @@ class Run:
                 self._begun_again.remove(rank)
                 self.recorded = self.recorded.before(rank, record.steps[0])
             self.recorded.add(record)
+            self._pace.add(record)
             self._last_progress_s = time.monotonic()
         elif isinstance(record, records.Output):
             self._output[rank].add(record.text)
         elif isinstance(record, records.Started):
             self._states[rank] = "running"
+            self._pace.begin(rank, self.elapsed_s)
             self._last_progress_s = time.monotonic()
         elif isinstance(record, records.Expect):
             self._expected[rank] = record.steps
@@ -350,6 +363,9 @@ class Run:
             self.peak_bytes[rank], self.peak_device_bytes[rank] = record.peak_bytes, record.peak_device_bytes
         elif isinstance(record, records.Stack):
             self._stack_texts[rank] = self._stack_texts.get(rank, "") + record.text
+        elif isinstance(record, records.Waits):
+            if self._stopping is not None:
+                self._stopping.take(record, time.monotonic())
         elif isinstance(record, records.Exit):
             self._exit_codes[rank] = record.code
             self._out_of_memory[rank], self._unseen[rank] = record.out_of_memory, record.unseen
@@ -421,7 +437,11 @@ class Run:
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
-        if now >= self._kill_at_s or (now >= self._kill_if_idle_at_s and self._waits_in_vain(now)):
+        if self._stopping is not None:
+            with self._lock:
+                self._mind_the_stop(self._stopping, now)
+        if now >= self._kill_at_s:
+            self._kill_at_s = now + KILL_AGAIN_S
             self._engine.kill()
             return
         if now > self._look_due_s:
@@ -433,25 +453,28 @@ class Run:
                 with self._lock:
                     self._end_the_hang(now)
 
-    def _look_at_usage(self, now: float) -> None:
-        self._look_due_s = now + (USAGE_STOPPING_S if self._stop_asked else USAGE_EVERY_S)
-        usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
-        if not usage:
+    def _mind_the_stop(self, stopping: Stopping, now: float) -> None:
+        """End ranks that were asked to stop when their grace is over, or nothing can come of it; see `stopping`."""
+        grace_s = self._stop_grace_s
+        if grace_s is None:
+            grace_s = max(self._engine.stop_grace_s, STEPS * self._pace.longest_step_s)
+        end_s = stopping.began_s + grace_s
+        ended = zip(self._states, self._exit_codes, strict=True)
+        living = {r for r, (state, code) in enumerate(ended) if state in ("starting", "running") and code is None}
+        in_vain = stopping.in_vain(living, end_s, now)
+        if self.cut_short:
             return
-        self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
-        self._looks.append((now, sum(cpu_s for _, cpu_s in usage)))
-        while len(self._looks) > 1 and now - self._looks[1][0] >= IDLE_S:
-            self._looks.popleft()
+        if in_vain or now >= end_s:
+            self.cut_short = "in vain" if in_vain else "late"
+            self._kill_at_s = min(self._kill_at_s, now)
+        elif stopping.ask_again(living, now):
+            self._engine.ask_to_stop()
 
-    def _waits_in_vain(self, now: float) -> bool:
-        """Whether the ranks have been silent and idle for `IDLE_S`.
-
-        The system counts processor time in steps of 10 ms: more than one look is needed to tell little from none.
-        """
-        if not self._looks or now - self._last_progress_s <= IDLE_S:
-            return False
-        (first_s, before_s), (last_s, cpu_s) = self._looks[0], self._looks[-1]
-        return last_s - first_s >= IDLE_S and cpu_s - before_s <= IDLE_SHARE * (last_s - first_s)
+    def _look_at_usage(self, now: float) -> None:
+        self._look_due_s = now + USAGE_EVERY_S
+        usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
+        if usage:
+            self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
 
     def _end_the_hang(self, now: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""
@@ -541,6 +564,30 @@ class Run:
 def run_of(engine: Engine) -> Run | None:
     """Return the run that this engine carries, if it is not over."""
     return next((run for run in list(_live) if run._engine is engine), None)
+
+
+class _Runs:
+    """All runs that are going, as a holder of processes."""
+
+    def processes(self) -> list[holders.HeldProcess]:
+        return [one for run in list(_live) for one in self._of(run)]
+
+    def end(self, pid: int) -> None:
+        for run in list(_live):
+            if pid in run.pids:
+                run.ask_to_stop()
+
+    def _of(self, run: Run) -> list[holders.HeldProcess]:
+        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
+        return [
+            one
+            for rank, (pid, state) in enumerate(ranks)
+            for one in holders.held("run", run.name, rank, pid, state, self)
+        ]
+
+
+_runs = _Runs()
+holders.add(_runs)
 
 
 @atexit.register

@@ -133,6 +133,8 @@ def _speed(per_s: float) -> str:
 
 
 def _phase(run: Run) -> str:
+    if run.status == "running" and run.stopping:
+        return "stopping after this step"
     return "starting" if run.status == "running" and "starting" in run.states else run.status
 
 
@@ -428,8 +430,12 @@ class _Live(threading.Thread):
             self._answered.wait(0.1)
 
     def _stop_clicked(self) -> None:
-        self._button.disabled = True
-        self._button.description = "Stopping"
+        if self._run.stopping:
+            self._button.disabled = True
+            self._run.ask_to_stop(grace_s=0)
+            return
+        self._button.description = "End now"
+        self._button.tooltip = "Do not wait for this step; ranks that have not returned by now return nothing"
         self._run.ask_to_stop()
 
     def _close(self) -> None:

@@ -31,15 +31,19 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from labkit import isolation, process_group, records
+from labkit import dynamo, isolation, process_group, records
 from labkit.packing import pack_result
+from labkit.waiting import look
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.queues import SimpleQueue
 
 STOP_PATIENCE_S = 0.5
-"""How long a rank that was asked to stop waits for the others to agree on a common last step."""
+"""How long a rank that has posted its log calls waits at least for the others' posts, to agree on a last step …"""
+
+STOP_PATIENCE_STEPS = 2
+"""… and for so many of its own steps: within one, others that meet it in a collective have heard and logged, too."""
 
 STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Makes a rank write its stacks, where the system has such a signal."""
@@ -150,6 +154,7 @@ class Worker:
         self._known_names: set[tuple[str, ...]] = set()
         self._next_step = 0
         self._log_calls = 0
+        self._stop_posted: tuple[int, float] | None = None
 
     def log(self, step: int | None = None, **values: Any) -> None:
         """Send named numbers to the notebook: `worker.log(loss=loss.item(), lr=lr)`.
@@ -174,7 +179,7 @@ class Worker:
         )
         self._log_calls += 1
         if self._line.stop_asked_s is not None:
-            self._stop_with_the_others(self._line.stop_asked_s)
+            self._stop_with_the_others()
 
     def expect(self, steps: int) -> None:
         """Say how many steps this rank will log in all, so that the live view can show progress and time left.
@@ -194,28 +199,33 @@ class Worker:
         """Whether the run was asked to stop. The next `log` may then raise `labkit.Stopped`."""
         return self._line.stop_asked_s is not None
 
-    def _stop_with_the_others(self, asked_s: float) -> None:
+    def _stop_with_the_others(self) -> None:
         """Raise `Stopped` at the first log call that every rank can still reach.
 
         Each rank posts how many log calls it had made when it heard of the stop; all end one call after the greatest.
-        Ranks that meet in a collective every step are never further apart than that.
+        Ranks that meet in a collective every step are never further apart than that. How long to wait for the others
+        is counted from the own post, and in steps: when the stop was heard, all may have been in the midst of a long
+        one. Once a rank has left for want of posts, the others leave at their next call, for they miss it.
         """
         store = self._line.store
         assert store is not None
         keys = [f"labkit/stop/{rank}" for rank in range(self.world_size)]
-        if not self._line.stop_posted:
-            self._line.stop_posted = True
-            store.set(keys[self.rank], str(self._log_calls))
         try:
+            if self._stop_posted is None:
+                self._stop_posted = self._log_calls, time.monotonic()
+                store.set(keys[self.rank], str(self._log_calls))
+            if store.check(["labkit/stop/left"]):
+                raise Stopped(f"rank {self.rank} stopped; another had left")
             all_posted = store.check(keys)
             last_call = max(int(count) for count in store.multi_get(keys)) if all_posted else 0
+            calls, posted_s = self._log_calls - self._stop_posted[0], time.monotonic() - self._stop_posted[1]
+            if not all_posted and calls >= STOP_PATIENCE_STEPS and posted_s > STOP_PATIENCE_S:
+                store.set("labkit/stop/left", "")
+                raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
         except RuntimeError:  # the rank that keeps the store has ended
             raise Stopped(f"rank {self.rank} stopped; rank 0 had ended") from None
-        if all_posted:
-            if self._log_calls > last_call:
-                raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
-        elif time.monotonic() - asked_s > STOP_PATIENCE_S:
-            raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
+        if all_posted and self._log_calls > last_call:
+            raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
 
     def _whole_number(self, value: Any) -> int:
         try:
@@ -247,7 +257,7 @@ class Line:
     def __init__(self) -> None:
         self.stop_asked_s: float | None = None
         """When this rank heard that it should stop, as `time.monotonic()`."""
-        self.stop_posted = False
+        self.rank = -1
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
@@ -258,8 +268,9 @@ class Line:
 
     def hear(self, word: str) -> None:
         """Take what the notebook says."""
-        if word == "stop":
-            self.stop_asked_s = time.monotonic()
+        if word == "stop":  # perhaps again, for the answer's sake
+            self.stop_asked_s = self.stop_asked_s or time.monotonic()
+            self.send(look(self.rank))
 
     def end(self, record: records.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""
@@ -269,20 +280,23 @@ class Line:
 class PipeLine(Line):
     """The line of a rank that the notebook's process started."""
 
-    def __init__(self, queue: SimpleQueue[Any]) -> None:
+    def __init__(self, queue: SimpleQueue[Any], rank: int) -> None:
         super().__init__()
+        self.rank = rank
         self._queue = queue
-        self._is_over = False
+        self._is_over, self._lock = False, threading.Lock()
 
     def send(self, record: records.Record) -> None:
         """Put one record on the queue. What a thread sends that outlives its job is dropped: it is no other job's."""
-        if not self._is_over:
-            self._queue.put(record)
+        with self._lock:
+            if not self._is_over:
+                self._queue.put(record)
 
     def end(self, record: records.Exit) -> None:
         """Put the last one."""
-        self._is_over = True
-        self._queue.put(record)
+        with self._lock:
+            self._is_over = True
+            self._queue.put(record)
 
 
 class Inbox:
@@ -314,7 +328,7 @@ class Inbox:
                 self._parts.put(None)
             elif isinstance(word, tuple):
                 rank, job = word
-                line = PipeLine(self._ends.queue)  # what is said from now on is of this job, and not of the last
+                line = PipeLine(self._ends.queue, rank)  # what is said from now on is of this job, and not of the last
                 place = Place(rank, rank, job.world_size, job.world_size)
                 self._parts.put(Part(job, place, line, _meet_in_the_notebook))
             elif line is not None:
@@ -337,6 +351,7 @@ def main(index: int, all_ends: list[Ends]) -> None:
         # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
         multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
         _name_no_sockets()
+        dynamo.put_off()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
@@ -388,12 +403,10 @@ def _name_no_sockets() -> None:
 
 
 def get_warm() -> None:
-    """Import what the first DDP step would, while there is nothing else to do, and take that step's first faults."""
-    import torch._dynamo  # DistributedDataParallel imports it when one is made: hundreds of modules, about a second
-
-    layer = torch.nn.Linear(8, 8, device="meta").to_empty(device="cpu")  # not initialised: draws no random numbers
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
-    layer(torch.zeros(4, 8)).sum().backward()
+    """Take the first faults of a first step, while there is nothing else to do."""
+    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
     optimizer.step()
 
 
@@ -487,6 +500,7 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process, as `main` does."""
     code = 1
     try:
+        dynamo.put_off()
         code = do_jobs(prepare())
     except BaseException:
         traceback.print_exc()

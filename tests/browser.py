@@ -16,6 +16,9 @@ from pathlib import Path
 
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
+LONG_S = 120
+"""How long the page may take for anything, on a machine that is busy."""
+
 CHROMIUM = os.environ.get("LABKIT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
@@ -42,15 +45,15 @@ class Lab:
         """Open a notebook, given relative to the server's folder, and wait for its kernel."""
         # A workspace of its own, so that no notebook of an earlier test lies before this one.
         address = f"{self._url}/lab/workspaces/{secrets.token_hex(4)}/tree/{notebook}?token={self._token}"
-        for _ in range(120):
+        for _ in range(4 * LONG_S):
             try:
                 self.page.goto(address)
                 break
             except Error:
                 time.sleep(0.25)
-        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-        self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for(timeout=60_000)
-        self.page.locator("text=/\\| Idle/").first.wait_for(timeout=60_000)  # the status bar: the kernel answers
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for()
+        self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
         self.page.wait_for_timeout(500)
 
     def cell(self, index: int) -> Locator:
@@ -61,10 +64,10 @@ class Lab:
         """Run one code cell, without waiting for it."""
         prompt = self.cell(index).locator(".jp-InputPrompt")
         before = prompt.inner_text()
-        for _ in range(5):  # JupyterLab drops keys while it is still setting the notebook up
+        for patience in (100, 200, 400, 800):  # JupyterLab drops keys while it is still setting the notebook up
             prompt.click()
             self.page.keyboard.press("Control+Enter")
-            for _ in range(20):
+            for _ in range(patience):
                 if prompt.inner_text() not in (before, "[ ]:"):
                     return
                 time.sleep(0.05)
@@ -79,7 +82,7 @@ class Lab:
         """Whether a code cell is still running or waiting."""
         return "[*]" in self.cell(index).locator(".jp-InputPrompt").inner_text()
 
-    def wait_until_run(self, index: int, timeout_s: float = 60) -> None:
+    def wait_until_run(self, index: int, timeout_s: float = LONG_S) -> None:
         """Wait until a code cell has run."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -89,11 +92,16 @@ class Lab:
             time.sleep(0.05)
         raise TimeoutError(f"code cell {index} is still running after {timeout_s} s")
 
-    def save(self) -> None:
-        """Save the notebook."""
+    def save(self, file: Path) -> None:
+        """Save the notebook, and wait until its file is new."""
+        before, deadline = file.stat().st_mtime_ns, time.monotonic() + LONG_S
         self.page.keyboard.press("Escape")
         self.page.keyboard.press("Control+s")
-        self.page.wait_for_timeout(1500)
+        while file.stat().st_mtime_ns == before:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{file.name} was not saved within {LONG_S} s")
+            self.page.wait_for_timeout(50)
+        self.page.wait_for_timeout(200)  # until it is written to its end
 
     def real_errors(self) -> list[str]:
         """Console errors that are not the closed network's."""
@@ -129,6 +137,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
             page = chromium.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(1000 * LONG_S)
             yield Lab(page, f"http://127.0.0.1:{port}", token)
             chromium.close()
     finally:

@@ -27,6 +27,8 @@ PROGRAMS = (*DAEMONS, "srun", "sbatch", "sinfo", "squeue", "scontrol", "scancel"
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # an ordinary user's has no daemons in it
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
 NODES = ("node1", "node2")
+UP_S = 120
+"""How long SLURM may take to come up, or to answer, on a machine that is busy."""
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 CONFIGURATION = """\
@@ -88,7 +90,7 @@ class Cluster:
 
     def run(self, *command: str) -> str:
         """Run one of SLURM's commands and give what it prints."""
-        done = subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=UP_S, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
@@ -196,7 +198,7 @@ class Cluster:
         self._daemons.append((name or program, daemon))
 
     def _until(self, what: str, there) -> None:
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + UP_S
         while time.monotonic() < deadline and all(daemon.poll() is None for _, daemon in self._daemons):
             with contextlib.suppress(RuntimeError):
                 if there():

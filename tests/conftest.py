@@ -1,18 +1,33 @@
-"""After every test: no child process, no open port, no temporary file left. And no skips where they are forbidden."""
+"""After every test: no child process, no open port, no temporary file left. No process from a test that is not marked,
+and no skips where they are forbidden.
+
+No test may depend on how fast the machine is: tests wait for events, for `LONG_S` at most, and compare times with what
+this machine was just seen to take (`start_of`).
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
+import multiprocessing.util
 import os
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+import labkit
 from tests.cluster import DAEMONS
+from tests.progress import Progress
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -22,6 +37,9 @@ os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="labkit-tests-")
 atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
+
+# Of this process only. Its networks are tiny, and threads that wait for each other are slow where others compute too.
+torch.set_num_threads(1)
 
 LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""
@@ -43,7 +61,7 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-def wait_until(condition, deadline_s=30):
+def wait_until(condition, deadline_s=LONG_S):
     """Wait for something, but not for ever."""
     deadline = time.monotonic() + deadline_s
     while not condition():
@@ -57,6 +75,14 @@ def end_of(run):
     return run.error
 
 
+def start_of(run):
+    """Seconds from the launch until every rank had logged: what this machine takes, just now, to start ranks.
+
+    Other times are compared with it. On two idle cores it is about 2.5 s for two ranks.
+    """
+    return float(run.history.groupby("rank")["time_s"].min().max())
+
+
 def wait_for_step(run, step):
     """Wait until every rank has logged this step."""
 
@@ -67,11 +93,27 @@ def wait_for_step(run, step):
     wait_until(there, LONG_S)
 
 
+SHARED: list[labkit.Session] = []
+"""Sessions that several tests share; one of their ranks may be replaced in a test."""
+
+
+@contextlib.contextmanager
+def shared_session(world_size):
+    """A session for several tests, ended after the last of them."""
+    with labkit.Session(world_size) as session:
+        SHARED.append(session)
+        yield session
+        SHARED.remove(session)
+
+
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`."""
+    the daemons of `tests.cluster`; and without the ranks of sessions that tests share."""
     children = []
+    shared = {pid for session in SHARED for pid in session.pids}
     for child in psutil.Process().children(recursive=True):
+        if child.pid in shared:
+            continue
         try:
             lasts = "resource_tracker" in " ".join(child.cmdline()) or child.name() in DAEMONS
             if not lasts and child.status() != psutil.STATUS_ZOMBIE:
@@ -99,7 +141,7 @@ def nothing_is_left_behind(request):
     ports, files = listening_ports(), temporary_files()
     mine = {p.pid for p in rank_processes()}
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         left = [p for p in rank_processes() if p.pid not in mine]
         new_ports, new_files = listening_ports() - ports, temporary_files() - files
@@ -111,9 +153,68 @@ def nothing_is_left_behind(request):
     assert not new_files, f"temporary files left: {new_files}"
 
 
+@pytest.fixture
+def busy_cores():
+    """Other programs, none of them ours, that keep every core busy meanwhile."""
+    spin = shlex.join([sys.executable, "-c", "while True: pass"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    # The shell ends at once: what it has started is then nobody's child, as another user's program is.
+    started = subprocess.run(
+        ["sh", "-c", f"{spin} >/dev/null 2>&1 & echo $!; " * cores], capture_output=True, check=True
+    )
+    pids = [int(pid) for pid in started.stdout.split()]
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
         report.outcome = "failed"
         report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
+
+
+# What a test may do
+
+SPAWNING = {"spawns", "kernel", "cluster", "browser", "notebook"}
+"""The markers of tests that start processes."""
+
+_started: list[str] = []
+"""The processes that this one has started during a test."""
+
+
+def _noted(owner, name, what):
+    """Have a function that starts a process say so."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def noted(*arguments, **options):
+        _started.append(what(*arguments, **options))
+        return original(*arguments, **options)
+
+    setattr(owner, name, noted)
+
+
+_noted(subprocess.Popen, "__init__", lambda self, args, *_, **__: f"subprocess {args!r:.200}")
+_noted(multiprocessing.util, "spawnv_passfds", lambda path, args, _: f"multiprocessing {args!r:.200}")
+_noted(os, "fork", lambda: "a fork")
+_noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    _started.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    result = yield
+    marked = any(item.get_closest_marker(name) for name in SPAWNING)
+    assert marked or not _started, f"starts processes, but has none of the markers {sorted(SPAWNING)}: {_started}"
+    return result
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Progress(config), "labkit-progress")

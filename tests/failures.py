@@ -163,19 +163,21 @@ class Outcome(NamedTuple):
     error: labkit.WorkerFailed
     after_s: float
     """Seconds from the failure until the error was raised."""
+    until_s: float
+    """Seconds from the launch until the failure: nearly all of it is what this machine takes to start ranks."""
 
 
-def trial(row, world_size, rank):
-    """Launch one way to fail and catch its error."""
+def trial(row, world_size, rank, on=None):
+    """Launch one way to fail and catch its error; on a session's ranks, or on new ones."""
     bomb = Bomb(rank) if ROWS[row].fails is None else None
     try:
-        run = labkit.launch(work, row, rank, bomb, world_size=world_size, live=False)
+        run = labkit.launch(work, row, rank, bomb, world_size=world_size, live=False, on=on)
     except labkit.WorkerFailed as error:
         raised_s = time.time()
         history = error.run.history
         if "failed_s" in history:
             failed_s = history["failed_s"].max()
         else:
-            failed_s = error.run._start_s + error.run._failures[rank].time_s
-        return Outcome(error, raised_s - failed_s)
+            failed_s = error.run._start_s + error.run.failures[rank].time_s
+        return Outcome(error, raised_s - failed_s, failed_s - error.run._start_s)
     raise AssertionError(f"{row} did not fail: {run}")

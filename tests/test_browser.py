@@ -10,11 +10,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.browser import lab
+from tests.browser import LONG_S, lab
 from tests.conftest import rank_processes
 from tests.run_notebooks import FOLDER, LIMIT_BYTES
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 LAST_STEP = """() => {
@@ -32,7 +32,7 @@ def page(tmp_path_factory):
         jupyterlab.folder = folder
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         yield jupyterlab
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LONG_S
     while rank_processes() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
@@ -57,7 +57,7 @@ def test_a_click_on_a_heading_sorts_a_table(page):
     page.open("table.ipynb")
     page.run_cell(0)
     heading = page.page.locator("th.col_heading", has_text="ms")
-    heading.wait_for(timeout=60_000)
+    heading.wait_for()
     rows = page.page.locator(".jp-OutputArea tbody th")
     assert rows.all_text_contents() == ["x", "y", "z"]
     heading.click()
@@ -75,20 +75,20 @@ def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
     for cell in notebook["cells"]:
         cell["source"] = [line.replace("epochs = 15", "epochs = 5000") for line in cell["source"]]
     (page.folder / "long.ipynb").write_text(json.dumps(notebook))
+    opening = time.monotonic()
     page.open("long.ipynb")
+    opened_s = time.monotonic() - opening
     for index in range(3):
         page.run_cell(index)
     page.wait_until_run(2)
     launched = time.monotonic()
     page.run_cell(3)
-    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
-    assert time.monotonic() - launched < 30, "two ranks' curves within half a minute"
-    seen = []
-    for _ in range(6):
-        seen.append(page.page.evaluate(LAST_STEP))
-        page.page.wait_for_timeout(700)
-    assert seen == sorted(seen), f"the curves grow: {seen}"
-    assert len(set(seen)) >= 3, f"the curves keep growing: {seen}"
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    drawn_s = time.monotonic() - launched
+    assert drawn_s < 5 * opened_s, "two ranks' curves in a few times what it takes to open a notebook"
+    for _ in range(4):  # the curves grow, and keep growing
+        before = page.page.evaluate(LAST_STEP)
+        page.page.wait_for_function(f"before => ({LAST_STEP})() > before", arg=before)
     assert page.is_running(3)
     labels = page.page.locator(".js-plotly-plot .legendtext").all_text_contents()
     assert labels == ["rank 0", "rank 1", "mean"]
@@ -97,12 +97,12 @@ def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
     screenshot(page, "1_running")
     asked = time.monotonic()
     page.page.locator("button.jupyter-button", has_text="Stop").click()
-    page.wait_until_run(3, timeout_s=10)
+    page.wait_until_run(3)
     took = time.monotonic() - asked
     page.page.locator("b", has_text="train: stopped").wait_for()
     page.page.locator(".jp-RenderedPlotly img").first.wait_for()
     screenshot(page, "2_stopped")
-    assert took < 3
+    assert took < drawn_s, "sooner than ranks start and their first curves are drawn"
     assert page.page.locator("button.jupyter-button", has_text="Stop").count() == 0, "what stays needs no kernel"
     assert page.real_errors() == []
 
@@ -111,9 +111,9 @@ def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
     page.open("00_start_here.ipynb")
     page.run_all()
     last = page.page.locator(".jp-CodeCell").count() - 1
-    page.wait_until_run(last, timeout_s=120)
+    page.wait_until_run(last, timeout_s=5 * LONG_S)
     page.page.locator("text=ready: 2 ranks trained and talked").wait_for()
-    page.save()
+    page.save(page.folder / "00_start_here.ipynb")
     page.page.locator(".jp-Notebook .jp-CodeCell").nth(3).scroll_into_view_if_needed()
     screenshot(page, "3_first_lesson")
     saved = (page.folder / "00_start_here.ipynb").read_text()
@@ -143,14 +143,14 @@ def test_a_background_run_and_a_failure_are_shown_readably(page):
     for index in range(3):
         page.run_cell(index)
     page.wait_until_run(2)
-    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
-    before = page.page.evaluate(LAST_STEP)
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
     page.run_cell(3)
     page.wait_until_run(3)
-    page.page.wait_for_timeout(1500)
-    assert page.page.evaluate(LAST_STEP) > before, "the live view goes on while other cells run"
+    before = page.page.evaluate(LAST_STEP)
+    # The live view goes on after another cell has run.
+    page.page.wait_for_function(f"before => ({LAST_STEP})() > before", arg=before)
     page.page.locator("button.jupyter-button", has_text="Stop").click()
-    page.page.locator("b", has_text="forever: stopped").wait_for(timeout=10_000)
+    page.page.locator("b", has_text="forever: stopped").wait_for()
     page.run_cell(4)
     page.wait_until_run(4)
     shown = page.cell(4)
@@ -184,15 +184,17 @@ def test_stop_frees_a_cell_whose_ranks_are_stuck_in_a_collective(page):
     page.open("stuck.ipynb")
     page.run_cell(0)
     page.wait_until_run(0)
+    launched = time.monotonic()
     page.run_cell(1)
     shown = page.cell(1)
-    shown.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=60_000)
+    shown.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    drawn_s = time.monotonic() - launched
     shown.locator("pre", has_text="rank 0 never joins").wait_for()
     assert page.is_running(1)
     asked = time.monotonic()
     shown.locator("button.jupyter-button", has_text="Stop").click()
-    page.wait_until_run(1, timeout_s=10)
-    assert time.monotonic() - asked < 4
+    page.wait_until_run(1)
+    assert time.monotonic() - asked < drawn_s, "sooner than ranks start and their first curves are drawn"
     shown.locator("b", has_text="train: stopped").wait_for()
     shown.locator(".jp-RenderedPlotly img").first.wait_for()
     assert shown.locator("button.jupyter-button", has_text="Stop").count() == 0
@@ -240,13 +242,13 @@ def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
     page.open("explore.ipynb")
     page.run_cell(0)
     page.wait_until_run(0)
-    page.page.locator(".jp-OutputArea-output img").wait_for(timeout=30_000)
+    page.page.locator(".jp-OutputArea-output img").wait_for()
     before = page.page.evaluate(SHOWN_PICTURE)
     page.page.locator(".noUi-handle").first.focus()
     page.page.keyboard.press("ArrowRight")
-    page.page.wait_for_function(f"before => ({SHOWN_PICTURE})() != before", arg=before, timeout=30_000)
+    page.page.wait_for_function(f"before => ({SHOWN_PICTURE})() != before", arg=before)
     assert page.page.locator(".widget-readout").first.inner_text() == "256"
     screenshot(page, "explore")
-    page.save()
+    page.save(page.folder / "explore.ipynb")
     assert (page.folder / "explore.ipynb").stat().st_size < 50_000
     assert page.real_errors() == []

@@ -85,6 +85,7 @@ def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(order, st
     assert (again.checkpoint.epoch, again.checkpoint.step) == (3, 18)
 
 
+@pytest.mark.spawns
 def test_worker_processes_that_draw_random_numbers_give_the_same_after_resuming(tmp_path):
     class Noisy(torch.utils.data.Dataset):
         def __len__(self):
@@ -443,7 +444,6 @@ def launch(*args, world_size=2, **kwargs):
 
 
 @pytest.mark.spawns
-@pytest.mark.timeout(600)
 def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path):
     world_size = 3  # from three on, sums depend on how DDP has cut its buckets
     expected = launch(tmp_path / "whole", world_size=world_size)
@@ -517,7 +517,6 @@ def shard_and_step(worker, folder, kind, steps):
 
 
 @pytest.mark.spawns
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each"])
 def test_what_is_cut_over_ranks_resumes(kind, tmp_path):
     def step(folder, ranks, steps):

@@ -11,6 +11,7 @@ import pytest
 import labkit
 from labkit.records import Exit, Log, Memory, Result
 from labkit.run import Run
+from tests.conftest import LONG_S
 
 MIB = 2**20
 
@@ -58,7 +59,7 @@ def run_of(*records, world_size=2, codes=(0, 0)):
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
     run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
     run.start(SimpleNamespace(cells={}, start_s=time.time()))
-    assert run.over.wait(5)
+    assert run.over.wait(LONG_S)
     return run
 
 

@@ -14,6 +14,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import labkit
+from tests.conftest import LONG_S
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,6 +46,8 @@ def test_torch_and_torchvision_are_ranges_from_the_floor():
     assert specifiers["torchvision"] == ">=0.26"
 
 
+@pytest.mark.spawns
+@pytest.mark.check
 def test_the_top_level_holds_what_it_should():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     top = {name.split("/")[0] for name in listed.stdout.splitlines()}
@@ -55,6 +58,8 @@ def test_the_top_level_holds_what_it_should():
     }
 
 
+@pytest.mark.spawns
+@pytest.mark.check
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (\w+)", README))))
 def test_the_make_commands_in_the_readme_exist(target):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
@@ -84,7 +89,9 @@ def test_the_readmes_ten_lines_run_as_they_stand(tmp_path):
     ast.parse(example)
     script = tmp_path / "example.py"
     script.write_text(example + "\nassert run.status == 'finished' and len(run.history) == 1000\n")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=5 * LONG_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "train: finished · 2 ranks · step 499" in done.stdout
 
@@ -96,6 +103,8 @@ def test_every_public_name_can_be_had_and_is_documented():
         _ = labkit.lanch
 
 
+@pytest.mark.spawns
+@pytest.mark.check
 def test_importing_labkit_costs_a_rank_nothing():
     code = "import sys, labkit; print([m for m in ('torch', 'pandas', 'plotly', 'ipywidgets') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ import labkit
 from labkit import script, source
 from labkit.worker import Cell, cores
 from tests import cluster
-from tests.conftest import wait_until
+from tests.conftest import LONG_S, wait_until
 from tests.test_kernel import Notebook as Kernel
 
 HEAD = """
@@ -394,6 +394,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     base = {"__init__.py", "LICENSE", "packing.py", "records.py", "worker.py", "script.py"}
+    base |= {"dynamo.py", "isolation.py", "process_group.py", "waiting.py"}
     engines = {f"engines/{name}.py" for name in ("__init__", "birth", "folder", "remote")}
     assert carried == base | engines | {"models.py", "datasets.py", "data/digits.npz", "data/README.md"}
     for name in carried - {"LICENSE", "data/digits.npz"}:
@@ -423,6 +424,8 @@ def test_the_batch_script_asks_for_what_is_wanted_and_passes_options_on(exported
     )
 
 
+@pytest.mark.spawns
+@pytest.mark.check
 def test_a_clean_cell_makes_a_clean_script(exported, tmp_path):
     exported(HEAD + "import os", CELLS[1], CELLS[2], CELLS[3])
     done = subprocess.run(
@@ -876,7 +879,13 @@ def start(folder, *command, **environment):
     (folder.parent / "temporary").mkdir(exist_ok=True)
     kept |= {"PYTHONPATH": str(folder.parent), "TMPDIR": str(folder.parent / "temporary")}  # torchrun leaves a folder
     return subprocess.run(
-        command, cwd=folder, env={**kept, **environment}, capture_output=True, text=True, timeout=200, check=False
+        command,
+        cwd=folder,
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
     )
 
 
@@ -927,6 +936,7 @@ def test_a_rank_that_fails_ends_all_and_shows_the_scripts_lines(moved):
     )
 
 
+@pytest.mark.cluster
 @pytest.mark.spawns
 def test_sbatch_gives_the_notebooks_weights(moved):
     if missing := cluster.missing():
@@ -938,7 +948,7 @@ def test_sbatch_gives_the_notebooks_weights(moved):
         for options in (["job.sbatch"], two_nodes):
             done = start(folder, "sbatch", *options, PATH=path, SLURM_CONF=slurm.configuration)
             assert done.returncode == 0, done.stderr
-            wait_until(lambda: not slurm.jobs(), 120)
+            wait_until(lambda: not slurm.jobs(), 5 * LONG_S)
             said = "\n".join(file.read_text() for file in folder.glob("slurm-*.out"))
             assert "finished" in said, said
             assert result(folder)["weights"] == weights
@@ -946,6 +956,7 @@ def test_sbatch_gives_the_notebooks_weights(moved):
             shutil.rmtree(folder / "log")
 
 
+@pytest.mark.kernel
 @pytest.mark.spawns
 def test_a_real_notebooks_cells_are_found(tmp_path):
     """IPython replaces `open`, changes lines with magics, and keeps a cell's text where its number leads."""

@@ -11,22 +11,37 @@ import pytest
 import labkit
 from labkit.engines import local
 from tests import failures
+from tests.conftest import shared_session
 from tests.failures import ROWS, trial
 
 FAILING_RANK = {2: 1, 3: 0, 4: 2}
 """By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
 
-AFTER_S: list[float] = []
-"""Seconds from each failure to its error."""
+KILLS = {"os._exit", "SIGKILL", "segmentation fault", "other collective"}
+"""Rows that end processes."""
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(4) as ranks:
+        yield ranks
+
+
+AFTER: list[float] = []
+"""Time from each failure to its error, as a share of what this machine had taken from the launch to the failure."""
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("world_size", FAILING_RANK)
 @pytest.mark.parametrize("row", ROWS)
-def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_size):
+@pytest.mark.parametrize("where", ["new ranks", "reserved ranks"])
+def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(where, row, world_size, request):
     rank = FAILING_RANK[world_size]
-    error, after_s = trial(row, world_size, rank)
-    AFTER_S.append(after_s)
+    on = request.getfixturevalue("ranks") if where == "reserved ranks" else None
+    pids = on.pids if on else []
+    error, after_s, until_s = trial(row, world_size, rank, on)
+    if on is None:
+        AFTER.append(after_s / until_s)
     # Of two ranks that meet in different collectives neither is wrong.
     assert error.rank == rank or (row == "other collective" and world_size == 2)
     verdict, run = error.verdict, error.run
@@ -38,7 +53,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
         ["rank", str(other)] for other in range(world_size) if other != error.rank
     ]
     assert not any("\n" in line for line in verdict.others)
-    assert after_s <= 5
+    assert on or after_s <= 2 * until_s
 
     assert run.status == "failed"
     assert run.error is error
@@ -51,6 +66,8 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
             assert steps == list(range(len(steps)))
             # A mismatch aborts every rank in C++, also between two batches of log calls.
             assert len(steps) == 5 or row == "other collective", f"of rank {other}"
+    if on and row not in KILLS:
+        assert on.pids == pids, "a rank that fails by an exception keeps its process"
     if row == "logs a million points":
         assert run.history["much"].count() == 1_000_000
     if row == "prints 100 MB":
@@ -62,7 +79,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, world_s
 def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("SIGKILL", 2, 1)
+    error, *_ = trial("SIGKILL", 2, 1)
     assert error.rank == 1
     assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
@@ -75,7 +92,7 @@ def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypat
 def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(monkeypatch):
     counter = itertools.count()
     monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("os._exit", 2, 0)
+    error, *_ = trial("os._exit", 2, 0)
     assert str(error).startswith("rank 0 died (exit code 3) and left no traceback")
 
 
@@ -93,6 +110,6 @@ def test_a_failure_before_any_collective_is_named_too():
     assert failure.value.rank == 2
 
 
-def test_errors_come_within_two_seconds():
+def test_errors_come_in_a_fraction_of_the_time_that_ranks_take_to_start():
     """Of all trials above; the median of those that ran, if only some were chosen."""
-    assert statistics.median(AFTER_S or [0.0]) <= 2, sorted(AFTER_S)
+    assert statistics.median(AFTER or [0.0]) <= 0.5, sorted(AFTER)

@@ -17,6 +17,7 @@ from labkit.engines.folder import FileSender, FolderReader, RunFolder
 from labkit.engines.remote import _counts
 from labkit.run import Run
 from labkit.worker import STACKS_SIGNAL, Job
+from tests.conftest import LONG_S, wait_until
 
 
 @pytest.fixture
@@ -241,7 +242,7 @@ def test_ranks_that_ended_well_are_the_end_of_the_run(launched):
         rank = Rank(folder, number)
         rank.send(records.Result(number, cloudpickle.dumps(number)))
         rank.end()
-    run = follow(engine).wait(30)
+    run = follow(engine).wait(LONG_S)
     assert (run.status, run.results) == ("finished", [0, 1])
 
 
@@ -252,13 +253,12 @@ def test_a_rank_that_failed_ends_the_run_only_when_it_cannot_be_started_again(la
     rank.send(records.Failure(0, 1.0, "running", "ValueError: bad batch", "Traceback"))
     rank.end(1)
     run = follow(engine)
-    while run.states != ["failed"]:
-        time.sleep(0.01)
+    wait_until(lambda: run.states == ["failed"])
     again = Rank(folder, 0, attempt=1)
     again.send(log(0, 1, 2, 3))
     again.send(records.Result(0, cloudpickle.dumps("well")))
     again.end()
-    run.wait(30)
+    run.wait(LONG_S)
     assert (run.status, run.attempt, run.results, run.error) == ("finished", 1, ["well"], None)
     assert run.history["step"].tolist() == [0, 1, 2, 3], "each step once"
 
@@ -269,7 +269,7 @@ def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_
     Rank(folder, 1).send(records.Started(1))
     run = follow(engine)
     engine.settle(0.0)
-    run.over.wait(30)
+    run.over.wait(LONG_S)
     assert engine.missing == [1]
     assert run.error.rank == 1
     assert str(run.error).startswith("rank 1 vanished without a word\n\nNeither rank 1 nor what minds it")
@@ -287,7 +287,7 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(
     Rank(folder, 1).send(log(1, 7))
     run = follow(engine)
     engine.settle(0.0)
-    run.over.wait(30)
+    run.over.wait(LONG_S)
     assert run.error.rank == blamed
     if blamed:
         assert "rank 1 vanished without a word, after logging step 7" in str(run.error)
@@ -301,7 +301,7 @@ def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launch
     rank.end(1)
     run = follow(engine)
     engine.settle(0.0)
-    run.over.wait(30)
+    run.over.wait(LONG_S)
     assert run.error.rank is None
     assert str(run.error).startswith("the job lost a node\n\nLaunch it again.")
     assert "rank 0 lost its connection as a consequence" in str(run.error)
@@ -311,12 +311,13 @@ def test_a_run_attached_to_later_ends_when_its_ranks_did(launched):
     engine, folder = launched(1)
     rank = Rank(folder, 0)
     rank.send(records.Result(0, cloudpickle.dumps(1)))
+    ended_s = time.time()
     with rank.files[0].open("a") as file:
-        file.write(f'["Exit", 0, 0, false, false, {time.time()}]\n')
+        file.write(f'["Exit", 0, 0, false, false, {ended_s}]\n')
     run = Run(engine, 1, "test")
-    run.follow(a_job()._replace(start_s=time.time() - 100))
-    run.wait(30)
-    assert 99 < run.elapsed_s < 110
+    run.follow(a_job()._replace(start_s=ended_s - 100))
+    run.wait(LONG_S)
+    assert run.elapsed_s == pytest.approx(100)
 
 
 # The folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
@@ -21,7 +22,7 @@ from labkit.engines.local import LocalEngine
 from labkit.packing import dumps
 from labkit.records import Exit
 from tests import workloads
-from tests.conftest import lives
+from tests.conftest import LONG_S, lives, start_of, wait_until
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -37,10 +38,15 @@ def no_process_may_start(monkeypatch):
 # What a rank finds
 
 
+@functools.cache
+def placed(world_size):
+    return labkit.launch(workloads.where_am_i, world_size=world_size, live=False)
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_rank_knows_its_place(world_size):
-    run = labkit.launch(workloads.where_am_i, world_size=world_size, live=False)
+    run = placed(world_size)
     assert run.status == "finished"
     assert [r["rank"] for r in run.results] == list(range(world_size))
     for result in run.results:
@@ -57,7 +63,7 @@ def test_every_rank_knows_its_place(world_size):
 
 @pytest.mark.spawns
 def test_ranks_stay_light_and_on_loopback():
-    run = labkit.launch(workloads.where_am_i, live=False)
+    run = placed(2)
     for result in run.results:
         assert result["heavy"] == [], "pandas, Plotly and the widgets are paid for in the notebook only"
         assert set(result["listening"]) <= {"127.0.0.1"}
@@ -65,6 +71,7 @@ def test_ranks_stay_light_and_on_loopback():
 
 
 @pytest.mark.spawns
+@pytest.mark.check
 def test_two_ranks_without_gpus_is_the_default():
     assert labkit.launch(lambda worker: worker.world_size, live=False).results == [2, 2]
 
@@ -143,7 +150,7 @@ def test_history_has_a_row_per_log_call():
         assert rows["loss"].dropna().tolist() == [rank, rank + 1, rank + 2, 9]
         assert rows["accuracy"].isna().tolist() == [True, True, True, False, True]
         assert rows["time_s"].is_monotonic_increasing
-        assert 0 < rows["time_s"].iloc[0] < 60
+        assert 0 < rows["time_s"].iloc[0] < LONG_S
 
 
 @pytest.mark.spawns
@@ -278,16 +285,17 @@ def test_a_function_that_cannot_be_unpacked_names_its_rank():
 @pytest.mark.spawns
 def test_a_rank_that_returns_early_is_told_from_its_victim():
     def work(worker):
+        worker.log(loss=1.0)
         if worker.rank == 1:
             return "early"
         torch.distributed.barrier()
         return None
 
-    start = time.monotonic()
     with pytest.raises(labkit.WorkerFailed, match="rank 1 returned while rank 0 was still in a collective") as failure:
         labkit.launch(work, live=False)
-    assert failure.value.run.results[1] == "early"
-    assert time.monotonic() - start < 20
+    run = failure.value.run
+    assert run.results[1] == "early"
+    assert run.elapsed_s < 8 * start_of(run), "long before the collective gives up"
 
 
 @pytest.mark.spawns
@@ -400,11 +408,10 @@ def test_ranks_and_backend_follow_the_gpus(gpus, world_size, ranks, backend, mon
     monkeypatch.setattr(LocalEngine, "start", lambda self, job: jobs.append(job))
     monkeypatch.setattr(LocalEngine, "close", lambda self: None)
     monkeypatch.setattr(LocalEngine, "poll", lambda self, timeout_s: [Exit(rank, 0) for rank in range(ranks)])
-    labkit.launch(takes_steps, 1, world_size=world_size, wait=False, live=False).over.wait(5)
+    labkit.launch(takes_steps, 1, world_size=world_size, wait=False, live=False).over.wait(LONG_S)
     assert (jobs[0].world_size, jobs[0].backend, jobs[0].cuda_devices) == (ranks, backend, gpus)
 
 
-@pytest.mark.spawns
 @pytest.mark.spawns
 def test_a_gpu_that_has_gone_since_the_notebook_counted_is_told_by_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: torch.cuda.is_available() + 7)
@@ -432,6 +439,7 @@ def test_more_ranks_than_samples_is_told_by_rank_and_loses_nothing():
     assert len(error.value.run.history) >= 1
 
 
+@pytest.mark.spawns
 def test_a_run_cannot_be_sent_and_says_so():
     run = labkit.launch(lambda worker: None, world_size=1, live=False)
     with pytest.raises(ValueError, match="a Run stays in the notebook"):
@@ -445,17 +453,16 @@ def test_a_run_cannot_be_sent_and_says_so():
 def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
     start = time.monotonic()
     run = labkit.launch(workloads.spin, wait=False, live=False)
-    assert time.monotonic() - start < 2
+    launched_s = time.monotonic() - start
     assert run.status == "running"
     with pytest.raises(TimeoutError, match="still going after 0.1 s"):
         run.wait(timeout_s=0.1)
     while len(run.history) < 50:
         time.sleep(0.05)
+    assert launched_s < start_of(run), "before the ranks began"
     assert run.status == "running"
-    asked = time.monotonic()
     assert run.stop() is run
-    assert time.monotonic() - asked < 1
-    assert run.status == "stopped"
+    assert (run.status, run.cut_short) == ("stopped", "")
     assert run.states == ["finished", "finished"]
     assert run.results[0] == run.results[1], "both ranks took equally many steps"
     last = run.history.groupby("rank")["step"].max()
@@ -466,14 +473,12 @@ def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("where", ["collective", "lock"])
-def test_a_stuck_run_stops_within_three_seconds_and_keeps_its_history(where):
+def test_a_stuck_run_is_ended_because_it_is_stuck_and_keeps_its_history(where):
     run = labkit.launch(workloads.stuck, where, wait=False, live=False)
     while len(run.history) < 2:
         time.sleep(0.05)
-    asked = time.monotonic()
     run.stop()
-    assert time.monotonic() - asked < 3
-    assert run.status == "stopped"
+    assert (run.status, run.cut_short) == ("stopped", "in vain")
     assert len(run.history) == 2
 
 
@@ -495,11 +500,10 @@ def test_a_run_ends_though_another_thread_was_told_how_its_ranks_ended(kept, mon
             time.sleep(0.5)
         return told if kept else (0, 0)
 
-    while len(run.history) < 2:
-        time.sleep(0.05)
+    wait_until(lambda: len(run.history) == 2)
     monkeypatch.setattr(os, "waitpid", slow)
     run.ask_to_stop(grace_s=0.1)
-    run.wait(timeout_s=20)
+    run.wait(timeout_s=LONG_S)
     assert run.status == "stopped"
     assert len(run.history) == 2
 
@@ -544,9 +548,9 @@ def test_a_run_outlives_the_thread_that_launched_it():
 
 @pytest.mark.spawns
 def test_launches_in_a_row_end_clean():
-    """Plain mp.spawn aborts in one of eight; the benchmark makes thirty."""
-    statuses = [labkit.launch(workloads.fit, steps=5, live=False).status for _ in range(12)]
-    assert statuses == ["finished"] * 12
+    """Plain mp.spawn aborts in one of eight: the repetition is the benchmark's, which makes thirty."""
+    statuses = [labkit.launch(workloads.fit, steps=5, live=False).status for _ in range(4)]
+    assert statuses == ["finished"] * 4
 
 
 # Scripts and terminals
@@ -556,7 +560,13 @@ def run_script(tmp_path, text, **options):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
     return subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path, **options
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
+        cwd=tmp_path,
+        **options,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import rank_processes
 from tests.test_kernel import Notebook, ranks_alive
 
-pytestmark = pytest.mark.spawns
+pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,7 +95,7 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook):
     asked = time.monotonic()
     notebook.interrupt()
     notebook.finish(cell)
-    assert cell.idle_s - asked < 3
+    assert cell.idle_s - asked < notebook.started_s, "sooner than a kernel starts"
     assert cell.error is None
     assert cell.stdout.endswith("stopped: ranks 0 and 1 are replaced: their variables are gone\n")
     assert cell.stderr == ""
@@ -129,4 +129,4 @@ def test_ranks_end_with_the_kernel(notebook):
     ranks = ranks_alive(notebook)
     assert len(ranks) == 2
     notebook.shut_down()
-    notebook.wait_until_gone(ranks, deadline_s=5)
+    notebook.wait_until_gone(ranks)

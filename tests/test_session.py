@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -15,9 +16,12 @@ import labkit
 from labkit.engines import standby
 from labkit.engines.processes import RankProcess
 from labkit.session import cells, session
-from tests.conftest import wait_until
+from tests.conftest import LONG_S, wait_until
 
 pytestmark = pytest.mark.spawns
+
+UNTIL = "while not __import__('os').path.exists('{path}'): __import__('time').sleep(0.05)"
+"""Code for the ranks: wait until the test has made a file."""
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +100,17 @@ torch.zeros(2, 2)
     assert len(lines) == 2 * 3005
 
 
-def test_output_comes_while_the_code_runs(ranks, monkeypatch):
-    shown = []
-    monkeypatch.setattr("builtins.print", lambda *words, **_: shown.append((time.monotonic(), *words)))
-    ranks.run("import time\nprint('early')\ntime.sleep(0.6)")
-    assert [words for _, words in shown] == ["[rank 0] early", "[rank 1] early"]
-    assert shown[0][0] < time.monotonic() - 0.3
+def test_output_comes_while_the_code_runs(ranks, monkeypatch, tmp_path):
+    shown, seen = [], tmp_path / "seen"
+
+    def show(*words, **_):
+        shown.append(" ".join(words))
+        if len(shown) == 2:
+            seen.touch()
+
+    monkeypatch.setattr("builtins.print", show)
+    ranks.run(f"print('early')\n{UNTIL.format(path=seen)}", timeout_s=LONG_S)
+    assert sorted(shown) == ["[rank 0] early", "[rank 1] early"]
 
 
 def test_variables_and_functions_are_sent_by_value(ranks):
@@ -140,23 +149,37 @@ def test_waiting_costs_no_processor_time(ranks):
     assert all(sum(p.cpu_times()[:2]) - b <= 0.03 for p, b in zip(processes, before, strict=True))
 
 
-def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks):
+def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, tmp_path):
     ranks.run("1")
     wait_until(lambda: standby._runs == 0)
-    seen = []
-    watching = threading.Timer(0.2, lambda: seen.append(standby._runs))
+    seen, begun, looked = [], tmp_path / "begun", tmp_path / "looked"
+
+    def watch():
+        wait_until(begun.exists)
+        seen.append(standby._runs)
+        looked.touch()
+
+    watching = threading.Thread(target=watch)
     watching.start()
-    ranks.run("import time\ntime.sleep(0.4)")
+    ranks.run(f"open({str(begun)!r}, 'w').close()\n{UNTIL.format(path=looked)}", timeout_s=LONG_S)
     watching.join()
     assert seen == [1]
     assert standby._runs == 0
 
 
-def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch, capsys):
+def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch, tmp_path):
     monkeypatch.setattr(session, "HINT_AFTER_S", 0.3)
-    ranks.run("import time\nif rank == 1:\n    time.sleep(1)", title="Cell In[7]")
-    said = "still at it: rank 0 has run the cell to its end; rank 1 is in time.sleep at Cell In[7], line 3"
-    assert said in capsys.readouterr().out
+    shown, seen = [], tmp_path / "seen"
+
+    def show(*words, **_):
+        shown.append(" ".join(words))
+        seen.touch()
+
+    monkeypatch.setattr("builtins.print", show)
+    ranks.run(f"if rank == 1:\n    {UNTIL.format(path=seen)}", title="Cell In[7]", timeout_s=LONG_S)
+    said = r"still at it: rank 0 has run the cell to its end; rank 1 is (in .+ )?at Cell In\[7\], line 2"
+    assert len(shown) == 1
+    assert re.fullmatch(said, shown[0]), shown[0]
 
 
 # Failing
@@ -246,10 +269,13 @@ def test_a_rank_that_dies_while_nothing_runs_is_told_at_the_next_use(capsys):
 
 
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
-def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_waited_for_it(how):
+def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_waited_for_it(how, tmp_path):
+    others = tmp_path / "the others are there"
     with labkit.Session(3) as ranks:
-        ranks.run(f"import os, threading\nif rank == 1:\n    threading.Timer(0.5, lambda: {how}).start()")
-        failure = failure_of(ranks, "dist.all_reduce(torch.ones(1))", only=[0, 2])
+        die = f"def die():\n    {UNTIL.format(path=others)}\n    {how}\n"
+        ranks.run(f"import os, threading\n{die}if rank == 1:\n    threading.Thread(target=die).start()")
+        code = f"open({str(others)!r}, 'w').close()\ndist.all_reduce(torch.ones(1))"
+        failure = failure_of(ranks, code, only=[0, 2])
         assert failure.rank == 1, str(failure)
         assert failure.verdict.headline.startswith("rank 1 died")
         assert failure.verdict.others[-1] == "so rank 1 is replaced: its variables are gone"

@@ -36,7 +36,7 @@ def the_cluster():
 def slurm(the_cluster, tmp_path):
     """A cluster with nothing to do, which has nothing to do afterwards either."""
     yield the_cluster
-    deadline = time.monotonic() + 10  # what is over takes its leave
+    deadline = time.monotonic() + LONG_S  # what is over takes its leave
     while (jobs := the_cluster.jobs()) and time.monotonic() < deadline:
         time.sleep(0.05)
     for job in jobs:
@@ -70,6 +70,7 @@ def logged(run):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_run_on_two_nodes_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     monkeypatch.setenv("SLURM_JOB_ID", "77777")  # as in a notebook that itself runs in a job
@@ -111,6 +112,7 @@ def test_a_run_on_two_nodes_is_seen_live_and_equals_a_local_one_bit_for_bit(laun
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm):
     run = launch(workloads.spin)
     logged(run)
@@ -132,6 +134,7 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path):
     runs = [launch(elsewhere.fit_and_show, tmp_path / "go", name=name) for name in ("first", "second")]
     for run in runs:
@@ -152,6 +155,7 @@ def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_rank_that_raises_ends_the_job_though_the_other_waits_for_nothing(launch, slurm, tmp_path):
     run = launch(elsewhere.fail, "raises", tmp_path / "go")
     logged(run)
@@ -167,6 +171,7 @@ def test_a_rank_that_raises_ends_the_job_though_the_other_waits_for_nothing(laun
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_victims(launch, slurm, tmp_path):
     run = launch(elsewhere.fail, "SIGKILL", tmp_path / "go")
     logged(run)
@@ -178,6 +183,7 @@ def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_vi
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_ranks_that_wait_to_meet_one_that_died_are_ended(launch, slurm, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
@@ -196,6 +202,7 @@ def test_ranks_that_wait_to_meet_one_that_died_are_ended(launch, slurm, tmp_path
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
     run = launch(workloads.go_astray, "sleeps", timeout_s=2)
     error = end_of(run)
@@ -206,6 +213,7 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_the_time_limit_is_named(launch, slurm):
     run = launch(workloads.spin, time="00:01:00")
     logged(run)
@@ -218,6 +226,7 @@ def test_the_time_limit_is_named(launch, slurm):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_node_that_is_lost_is_named(launch, slurm):
     run = launch(workloads.spin, requeue=False)
     logged(run)
@@ -229,6 +238,7 @@ def test_a_node_that_is_lost_is_named(launch, slurm):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
     run = launch(workloads.spin)
     logged(run)
@@ -245,6 +255,7 @@ def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
     go = tmp_path / "go"
     run = launch(elsewhere.resume, tmp_path / "kept", go, 12, (4, 7, 10))
@@ -280,6 +291,7 @@ def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(lau
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 @pytest.mark.parametrize("how", ["ends", "is killed"])
 def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, how):
     script = f"""
@@ -308,6 +320,8 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
 # The queue
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
     slurm.update(NodeName="node2", State="DRAIN", Reason="bad disk")
     first = launch(workloads.fit, timeout_s=0.1)
@@ -323,6 +337,8 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
     wait_until(lambda: not slurm.jobs())
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
     run = launch(workloads.fit, setup="echo the module is not there; exit 3")
     error = end_of(run)
@@ -332,6 +348,7 @@ def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
 
 
 @pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     python = tmp_path / "python"
     elsewhere_there = '[ "$SLURMD_NODENAME" = node2 ] && set -- "$1" /not/shared'
@@ -345,6 +362,8 @@ def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     assert "rank 1: /not/shared cannot be seen on" in str(error)
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_folder_that_no_node_sees(launch, slurm):
     slurm.update(NodeName="node1,node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
@@ -356,6 +375,8 @@ def test_a_folder_that_no_node_sees(launch, slurm):
     assert "the folder may not be shared" in str(error)
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tmp_path):
     with pytest.raises(
         RuntimeError, match=r"SLURM did not take the job: .*invalid partition.*\. The partitions are: de"
@@ -377,6 +398,8 @@ def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tm
 # attach
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_attach_says_what_it_cannot_find(slurm, tmp_path):
     with pytest.raises(ValueError, match=r"SLURM does not say where job 4242 keeps its files .*Give the run's folder"):
         labkit.attach(4242)
@@ -399,6 +422,8 @@ def test_attach_to_a_folder_of_another_kind(tmp_path):
         labkit.attach(folder.path)
 
 
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_job_that_slurm_has_forgotten_is_judged_by_its_folder(slurm, launch):
     slurm.update(NodeName="node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
@@ -455,12 +480,14 @@ def test_arguments_of_no_use(arguments, said):
 
 
 def test_on_takes_a_launcher_which_says_how_many_ranks_there_are():
-    with pytest.raises(TypeError, match=r"on is labkit\.Slurm\(…\) or labkit\.Torchrun\(…\), got 'slurm'"):
+    with pytest.raises(TypeError, match=r"on is labkit\.Slurm\(…\), labkit\.Torchrun\(…\) or a labkit\.Session, got"):
         labkit.launch(workloads.fit, on="slurm")
     with pytest.raises(ValueError, match=r"has 4 ranks, but world_size=2; leave world_size away"):
         labkit.launch(workloads.fit, on=labkit.Slurm(2, 2), world_size=2)
 
 
+@pytest.mark.spawns
+@pytest.mark.check
 def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="sbatch is not on this machine: .*Run the notebook there, or use labkit.To"):

@@ -9,22 +9,20 @@ import sys
 import threading
 import time
 
-import psutil
 import pytest
 import torch
 
 import labkit
 from labkit.engines import standby
 from tests import workloads
-from tests.conftest import lives, wait_until
+from tests.conftest import LONG_S, lives, wait_until
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """The machine's load, as standby sees it: idle, until a test says otherwise."""
-    load = {"percent": 0.0}
-    monkeypatch.setattr(standby.psutil, "cpu_percent", lambda: load["percent"])
-    monkeypatch.setattr(standby, "IDLE_S", 0.05)
+    """The notebook's own work, as standby sees it: none, until a test says otherwise."""
+    load = {"share": 0.0}
+    monkeypatch.setattr(standby.idle, "wanted_s", lambda apart_from=(): {1: load["share"] * time.monotonic()})
     assert standby._runs == 0, "an earlier test's run is still going"
     standby.on()
     yield load
@@ -40,19 +38,9 @@ def stand_by(count):
 
 
 def wait_until_warm(pids):
-    """Wait until processes have imported all they want to: they then use no processor time."""
-
-    def used():
-        return [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
-
-    seen = [used()]
-
-    def rests():
-        time.sleep(0.4)
-        seen.append(used())
-        return seen[-1] == seen[-2] and min(seen[-1]) > 0.5
-
-    wait_until(rests, deadline_s=60)
+    """Wait until the ranks that stand by say that they have imported all they want to."""
+    assert standby.pids() == pids
+    wait_until(standby.warm, LONG_S)
 
 
 def assert_stays(condition, for_s=1.0):
@@ -174,6 +162,16 @@ def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, what, 
     assert not any(map(lives, ready)), "they would not have seen it"
 
 
+# While they still import
+
+
+@pytest.mark.spawns
+def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
+    ready = stand_by(2)
+    assert not standby.warm()
+    assert pids_of_a_run() == ready
+
+
 # More, fewer, dead
 
 
@@ -246,18 +244,44 @@ def test_none_is_started_while_a_run_is_going(machine):
 
 
 @pytest.mark.spawns
-def test_none_is_started_while_the_machine_is_busy(machine):
-    machine["percent"] = 90.0
+def test_none_is_started_while_the_notebook_works(machine):
+    machine["share"] = 0.9
     standby.take(0)
     standby.done(1)
     assert_stays(lambda: standby.pids() == [])
-    machine["percent"] = 10.0
+    machine["share"] = 0.1
     wait_until(lambda: len(standby.pids()) == 1)
 
 
 @pytest.mark.spawns
+def test_they_are_started_while_other_programs_keep_every_core_busy(busy_cores):
+    standby.on()
+    try:
+        standby.take(0)
+        standby.done(1)
+        wait_until(lambda: len(standby.pids()) == 1, LONG_S)
+    finally:
+        standby.off()
+
+
+@pytest.mark.spawns
+def test_a_script_has_them_before_its_first_launch_if_it_asks(machine):
+    assert standby.pids() == []
+    standby.on(2)
+    wait_until(lambda: len(standby.pids()) == 2)
+    ready = standby.pids()
+    assert pids_of_a_run() == ready
+
+
+@pytest.mark.parametrize("world_size", [0, 1.5, True, "2"])
+def test_a_number_of_ranks_that_is_none_is_refused(world_size):
+    with pytest.raises(ValueError, match=r"world_size is a whole number of ranks, at least 1; got"):
+        standby.on(world_size)
+
+
+@pytest.mark.spawns
 def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
-    monkeypatch.setattr(standby, "KEEP_S", 0.5)
+    monkeypatch.setattr(standby, "KEEP_S", 2.0)
     ready = stand_by(1)
     wait_until(lambda: standby.pids() == [])
     assert not any(map(lives, ready))
@@ -276,11 +300,11 @@ def test_switched_off_those_there_are_end_and_none_follows(machine):
 
 @pytest.mark.spawns
 def test_switched_off_while_some_were_to_come_none_comes_when_switched_on_again(machine):
-    machine["percent"] = 90.0
+    machine["share"] = 0.9
     standby.take(0)
     standby.done(1)
     standby.off()
-    machine["percent"] = 0.0
+    machine["share"] = 0.0
     standby.on()
     assert_stays(lambda: standby.pids() == [], for_s=0.5)
 

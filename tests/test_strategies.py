@@ -66,7 +66,7 @@ def measure_all(worker, strategies, seed, steps=8):
 def launched(world_size, seed):
     """Launch every strategy that runs on so many ranks; a failure is kept as well, so that it happens once."""
     strategies = [s for s in (*ALL.values(), Summed, SkipsABucket) if s.ranks(world_size) == world_size]
-    run = labkit.launch(measure_all, strategies, seed, world_size=world_size, wait=False, live=False, timeout_s=120)
+    run = labkit.launch(measure_all, strategies, seed, world_size=world_size, wait=False, live=False)
     run.over.wait()
     return [s.title for s in strategies], run
 

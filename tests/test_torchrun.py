@@ -170,6 +170,19 @@ def test_stop_while_another_machine_is_waited_for(launch):
 
 
 @pytest.mark.spawns
+def test_ranks_under_an_agent_stop_by_the_same_rules_as_others(launch):
+    run = launch(workloads.slow_steps, 0.9)
+    wait_until(lambda: len(run.history) >= 4, LONG_S)
+    run.stop()
+    assert (run.status, run.states, run.cut_short) == ("stopped", ["finished"] * 2, "")
+    assert run.results[0] == run.results[1] > 0
+    run = launch(workloads.stuck)
+    wait_until(lambda: len(run.history) == 2, LONG_S)
+    run.stop(grace_s=LONG_S)
+    assert (run.status, run.states, run.cut_short) == ("stopped", ["ended"] * 2, "in vain")
+
+
+@pytest.mark.spawns
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)

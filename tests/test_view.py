@@ -17,6 +17,7 @@ from labkit import charts, notebook, view
 from labkit.output import LINES_KEPT
 from labkit.records import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
 from labkit.run import Run
+from tests.conftest import LONG_S, wait_until
 
 
 class NoRanks:
@@ -25,17 +26,22 @@ class NoRanks:
     outlives_notebook = False
     failure_grace_s = 0.4
     stop_grace_s = 2.0
+    quiet_s = 0.0
 
     def __init__(self):
         self.pids = []
         self.ended = set()
         self.asked_to_stop = False
+        self.kills = 0
 
     def ask_to_stop(self):
         self.asked_to_stop = True
 
     def kill(self):
-        pass
+        self.kills += 1
+
+    def usage(self, rank):
+        return None
 
     def killed(self, rank):
         return rank in self.ended
@@ -106,19 +112,25 @@ def slow_imports_are_paid():
     charts.picture(charts.logged(started(steps=3).recorded))
 
 
-def until(condition, deadline_s=3):
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {deadline_s} s"
-        time.sleep(0.01)
-
-
 def end(run, live):
     """Finish the run and give its live view once that has drawn the end."""
     finish(run)
-    live.join(10)
+    live.join(LONG_S)
     assert not live.is_alive()
     return live
+
+
+@pytest.fixture
+def printed(capsys):
+    """Gives all lines printed so far."""
+    text = ""
+
+    def lines():
+        nonlocal text
+        text += capsys.readouterr().out
+        return text.splitlines()
+
+    return lines
 
 
 # One line
@@ -368,35 +380,38 @@ def test_a_run_is_shown_as_text_where_there_is_no_notebook(capsys, page):
 # Lines, where nobody watches
 
 
-def test_lines_are_labelled_and_end_with_a_summary(capsys):
+def test_lines_are_labelled_and_end_with_a_summary(printed):
     run = started(steps=20)
     lines = view._Lines(run, in_notebook=False, wait=True)
     lines.start()
     run._take(Output(0, "hello\nun"))
     run._take(Output(1, "hi\n"))
-    time.sleep(1.4)
-    early = capsys.readouterr().out.splitlines()
+    wait_until(lambda: len(printed()) == 3)
+    early = printed()
     assert sorted(early[:2]) == ["[rank 0] hello", "[rank 1] hi"], "printed at once, whole lines only"
-    assert re.fullmatch(r"train: running · 2 ranks · step 19 .* 1\.\d s", early[2]), "then where the run stands"
+    assert re.fullmatch(r"train: running · 2 ranks · step 19 .* \d+\.\d s", early[2]), "then where the run stands"
     run._take(Output(0, "finished"))
     finish(run)
-    lines.join(5)
-    output, line, curve = capsys.readouterr().out.splitlines()
+    lines.join(LONG_S)
+    *more, output, line, curve = printed()[3:]
+    assert all(re.fullmatch("train: running .*", progress) for progress in more), "on a slow machine"
     assert output == "[rank 0] unfinished", "what came without a newline is not lost"
     assert line.startswith("train: finished · 2 ranks · step 19 · loss 0.55")
     assert curve.startswith("loss █")
 
 
-def test_a_background_run_prints_what_its_ranks_do_but_no_progress(capsys):
-    run = started(steps=20)
+def test_a_background_run_prints_what_its_ranks_do_but_no_progress(printed):
+    run, waited_for = started(steps=20), started(name="another", steps=20)
     lines = view._Lines(run, in_notebook=False, wait=False)
     lines.start()
+    view._Lines(waited_for, in_notebook=False, wait=True).start()
     run._take(Output(1, "hi\n"))
-    time.sleep(1.4)
-    assert capsys.readouterr().out == "[rank 1] hi\n"
+    wait_until(lambda: sum(line.startswith("another: running") for line in printed()) == 2)  # the first after a second
+    assert [line for line in printed() if not line.startswith("another")] == ["[rank 1] hi"]
     finish(run)
-    lines.join(5)
-    assert capsys.readouterr().out.startswith("train: finished")
+    lines.join(LONG_S)
+    assert printed()[-2].startswith("train: finished")
+    finish(waited_for)
 
 
 def test_in_a_notebook_lines_leave_a_summary_and_a_chart(capsys, page):
@@ -417,7 +432,7 @@ def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
     watcher = way(run)
     watcher.start()
     finish(run)
-    watcher.join(5)
+    watcher.join(LONG_S)
     first, chart = (place.things for place in page)
     assert "train: finished" in first[-1]["text/plain"]
     assert chart == [{"text/plain": ""}]
@@ -440,11 +455,11 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
             log(run, rank, [step], loss=[1 / (1 + step)])
         run._take(Output(0, f"printed at {step}\n"))
         time.sleep(0.01)
-    until(lambda: "step 29" in live._states.value)
-    until(lambda: "printed at 29" in live._texts[0].value)
+    wait_until(lambda: "step 29" in live._states.value)
+    wait_until(lambda: "printed at 29" in live._texts[0].value)
     assert "running" in live._title.value
     assert live._tabs.layout.display is None, "the tabs are there once a rank has printed"
-    until(lambda: live._figure is not None)
+    wait_until(lambda: live._figure is not None)
     figure = live._figure
     assert figure in live._box.children
     assert [trace.name for trace in figure.data] == ["rank 0", "rank 1", "mean"]
@@ -462,9 +477,9 @@ def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_erro
     run = started()
     live = watch(run)
     log(run, 0, [0], loss=[1.0])
-    until(lambda: "step 0" in live._states.value)
+    wait_until(lambda: "step 0" in live._states.value)
     fail(run)
-    live.join(10)
+    live.join(LONG_S)
     assert live._figure is None
     assert "train: failed" in page[0].things[-1]["text/plain"]
     assert list(page[1].things[-1].data[0].y) == [1], "the picture that stays has the chart"
@@ -474,13 +489,13 @@ def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
     run = started()
     live = watch(run)
     run._take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
-    until(lambda: "line 999" in live._texts[1].value)
+    wait_until(lambda: "line 999" in live._texts[1].value)
     assert re.findall(r"&lt;line (\d+)&gt;", live._texts[1].value) == [
         str(line) for line in range(1000 - view.TAIL_LINES, 1000)
     ]
     assert live._texts[0].value == ""
     run._take(Output(1, "10%\r20%\r"))
-    until(lambda: "\n20%</pre>" in live._texts[1].value)
+    wait_until(lambda: "\n20%</pre>" in live._texts[1].value)
     end(run, live)
 
 
@@ -490,19 +505,19 @@ def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
     run = started(steps=20)
     run._take(Output(0, "hello\n"))
     live = watch(run)
-    until(lambda: live._figure is not None)
+    wait_until(lambda: live._figure is not None)
     end(run, live)
-    until(lambda: [type(widget).__name__ for key, widget in open_widgets.items() if key not in before] == [])
+    wait_until(lambda: [type(widget).__name__ for key, widget in open_widgets.items() if key not in before] == [])
 
 
 def test_a_new_name_gets_a_panel_while_the_run_goes_on(page):
     run = started(steps=20)
     live = watch(run)
-    until(lambda: live._figure is not None)
+    wait_until(lambda: live._figure is not None)
     first = live._figure
     for rank in range(2):
         log(run, rank, [20], accuracy=[0.5])
-    until(lambda: first.comm is None)  # the old figure is closed
+    wait_until(lambda: first.comm is None)  # the old figure is closed
     assert {trace.meta[0] for trace in live._figure.data} == {"loss", "accuracy"}
     assert first not in live._box.children
     end(run, live)
@@ -513,8 +528,26 @@ def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
     live = view._Live(run)
     live._button.click()
     assert run._engine.asked_to_stop
-    assert live._button.disabled
+    assert live._button.description == "End now"
+    live._draw()
+    assert "stopping after this step" in live._title.value
     assert not run.over.is_set()
+    live.start()
+    end(run, live)
+    assert run.status == "stopped"
+
+
+def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
+    run = started(steps=20)
+    live = view._Live(run)
+    live._button.click()
+    run._mind_the_time()
+    assert not run._engine.kills, "there is time"
+    live._button.click()
+    assert live._button.disabled
+    run._mind_the_time()
+    assert run._engine.kills
+    assert run.cut_short == "late"
     live.start()
     end(run, live)
     assert run.status == "stopped"
@@ -523,7 +556,7 @@ def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
 def test_a_run_that_is_already_over_is_drawn_at_once(page):
     run = finish(started(steps=20))
     live = watch(run)
-    live.join(5)
+    live.join(LONG_S)
     assert not live.is_alive()
     assert "train: finished" in page[0].things[-1]["text/plain"]
     assert isinstance(page[1].things[-1], charts.Chart)
@@ -559,21 +592,24 @@ def test_two_thousand_updates_a_second_are_drawn_about_ten_times(redraws, page, 
     run = started(steps=2)
     live = watch(run)
     monkeypatch.setattr(live._heard, "clear", lambda: None)
-    until(lambda: redraws)
+    wait_until(lambda: redraws)
     redraws.clear()
     took_s = feed(run, 1000, seconds=1)  # of each of two ranks
-    assert 2 <= len(redraws) <= 12 * took_s
+    while len(redraws) < 2:  # a slow machine
+        took_s += feed(run, 1000, seconds=1)
+    assert len(redraws) <= 12 * took_s
     end(run, live)
     assert page[1].things[-1].data[0].y[-1] == pytest.approx(1 / 1000), "the end is always drawn"
 
 
-def test_a_front_end_that_does_not_answer_is_sent_about_one_redraw_a_second(redraws, page):
+def test_a_front_end_that_does_not_answer_is_sent_about_one_redraw_a_second(redraws, page, monkeypatch):
     run = started(steps=20)
     live = watch(run)
-    until(lambda: redraws)
+    wait_until(lambda: redraws)
     redraws.clear()
     took_s = feed(run, 100, seconds=2.2 * view.UNHEARD_S)
-    assert 1 <= len(redraws) <= 1 + took_s / view.UNHEARD_S
-    start = time.monotonic()
-    end(run, live)
-    assert time.monotonic() - start < 1.5 * view.UNHEARD_S, "the end does not wait for the front end"
+    while not redraws:  # a slow machine
+        took_s += feed(run, 100, seconds=view.UNHEARD_S)
+    assert len(redraws) <= 1 + took_s / view.UNHEARD_S
+    monkeypatch.setattr(view, "UNHEARD_S", 1e6)  # from now on the front end is waited for, for ever,
+    end(run, live)  # but not by the end

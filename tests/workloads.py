@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -99,6 +100,15 @@ def stuck(worker, where="collective"):
         threading.Event().wait()
 
 
+def stuck_in_backward(worker):
+    """Log once; then rank 1 does not come to the backward pass in which DDP averages."""
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    worker.log(loss=1.0)
+    if worker.rank == 0:
+        model(torch.ones(4, 8)).sum().backward()
+    threading.Event().wait()
+
+
 def random_numbers(worker):
     import random
 
@@ -139,7 +149,21 @@ def is_suspended():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def polls():
+    while not os.path.exists("/nowhere/to/be/found"):
+        time.sleep(0.05)
+
+
+def waits_for_a_thread():
+    """Which might read from a server, and end."""
+    done = threading.Event()
+    threading.Thread(target=lambda: (time.sleep(1e5), done.set()), daemon=True).start()
+    done.wait()
+
+
 ASTRAY = {
+    "polls": polls,
+    "waits for a thread": waits_for_a_thread,
     "sleeps": sleeps,
     "loops": loops,
     "holds the lock": holds_the_lock,
@@ -148,7 +172,74 @@ ASTRAY = {
 }
 
 
+def log_once(worker):
+    worker.log(loss=1.0)
+    return worker.rank
+
+
 def sleep_and_return(worker, seconds):
     worker.log(loss=1.0)
     time.sleep(seconds)
     return worker.rank
+
+
+def slow_steps(worker, seconds, how="computes"):
+    """Steps that take long: rank 0 logs before a step, rank 1 after it, then they meet. Returns the steps logged."""
+    logged, steps = 0, seconds if isinstance(seconds, list) else [seconds]
+    try:
+        for step in range(1000):
+            if worker.rank == 0:
+                worker.log(loss=1.0)
+                logged += 1
+            SLOW[how](worker, steps[min(step, len(steps) - 1)])
+            if worker.rank == 1:
+                worker.log(loss=1.0)
+                logged += 1
+            dist.all_reduce(torch.ones(1))
+    except labkit.Stopped:
+        return logged
+
+
+def computes(worker, seconds):
+    end = time.monotonic() + seconds
+    a = torch.randn(200, 200)
+    while time.monotonic() < end:
+        a @ a
+
+
+def sleeps_for(worker, seconds):
+    time.sleep(seconds)
+
+
+def one_sleeps_for(worker, seconds):
+    if worker.rank == 1:
+        time.sleep(seconds)
+
+
+def one_reads_slowly(worker, seconds):
+    """As from a slow disk or a server: what is read comes from another process, and no thread of this one works."""
+    if worker.rank == 1:
+        subprocess.run(["sleep", str(seconds)], check=True, stdout=subprocess.PIPE)
+
+
+class SlowData(torch.utils.data.IterableDataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __iter__(self):
+        time.sleep(self.seconds)
+        yield torch.zeros(1)
+
+
+def one_loads(worker, seconds):
+    if worker.rank == 1:
+        list(torch.utils.data.DataLoader(SlowData(seconds), num_workers=1))
+
+
+SLOW = {
+    "one rank loads": one_loads,
+    "computes": computes,
+    "sleeps": sleeps_for,
+    "one rank sleeps": one_sleeps_for,
+    "one rank reads": one_reads_slowly,
+}

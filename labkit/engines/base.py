@@ -31,10 +31,12 @@ class Engine(Protocol):
     outlives_notebook: bool
     """Whether the ranks go on when the notebook ends."""
     stop_grace_s: float
-    """How long ranks that were asked to stop may take to return what they have."""
+    """How long ranks that were asked to stop may take at least to return what they have."""
     failure_grace_s: float
     """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
     itself, or starts all again. Reports of victims make the verdict clearer."""
+    quiet_s: float
+    """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
     def folder(self) -> RunFolder | None:
@@ -47,7 +49,10 @@ class Engine(Protocol):
         """Give records that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
-        """Ask the ranks to end at their next common step."""
+        """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.
+
+        Their answers come as `records.Waits`.
+        """
 
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""

@@ -37,6 +37,7 @@ class FolderEngine:
     """How long ranks that were asked to stop may take: the word travels through a file."""
     failure_grace_s = float("inf")
     """The launcher ends the others when a rank fails, and may start them all again."""
+    quiet_s = 1.0
 
     def __init__(self, world_size: int, folder: RunFolder, about: dict[str, Any]) -> None:
         self.world_size, self.folder = world_size, folder

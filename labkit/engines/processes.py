@@ -36,6 +36,8 @@ class RankProcess:
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
         self._is_ready, self._ready_lock = False, threading.Lock()
+        self.warm = False
+        """Whether it is known to have imported all that it may import before its job."""
         self.born_with: list[Any] = []
         """The queues of all that were spawned together. A process that is still starting opens their semaphores, which
         must be there even if another of them has ended."""
@@ -50,10 +52,10 @@ class RankProcess:
     def is_ready(self) -> bool:
         """Whether the process has imported what a job needs."""
         with self._ready_lock:
-            if not self._is_ready and self.queue._reader.poll():
-                with contextlib.suppress(EOFError, OSError):  # it has ended
+            with contextlib.suppress(EOFError, OSError):  # it has ended; the next launch replaces it
+                if not self._is_ready and self.queue._reader.poll():
                     self.queue.get()
-                self._is_ready = True
+                    self._is_ready = True
             return self._is_ready
 
     def leave(self) -> None:

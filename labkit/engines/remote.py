@@ -36,6 +36,7 @@ class FolderLine(Line):
 
     def __init__(self, folder: RunFolder, rank: int, attempt: int) -> None:
         super().__init__()
+        self.rank = rank
         self.send = FileSender(folder.file(rank, attempt, "records")).send  # type: ignore[method-assign]
         listen(self.hear)
 

@@ -24,6 +24,7 @@ class JobLine(Line):
 
     def __init__(self, folder: RunFolder, rank: int) -> None:
         super().__init__()
+        self.rank = rank
         self._sender = FileSender(folder.file(rank, 0, "records"))
 
     def send(self, record: records.Record) -> None:

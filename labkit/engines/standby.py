@@ -1,9 +1,12 @@
 """Standby ranks: processes spawned ahead, with torch and what a first DDP step needs already imported.
 
 Each is used for one run and is then gone, so that no run sees anything of an earlier one. After a run as many are
-spawned as the run had ranks, once no run is going and the machine is idle. Each takes some hundred MB (`memory()`
-says how much) until it is used or has waited for `KEEP_S`. `off()`, or LABKIT_STANDBY=off in the environment, does
-without: every launch then starts its ranks cold.
+spawned as the run had ranks, once no run is going and the notebook is idle (`labkit.idle`); what other programs do on
+the machine is no matter. In a notebook with a reader the first are spawned when labkit has been imported. A launch that
+comes while they are still importing takes them as they are, and waits only for the rest.
+
+Each takes some hundred MB (`memory()` says how much) until it is used or has waited for `KEEP_S`. `off()`, or
+LABKIT_STANDBY=off in the environment, does without: every launch then starts its ranks cold.
 """
 
 from __future__ import annotations
@@ -13,21 +16,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.engines.processes import RankProcess, spawn
+from labkit import idle, notebook
+from labkit.engines import holders
+
+if TYPE_CHECKING:
+    from labkit.engines.processes import RankProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
 
-IDLE_SHARE = 0.3
-"""The machine is idle when less than this share of its cores is busy …"""
-
-IDLE_S = 0.4
-"""… over so many seconds."""
+LOOK_EVERY_S = 0.05
+"""Time between two looks whether standby ranks have imported all."""
 
 _lock = threading.RLock()
 _changed = threading.Condition(_lock)
@@ -35,24 +38,56 @@ _enabled = os.environ.get("LABKIT_STANDBY", "on").lower() not in ("off", "0", "n
 _ready: list[RankProcess] = []
 _born_in: Any = None
 """The surroundings that the standby ranks inherited."""
+_born_s = 0.0
+"""When the last of them were spawned, as `time.monotonic()`."""
 _wanted = 0
 _runs = 0
 """Runs that are going; nothing is spawned ahead meanwhile."""
 _keeper: threading.Thread | None = None
+_watches_cells = False
 
 
-def on() -> None:
-    """Keep standby ranks after each run (the default)."""
+def on(world_size: int | None = None) -> None:
+    """Keep standby ranks after each run (the default); with `world_size`, have so many spawned for the first run too.
+
+    A notebook with a reader does that by itself; a script or a notebook without one only if it is asked here.
+    """
     global _enabled
-    _enabled = True
+    if world_size is not None and (isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1):
+        raise ValueError(f"world_size is a whole number of ranks, at least 1; got {world_size!r}")
+    with _lock:
+        _enabled = True
+        if world_size is not None:
+            _want(world_size)
 
 
 def off() -> None:
     """Keep no standby ranks, and end those there are."""
     global _enabled, _wanted
-    with _lock:
+    with _changed:
         _enabled, _wanted = False, 0
         _drop()
+        _changed.notify_all()
+
+
+def ahead_of_the_first_launch() -> None:
+    """Spawn as many as a launch takes by default, if none has come yet, and wait until they have imported all.
+
+    The notebook's kernel does so in the background when it is idle after `import labkit`.
+    """
+    if not _enabled:
+        return
+    idle.wait()  # before torch is imported, too
+    import torch
+
+    count = torch.cuda.device_count() or 2  # does not initialise CUDA in the notebook
+    with _lock:
+        if not _enabled or _keeper is not None:
+            return
+        _want(count)
+    with _changed:
+        # Whoever comes first, a launch say, ends the wait: what is imported next is then needed at once.
+        _changed.wait_for(lambda: _runs > 0 or not _enabled or (not _wanted and _look_who_is_warm()))
 
 
 def pids() -> list[int]:
@@ -61,21 +96,27 @@ def pids() -> list[int]:
         return [process.pid for process in _ready if process.process.is_alive()]
 
 
+def warm() -> bool:
+    """Return whether as many stand by as are wanted, and all have imported what they may ahead of a run."""
+    with _lock:
+        _look_who_is_warm()
+        return bool(_ready) and not _wanted and all(process.warm for process in _ready)
+
+
 def memory() -> list[int]:
     """Give the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    found = []
-    for pid in pids():
-        info = psutil.Process(pid).memory_full_info()
-        found.append(getattr(info, "uss", info.rss))
-    return found
+    return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
     """Give processes for a run: those that stand by, then new ones. Balanced by `done`."""
+    from labkit.engines.processes import spawn
+
     global _ready, _runs, _wanted
-    with _lock:
+    with _changed:
         _runs += 1
         _wanted = 0
+        _changed.notify_all()  # whoever waits for a moment of rest need wait no longer
         if _ready and _born_in != _surroundings():
             _drop()  # a changed environment, folder or path: a process started now would see it, these do not
         alive = [process for process in _ready if process.process.is_alive()]
@@ -97,53 +138,69 @@ def take(count: int) -> list[RankProcess]:
 def begun() -> None:
     """Say that a run works again that had been counted as over. Balanced by `done`."""
     global _runs
-    with _lock:
+    with _changed:
         _runs += 1
+        _changed.notify_all()
 
 
 def done(count: int) -> None:
     """Say that a run of `count` ranks is over; as many may now be spawned ahead. 0: as many as were wanted before."""
-    global _runs, _wanted, _keeper
+    global _runs
     with _changed:
         _runs -= 1
-        if not _enabled:
-            return
-        _wanted = count or _wanted
-        if _keeper is None:
-            _keeper = threading.Thread(target=_keep, name="labkit-standby", daemon=True)
-            _keeper.start()
-        _changed.notify_all()
+        if _enabled and (count or _wanted):
+            _want(count or _wanted)
+
+
+def _want(count: int) -> None:
+    """Have so many stand by once the notebook is idle. With the lock held."""
+    global _wanted, _keeper
+    _wanted = count
+    if _keeper is None:
+        _keeper = threading.Thread(target=_keep, name="labkit-standby", daemon=True)
+        _keeper.start()
+    _changed.notify_all()
 
 
 def _surroundings() -> Any:
     """What a spawned process inherits, and a standby rank would miss if it changed."""
-    return dict(os.environ), os.getcwd(), list(sys.path)
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it has been deleted meanwhile
+        folder = ""
+    return dict(os.environ), folder, list(sys.path)
+
+
+def _is_due() -> bool:
+    return _wanted > 0 and _runs == 0
 
 
 def _keep() -> None:
+    _watch_the_cells()
     while True:
         with _changed:
-            _changed.wait_for(lambda: _wanted > 0 and _runs == 0)
-        if not _idle(lambda: _wanted > 0 and _runs == 0):
+            _changed.wait_for(_is_due)
+        if not idle.wait(_is_due, apart_from=pids, sleep=_sleep):
             continue
         _fill()
         with _changed:
+            while not (_runs or _wanted or _look_who_is_warm()):
+                _changed.wait(LOOK_EVERY_S)
+            _changed.notify_all()
             if not _changed.wait_for(lambda: _runs > 0 or _wanted > 0, timeout=KEEP_S):
                 _drop()
 
 
-def _idle(still: Callable[[], bool]) -> bool:
-    """Wait until the machine has been idle for a moment; give up when `still` no longer holds."""
-    psutil.cpu_percent()
-    while still():
-        time.sleep(IDLE_S)
-        if psutil.cpu_percent() < 100 * IDLE_SHARE:
-            return still()
-    return False
+def _sleep(seconds: float) -> None:
+    """Sleep, but no longer than standby ranks are due."""
+    with _changed:
+        _changed.wait_for(lambda: not _is_due(), seconds)
 
 
 def _fill() -> None:
-    global _born_in, _wanted
+    from labkit.engines.processes import spawn
+
+    global _born_in, _born_s, _wanted
     with _lock:  # a launch that comes now waits for these processes rather than start a second set
         if _runs or not _enabled or not _wanted:
             return
@@ -155,7 +212,35 @@ def _fill() -> None:
         missing = _wanted - len(_ready)
         _wanted = 0
         if missing > 0:
+            _born_s = time.monotonic()
             _ready.extend(spawn(missing))
+
+
+def _look_who_is_warm() -> bool:
+    """Take what standby ranks say; return whether none is importing any longer. With the lock held."""
+    for process in _ready:
+        if not process.warm and process.is_alive and process.is_ready:
+            process.warm = True
+            idle.seen_to_start_in(time.monotonic() - _born_s)
+    return all(process.warm or not process.process.is_alive() for process in _ready)
+
+
+def _watch_the_cells() -> None:
+    """After each cell of a notebook, replace standby ranks that would miss what the cell has changed."""
+    global _watches_cells
+    if not _watches_cells and notebook.has_kernel():
+        _watches_cells = True
+        notebook.after_each_cell(_renew)
+
+
+def _renew() -> None:
+    # A keeper that is spawning holds the lock: it will see the surroundings as they are, and the cell need not wait.
+    if _lock.acquire(blocking=False):
+        try:
+            if _ready and not _runs and _enabled and _born_in != _surroundings():
+                _want(max(_wanted, len(_ready)))
+        finally:
+            _lock.release()
 
 
 @atexit.register
@@ -163,3 +248,23 @@ def _drop() -> None:
     with _lock:
         while _ready:
             _ready.pop().close()
+
+
+class _Standby:
+    """The standby ranks as a holder of processes."""
+
+    def processes(self) -> list[holders.HeldProcess]:
+        with _lock:
+            _look_who_is_warm()
+            there = [(one.pid, "ready" if one.warm else "importing") for one in _ready if one.process.is_alive()]
+        return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
+
+    def end(self, pid: int) -> None:
+        with _lock:
+            for process in [one for one in _ready if one.pid == pid]:
+                _ready.remove(process)
+                process.close()
+
+
+_holder = _Standby()
+holders.add(_holder)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from labkit import records
 from labkit.engines import standby
+from labkit.engines.holders import unique_bytes
 from labkit.engines.local import LocalEngine, open_store
 from labkit.engines.processes import LEAVE_S, RankProcess, spawn
 from labkit.isolation import Surroundings
@@ -187,7 +188,7 @@ class LocalReserve:
         with self._lock:
             if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
                 self._measured_s = time.monotonic()
-                self._memory = [unique_bytes(process.pid) for process in self.processes]
+                self._memory = [_unique_bytes(process.pid) for process in self.processes]
             return [
                 ReservedRank(
                     rank,
@@ -279,13 +280,11 @@ class CellEngine(ReservedEngine):
         return store
 
 
-def unique_bytes(pid: int) -> int:
-    """Return the memory that ends with a process (unique set size), in bytes; 0 if it has ended."""
+def _unique_bytes(pid: int) -> int:
     try:
-        memory = psutil.Process(pid).memory_full_info()
-    except psutil.Error:
+        return unique_bytes(psutil.Process(pid))
+    except psutil.Error:  # it has ended
         return 0
-    return int(getattr(memory, "uss", memory.rss))
 
 
 def replaced_in_words(new: Sequence[Replaced]) -> str:

@@ -16,6 +16,7 @@ import cloudpickle
 import torch
 
 from labkit import notebook
+from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.packing import pack_call, pack_variables
 from labkit.run import Run, WorkerFailed, run_of
@@ -162,6 +163,7 @@ class Session:
         self._cells: dict[str, Cell] = {}
         self._number = next(_numbers)
         _open.add(self)
+        holders.add(self)
         this = weakref.ref(self)
         reserve.when_over(lambda why: session._close(why) if (session := this()) else None)
         self._wait_for_idleness()
@@ -323,6 +325,18 @@ class Session:
         from labkit.session import view
 
         view.show(self)
+
+    # As a holder of processes, for `labkit.processes`
+
+    def processes(self) -> list[holders.HeldProcess]:
+        """Return the ranks' processes, as far as they are on this machine."""
+        name = self.busy_with
+        ranks = zip(self.ranks, self.pids if self.is_here else [], strict=False)
+        return [one for rank, pid in ranks for one in holders.held("session", name, rank.rank, pid, rank.state, self)]
+
+    def end(self, pid: int) -> None:
+        """Begin to close the session."""
+        threading.Thread(target=self.close, name="labkit-close", daemon=True).start()
 
     # Holding the ranks
 

@@ -1,7 +1,8 @@
 """Measure how failures are told: for each way to fail of `tests/failures.py`, how often the rank that failed is named,
 and how long after the failure the error is there.
 
-World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone. The table grows as rows end;
+World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone; with --reserved all trials are
+on the ranks of one session, and each finds what those before have left of them. The table grows as rows end;
 build/failures.json keeps every trial.
 
     python tests/benchmarks/failures.py --trials 100 --rows SIGKILL sys.exit --world-sizes 2,3,4
@@ -22,6 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its table too
 
+import labkit  # noqa: E402
 from labkit.engines import standby  # noqa: E402
 from tests.failures import ROWS, trial  # noqa: E402
 
@@ -48,10 +50,10 @@ def places(world_sizes: list[int]) -> Iterator[tuple[int, int]]:
         yield world_size, next(ranks[world_size])
 
 
-def try_once(row: str, world_size: int, rank: int) -> Trial:
+def try_once(row: str, world_size: int, rank: int, on: labkit.Session | None) -> Trial:
     """Make one rank fail and judge what is said."""
     try:
-        error, after_s = trial(row, world_size, rank)
+        error, after_s, _ = trial(row, world_size, rank, on)
     except Exception as unexpected:
         return Trial(row, world_size, rank, None, False, None, f"{type(unexpected).__name__}: {unexpected}")
     # Of two ranks that meet in different collectives neither is wrong.
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100, help="of each row")
     parser.add_argument("--rows", nargs="*", default=[], help="all by default")
     parser.add_argument("--world-sizes", default="2,3,4")
+    parser.add_argument("--reserved", action="store_true", help="on the ranks of a session")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "failures.json")
     options = parser.parse_args()
     rows, world_sizes = chosen(options.rows), [int(size) for size in options.world_sizes.split(",")]
@@ -88,10 +91,11 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     print("| way to fail | right rank named | median s | greatest s |\n|---|---|---|---|", flush=True)
     done: list[Trial] = []
+    session = labkit.Session(max(world_sizes)) if options.reserved else None
     for row in rows:
         these = []
         for world_size, rank in itertools.islice(places(world_sizes), options.trials):
-            these.append(try_once(row, world_size, rank))
+            these.append(try_once(row, world_size, rank, session))
             if not these[-1].right:
                 print(f"wrong: {these[-1]}", file=sys.stderr, flush=True)
             options.out.write_text(json.dumps([t._asdict() for t in done + these], indent=1))

@@ -46,12 +46,11 @@ def launches(count: int, before: Callable[[], Any] = lambda: None, **options: An
     return found
 
 
-def wait_for_standby(world_size: int) -> None:
-    """Wait until as many ranks stand by, ready."""
-    deadline = time.monotonic() + 60
-    while len(standby.pids()) < world_size and time.monotonic() < deadline:
+def wait_for_standby() -> None:
+    """Wait until ranks stand by, ready."""
+    deadline = time.monotonic() + 120
+    while not standby.warm() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(3)  # for their imports
 
 
 def ipyparallel_cells(count: int) -> list[float]:
@@ -123,10 +122,7 @@ def main() -> None:
     report("fresh ranks (standby off)", launches(5, world_size=options.ranks))
     standby.on()
     launches(1, world_size=options.ranks)
-    report(
-        "standby ranks, when they are ready",
-        launches(5, lambda: wait_for_standby(options.ranks), world_size=options.ranks),
-    )
+    report("standby ranks, when they are ready", launches(5, wait_for_standby, world_size=options.ranks))
     standby.off()
     try:
         report("ipyparallel's engines, ready, one group", ipyparallel_cells(options.launches))

@@ -1,0 +1,86 @@
+"""Who holds processes on this machine: runs, standby ranks, sessions. One place to list and end them all.
+
+A holder registers itself with `add` and is forgotten when nothing else refers to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import NamedTuple, Protocol
+
+import psutil
+
+
+class HeldProcess(NamedTuple):
+    """One process that labkit holds, as it was when it was listed."""
+
+    kind: str
+    """"run", "standby" or "session"."""
+    name: str
+    """Of the run or session; "" for a standby rank, which belongs to none yet."""
+    rank: int | None
+    """None for a standby rank, which learns its rank with its job."""
+    pid: int
+    since_s: float
+    """When it was started, as `time.time()`."""
+    state: str
+    """What it does: "running", say, or "ready"."""
+    holder: Holder
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the process has for itself alone now (unique set size, where the system tells); 0 if it has ended."""
+        try:
+            return unique_bytes(psutil.Process(self.pid))
+        except psutil.Error:
+            return 0
+
+    def end(self) -> None:
+        """End it: a standby rank alone, but a run or a session as a whole. Does not wait until it is gone."""
+        self.holder.end(self.pid)
+
+
+class Holder(Protocol):
+    """Whatever holds processes."""
+
+    def processes(self) -> list[HeldProcess]:
+        """Return those that live; `held` makes each."""
+
+    def end(self, pid: int) -> None:
+        """Begin to end the one with this process id, and what cannot be without it. One that is gone is no error."""
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def add(holder: Holder) -> None:
+    """Have the processes of a holder listed, as long as it lives."""
+    _holders.add(holder)
+
+
+def processes() -> list[HeldProcess]:
+    """Return every process that labkit holds on this machine: runs first, standby ranks last, each by rank."""
+    order = {"run": 0, "session": 1, "standby": 2}
+    found = [process for holder in list(_holders) for process in holder.processes()]
+    # A run on reserved ranks has the session's processes.
+    found = list({one.pid: one for one in sorted(found, key=lambda one: one.kind == "session")}.values())
+    return sorted(found, key=lambda one: (order.get(one.kind, 1), one.since_s, one.name, one.rank or 0, one.pid))
+
+
+def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: Holder) -> list[HeldProcess]:
+    """Return one process in a list, or an empty list if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return [HeldProcess(kind, name, rank, pid, process.create_time(), state, holder)]
+    return []
+
+
+def unique_bytes(process: psutil.Process) -> int:
+    """Return what a process has for itself alone, in bytes; where the system does not tell, all that is resident.
+
+    Raises psutil.Error if it has ended.
+    """
+    memory = process.memory_full_info()
+    return int(getattr(memory, "uss", 0) or memory.rss)

@@ -1,0 +1,118 @@
+"""Measure what a rank takes of the machine's memory: by what it has imported and done, and by the number of ranks.
+
+USS, the unique set size, is what one process has for itself alone; PSS adds its share of what processes have in common
+(libraries, mostly); RSS counts that in full for every process, and so says little. What one more rank costs is how much
+the sum of all PSS grows. On Linux only.
+
+    python -m tests.benchmarks.memory --ranks 1 2 4 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import labkit
+
+STAGES = {
+    "Python": "",
+    "import torch": "import torch",
+    "what labkit's rank imports besides": "import labkit.worker, labkit.dynamo",
+    "a first step without a group": "labkit.dynamo.put_off(); labkit.worker._get_warm()",
+    "gloo, DDP, a step of 10 MB of parameters": """
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+from tests.benchmarks.memory import step
+step()
+""",
+    "torch._dynamo, which is put off until needed": "torch._dynamo.config",
+}
+"""What one process does, one after another."""
+
+LOOK = """
+rollup = dict(line.split()[:2] for line in list(open("/proc/self/smaps_rollup"))[1:])
+uss = int(rollup["Private_Clean:"]) + int(rollup["Private_Dirty:"])
+print(uss, rollup["Pss:"], rollup["Rss:"], len(__import__("sys").modules), flush=True)
+"""
+
+
+class Memory(NamedTuple):
+    """Of one process, in bytes."""
+
+    uss: int
+    pss: int
+    rss: int
+
+
+def look() -> Memory:
+    """Return the memory of this process."""
+    with open("/proc/self/smaps_rollup") as lines:
+        size = {line.split()[0]: int(line.split()[1]) * 1024 for line in list(lines)[1:]}
+    return Memory(size["Private_Clean:"] + size["Private_Dirty:"], size["Pss:"], size["Rss:"])
+
+
+def step() -> nn.Module:
+    """Take the first step of a training with SGD and momentum; the model has 10 MB of parameters."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1580, 1580))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    model(torch.randn(32, 1580)).pow(2).mean().backward()
+    optimizer.step()
+    return model
+
+
+def train(worker: labkit.Worker) -> Memory:
+    """Take one step, and look while every rank is there."""
+    model = step()
+    dist.barrier()
+    found = look()
+    dist.barrier()
+    del model
+    return found
+
+
+def by_stage() -> None:
+    """Print what one process takes after each of `STAGES`."""
+    code = LOOK.join(["", *(f"{do}\n" for do in STAGES.values())]).replace("\n\n", "\n")
+    done = subprocess.run([sys.executable, "-c", code + LOOK], capture_output=True, text=True, check=True)
+    print(f"{'one process':48}{'USS MB':>8}{'more':>8}{'RSS MB':>8}{'modules':>9}")
+    before = 0.0
+    for stage, line in zip(STAGES, done.stdout.splitlines()[-len(STAGES) :], strict=True):
+        uss, _, rss, modules = (int(part) for part in line.split())
+        print(f"{stage:48}{uss / 1e3:8.0f}{uss / 1e3 - before:+8.0f}{rss / 1e3:8.0f}{modules:9}")
+        before = uss / 1e3
+
+
+def by_ranks(numbers: list[int]) -> None:
+    """Print what a rank takes in runs of so many ranks, and what one more costs."""
+    print(f"\n{'ranks':>5}{'USS MB a rank':>16}{'PSS MB a rank':>16}{'PSS MB in all':>16}{'one more MB':>14}")
+    before = Memory(0, 0, 0), 0
+    for count in numbers:
+        found: list[Memory] = labkit.launch(train, world_size=count, live=False).results
+        uss, pss = (statistics.median(getattr(one, what) for one in found) / 1e6 for what in ("uss", "pss"))
+        total = sum(one.pss for one in found)
+        more = (total - before[0].pss) / (count - before[1]) / 1e6 if before[1] else float("nan")
+        print(f"{count:5}{uss:16.0f}{pss:16.0f}{total / 1e6:16.0f}{more:14.0f}", flush=True)
+        before = Memory(0, total, 0), count
+
+
+def main() -> None:
+    """Run both and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    options = parser.parse_args()
+    labkit.standby.off()
+    print(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}")
+    by_stage()
+    by_ranks(options.ranks)
+
+
+if __name__ == "__main__":
+    main()

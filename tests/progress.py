@@ -1,0 +1,88 @@
+"""How far the tests are and how long the rest will take: one line, rewritten in place on a terminal.
+
+Where nobody looks (a log file), a line at every twentieth of the tests. `-v` and `-q` are left to pytest.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+CACHE = "labkit/durations"
+"""Where the seconds that each test took are kept for the next run, in pytest's cache."""
+
+LINES = 20
+"""How many lines there are where stdout is no terminal."""
+
+
+class Progress:
+    """What is left is estimated from the last run's seconds where they are known, and from the mean otherwise."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._cache = getattr(config, "cache", None)  # pytest may run without
+        self._known: dict[str, float] = self._cache.get(CACHE, {}) if self._cache else {}
+        self._took: dict[str, float] = {}
+        self._ids: list[str] = []
+        self._lines = 0
+        self._shown = False
+
+    @property
+    def _reporter(self):
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._ids = [item.nodeid for item in session.items]
+        if self._config.option.verbose == 0 and not self._config.option.collectonly and self._reporter is not None:
+            self._shown = True
+            self._reporter.showfspath = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_teststatus(self):
+        """In the place of a letter for each test there is the line."""
+        category, letter, word = yield
+        return (category, "", "") if self._shown else (category, letter, word)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+        if self._shown and report.failed:
+            self._write(f"{report.outcome.upper()} {report.nodeid}", stays=True)
+
+    def pytest_runtest_logfinish(self) -> None:
+        if not self._shown:
+            return
+        if self._reporter.isatty:
+            self._write(self.line(), stays=False)
+        elif (due := LINES * len(self._took) // len(self._ids)) > self._lines:
+            self._lines = due
+            self._write(self.line(), stays=True)
+
+    def pytest_sessionfinish(self) -> None:
+        if self._shown and self._reporter.isatty:
+            self._reporter.rewrite("", erase=True)
+        self._shown = False  # the summary has words again
+        if self._cache and self._took:
+            self._cache.set(CACHE, self._known | self._took)
+
+    def line(self) -> str:
+        """Say how many tests are done, and how long the others will take."""
+        done, all_ = len(self._took), len(self._ids)
+        left_s = self.left_s()
+        left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+        return f"[{100 * done // max(1, all_):3d} %] {done} of {all_}" + (
+            f" · about {left} left" if done < all_ else ""
+        )
+
+    def left_s(self) -> float:
+        """Give the seconds that the other tests will take: as in the last run, if this one is as quick as that was."""
+        again = [name for name in self._took if name in self._known]
+        before_s, now_s = sum(self._known[name] for name in again), sum(self._took[name] for name in again)
+        pace = now_s / before_s if before_s > 10 else 1.0  # a few seconds tell nothing
+        seen = {name: pace * self._known[name] for name in self._ids if name in self._known} | self._took
+        mean_s = sum(seen.values()) / len(seen) if seen else 0.0
+        return sum(seen.get(name, mean_s) for name in self._ids if name not in self._took)
+
+    def _write(self, line: str, stays: bool) -> None:
+        if self._reporter.isatty:
+            self._reporter.rewrite(line + ("\n" if stays else ""), erase=True)
+        else:
+            self._reporter.write_line(line)

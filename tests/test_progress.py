@@ -1,0 +1,105 @@
+"""What `make test` itself says and insists on: how far it is, how long it will take, and who may start processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import LONG_S
+from tests.progress import CACHE, Progress
+
+ROOT = Path(__file__).parent.parent
+
+
+class Cache(dict):
+    def set(self, key, value):
+        self[key] = value
+
+
+def progress(names, known=None):
+    """Nobody looks at it: it only counts."""
+    config = SimpleNamespace(cache=Cache({CACHE: known or {}}), option=SimpleNamespace(verbose=-1, collectonly=False))
+    config.pluginmanager = SimpleNamespace(get_plugin=lambda name: None)
+    made = Progress(config)
+    made.pytest_collection_finish(SimpleNamespace(items=[SimpleNamespace(nodeid=name) for name in names]))
+    return made
+
+
+def took(made, name, *seconds):
+    for phase_s in seconds:
+        made.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=phase_s, failed=False))
+
+
+def test_what_is_left_is_what_it_took_the_last_time_and_the_mean_for_what_is_new():
+    made = progress("abcd", {"a": 20.0, "b": 60.0, "c": 200.0})
+    assert made.left_s() == pytest.approx(280 + 280 / 3)
+    took(made, "a", 1.0, 18.0, 1.0)
+    assert made.line() == "[ 25 %] 1 of 4 · about 6 min left"
+    took(made, "b", 60.0)
+    took(made, "d", 3.0)
+    assert made.left_s() == pytest.approx(200)
+    took(made, "c", 100.0)
+    assert made.line() == "[100 %] 4 of 4"
+    made.pytest_sessionfinish()
+    assert made._config.cache[CACHE] == {"a": 20.0, "b": 60.0, "c": 100.0, "d": 3.0}, "for the next time"
+
+
+def test_on_a_machine_that_is_twice_as_slow_as_the_last_time_twice_as_much_is_left():
+    made = progress("abc", {"a": 20.0, "b": 5.0})
+    took(made, "a", 40.0)
+    assert made.left_s() == pytest.approx(10 + (40 + 10) / 2)
+
+
+def test_with_nothing_known_the_mean_of_this_run_is_taken():
+    made = progress("abc")
+    assert made.left_s() == 0
+    took(made, "a", 4.0)
+    assert made.line() == "[ 33 %] 1 of 3 · about 8 s left"
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_then(tmp_path):
+    (tmp_path / "test_these.py").write_text(
+        textwrap.dedent("""
+        import os, subprocess
+        import pytest
+
+        @pytest.mark.parametrize("n", range(97))
+        def test_of_itself(n):
+            pass
+
+        def test_that_calls():
+            subprocess.run(["true"])
+
+        def test_that_forks():
+            if not os.fork():
+                os._exit(0)
+            os.wait()
+
+        @pytest.mark.spawns
+        def test_that_may():
+            subprocess.run(["true"])
+        """)
+    )
+    command = f"-m pytest -p tests.conftest -p no:cacheprovider --rootdir={tmp_path} {tmp_path}".split()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=5 * LONG_S, check=False
+    )
+    lines = done.stdout.splitlines()
+    assert "2 failed, 98 passed" in lines[-1], "pytest's own last line"
+    assert "starts processes, but has none of the markers" in done.stdout
+    assert {line.split("::")[1] for line in lines if line.startswith("FAILED")} == {
+        "test_that_calls",
+        "test_that_forks",
+    }
+    shown = [line for line in lines if line.startswith("[")]
+    assert re.fullmatch(r"\[  5 %\] 5 of 100 · about \d+ s left", shown[0])
+    assert shown[-1] == "[100 %] 100 of 100"
+    assert len(shown) == 20
