@@ -118,6 +118,7 @@ def exit_of(job, rank=0):
     return found
 
 
+@pytest.mark.spawns
 def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_guard):
     process = start_guard()
     for number, only in ((1, "0"), (2, "1"), (3, "0,1")):
@@ -132,6 +133,7 @@ def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_guard
     assert (first.node, first.is_ready, first.exit_code) == ("node7", True, 0)
 
 
+@pytest.mark.spawns
 def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_guard):
     start_guard()
     job = add_job(folder, 1, "dies")
@@ -145,6 +147,7 @@ def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_guard):
     assert heard(folder) == ["0 job:1", "1 job:2"]
 
 
+@pytest.mark.spawns
 def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(folder, start_guard):
     start_guard()
     job = add_job(folder, 1, "dies before it begins")
@@ -154,6 +157,7 @@ def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(fo
     assert heard(folder) == ["0 job:1", "1 job:1"]
 
 
+@pytest.mark.spawns
 def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_guard):
     start_guard()
     add_job(folder, 1, "ends")
@@ -170,6 +174,7 @@ def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_guard):
     assert exit_of(folder.of_job(1)).code == 0
 
 
+@pytest.mark.spawns
 def test_a_rank_that_cannot_start_is_not_started_again(folder, start_guard):
     (folder.path / "cannot start").touch()
     assert start_guard().wait(10) == 5
@@ -177,6 +182,7 @@ def test_a_rank_that_cannot_start_is_not_started_again(folder, start_guard):
     assert cluster._read_process(folder, 0, 0).exit_code == 5
 
 
+@pytest.mark.spawns
 def test_a_guard_that_comes_later_takes_up_what_nobody_has_begun_and_ends_what_another_had(folder, start_guard):
     """As after a node was lost, when the launcher starts all again."""
     for number, text in ((1, "ends"), (2, "is stuck"), (3, "ends"), (4, "ends")):
@@ -196,6 +202,7 @@ def test_a_guard_that_comes_later_takes_up_what_nobody_has_begun_and_ends_what_a
     assert (lost.exit_code, lost.was_ended) == (-9, True)
 
 
+@pytest.mark.spawns
 def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, start_guard):
     folder.note({"session": {"idle_s": 0.5}})
     process = start_guard()
