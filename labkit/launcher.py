@@ -123,6 +123,11 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
     folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
     about = folder.about()
+    if about.get("launcher") == "session":
+        raise ValueError(
+            f"{folder.path} is one job of a session; attach to the session, whose `last` is the newest job: "
+            f"labkit.attach({str(folder.path.parent.parent)!r})"
+        )
     if about.get("launcher") != "slurm":
         raise ValueError(
             f"{folder.path} is a run under {about.get('launcher')}, which ended with its notebook; "

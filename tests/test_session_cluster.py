@@ -1,4 +1,4 @@
-"""Sessions on a real SLURM of two nodes and under torchrun: ranks that outlive runs, nodes and the notebook."""
+"""Sessions on a real SLURM of two nodes: reserved ranks that outlive runs, nodes and the notebook."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labkit.session import cluster as on_cluster
 from tests import cluster, elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
-pytestmark = pytest.mark.spawns
+pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -359,35 +359,3 @@ def test_a_session_that_waits_says_why_and_what_is_launched_on_it_can_be_stopped
         run.stop()
         assert (run.status, run.error) == ("stopped", None)
     wait_until(lambda: job_of(session) not in slurm.jobs())
-
-
-# torchrun
-
-
-def test_the_same_under_torchrun(tmp_path, capsys):
-    with labkit.Session(on=labkit.Torchrun(folder=tmp_path)) as session:
-        local = labkit.launch(workloads.fit, live=False)
-        runs = [launch(session, workloads.fit) for _ in range(2)]
-        for run in runs:
-            assert run.history["loss"].tolist() == local.history["loss"].tolist()
-        session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
-        pids = session.pids
-        error = end_of(begin(session, workloads.fit, 20, 3, "SIGKILL"))
-        assert error.rank == 1
-        capsys.readouterr()
-        assert session.values("'x' in globals()") == [True, False]
-        assert "rank 1 is new (its process had ended: SIGKILL)" in capsys.readouterr().out
-        assert session.pids[0] == pids[0]
-        with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
-            labkit.attach(session.folder)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
-
-
-def test_an_agent_that_dies_ends_run_and_session(tmp_path):
-    with labkit.Session(on=labkit.Torchrun(nproc_per_node=1, folder=tmp_path)) as session:
-        run = begin(session, workloads.spin, False)
-        session._reserve._carrier._agent.kill()
-        error = end_of(run)
-        assert str(error).startswith("torchrun was ended by SIGKILL")
-        session.ended.wait(LONG_S)
-        assert session.why_over.startswith("torchrun was ended by SIGKILL")

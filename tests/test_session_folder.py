@@ -434,6 +434,14 @@ def test_the_time_left_is_read_as_slurm_writes_it(left, seconds):
     assert slurm._seconds(left) == seconds
 
 
+def test_attach_to_one_job_of_a_session_says_where_the_session_is(launch, folder, ranks):
+    run = launch()
+    with pytest.raises(ValueError, match=rf"is one job of a session; attach to the session.*{folder.path.name}'\)"):
+        labkit.attach(run.folder)
+    for rank in ranks:
+        rank.end(1)
+
+
 def test_attach_to_a_session_under_torchrun(folder):
     folder.note({"launcher": "torchrun", "session": {}})
     with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):

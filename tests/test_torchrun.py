@@ -225,6 +225,41 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
     wait_until(lambda: not any(lives(process.pid) for process in family))
 
 
+# Sessions
+
+
+@pytest.mark.spawns
+def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path, capsys):
+    with labkit.Session(on=labkit.Torchrun(folder=tmp_path)) as session:
+        local = labkit.launch(workloads.fit, live=False)
+        runs = [labkit.launch(workloads.fit, on=session, live=False) for _ in range(2)]
+        for run in runs:
+            assert run.history["loss"].tolist() == local.history["loss"].tolist()
+        session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
+        pids = session.pids
+        error = end_of(labkit.launch(workloads.fit, 20, 3, "SIGKILL", on=session, wait=False, live=False))
+        assert error.rank == 1
+        capsys.readouterr()
+        assert session.values("'x' in globals()") == [True, False]
+        assert "rank 1 is new (its process had ended: SIGKILL)" in capsys.readouterr().out
+        assert session.pids[0] == pids[0]
+        with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
+            labkit.attach(session.folder)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+@pytest.mark.spawns
+def test_an_agent_that_dies_ends_run_and_session(tmp_path):
+    with labkit.Session(on=labkit.Torchrun(nproc_per_node=1, folder=tmp_path)) as session:
+        run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
+        wait_for_step(run, 1)
+        session._reserve._carrier._agent.kill()
+        error = end_of(run)
+        assert str(error).startswith("torchrun was ended by SIGKILL")
+        session.ended.wait(LONG_S)
+        assert session.why_over.startswith("torchrun was ended by SIGKILL")
+
+
 # Without processes
 
 
