@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -227,7 +228,10 @@ class Carrier(FolderEngine):
     def submit(self, job):
         return {}
 
+    is_ended = False
+
     def end(self):
+        self.is_ended = True
         self.settle(0.0)
 
     def interruption(self):
@@ -341,6 +345,43 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, 
         (rank, "the job lost a node: node2 is down") for rank in range(2)
     ]
     assert reserve.take_replaced() == []
+
+
+def test_a_session_that_waits_for_machines_again_can_be_closed(reserve, carrier, ranks):
+    for rank in ranks:
+        write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, -15, False, True, 1.0)
+    reserve.close()
+    assert carrier.is_ended, "nobody is there to hear that it is to leave"
+
+
+def test_ranks_that_leave_when_told_need_not_be_ended(reserve, carrier, ranks, folder):
+    def leave():
+        wait_until(lambda: "leave" in folder.asked.read_text())
+        for rank in ranks:
+            write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, 0, False, False, 1.0)
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    reserve.close()
+    leaving.join()
+    assert not carrier.is_ended
+
+
+def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch, reserve, ranks, held):
+    run = launch()
+    for rank in ranks:
+        rank.send(1, records.Started(rank.rank))
+        rank.end(1, -15, ended=True)
+    again = Run(reserve.pick_up(1, held.append, held.remove), 2, "again")
+    again._engine.follow()
+    again.follow(A_JOB)
+    assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
+    run._engine.end_with(records.JobEnded(-1, "the job lost a node", "It is broken."))
+    over(run)
+    later = Run(reserve.pick_up(1, held.append, held.remove), 2, "later")
+    later._engine.follow()
+    later.follow(A_JOB)
+    assert str(over(later)).startswith("the job lost a node\n\nIt is broken."), "who saw it has written it down"
 
 
 def test_a_rank_that_died_is_new_once(launch, reserve, ranks):

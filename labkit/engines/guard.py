@@ -222,7 +222,7 @@ class Reserved:
         records = self._records_of(self._job) if self._job else None
         again = was_ready and not ended and not leaves and records is not None and not records.exists()
         if records is not None and not again and not has_exit(records):
-            _append(records, end)
+            _append(records, [*end[:4], ended or leaves, end[5]])
         if leaves or not (was_ready or self._killed):
             return False
         self._killed = False

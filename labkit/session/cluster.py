@@ -341,8 +341,10 @@ class ClusterReserve:
         why = f"{ended.headline}. {ended.cause}".strip()
         if "idle" in words:
             why = f"nothing had run on them for {session['idle_s']:g} s (idle_s)"
+            ended = records.JobEnded(-1, f"the ranks are gone: {why}", "")
         elif "leave" in words:
             why = "they were closed"
+            ended = records.JobEnded(-1, f"the ranks are gone: {why}", "")
         elif dead := self._dead_before_ready():
             why = dead
             ended = records.JobEnded(-1, dead, ended.headline)
@@ -374,16 +376,22 @@ class ClusterReserve:
             if self._is_closed.is_set():
                 return
             self._is_closed.set()
-        if not self._carrier.is_over:
-            if not self.waits:
-                with contextlib.suppress(OSError):
-                    self.ask("leave")
-                deadline = time.monotonic() + LEAVE_S
-                while time.monotonic() < deadline and not self._carrier.is_over and not self._have_left():
-                    time.sleep(0.02)
-            if not self._carrier.is_over and not self._have_left():
-                self._carrier.end_now()
+        if not self._carrier.is_over and not self._leave():
+            self._carrier.end_now()
         self._carrier.close()
+
+    def _leave(self) -> bool:
+        """Have the ranks leave, which ends the launcher's job; return whether they have."""
+        if self.waits or self._have_left():
+            return False  # nobody is there to hear it, but others may come
+        with contextlib.suppress(OSError):
+            self.ask("leave")
+        deadline = time.monotonic() + LEAVE_S
+        while time.monotonic() < deadline:
+            if self._carrier.is_over or self._have_left():
+                return True
+            time.sleep(0.02)
+        return False
 
     def _have_left(self) -> bool:
         with self._lock:
@@ -444,6 +452,7 @@ class JobEngine(FolderEngine):
         """New processes that have not begun yet."""
         self._withheld: list[records.Exit] = []
         """Of ranks that the launcher has ended, until it is known why."""
+        self._patience_s = OUTSIDE_S
         self._withhold_until_s = self._no_answer_s = float("inf")
         self._ending: records.JobEnded | None = None
         self._is_told = False
@@ -471,6 +480,10 @@ class JobEngine(FolderEngine):
         self._hold(self)
         self._reserve.take(self)
         self._ended_by_us = self._reserve.given_up(self.number)
+        if kept := self.about.get("ended"):
+            self._ending = records.JobEnded(-1, *kept)
+        if not self._reserve.at_work(self.number):
+            self._patience_s = 0.0  # whoever ended it has said why long ago
         self._say_who_is_absent()
 
     def _check_nobody_else_is_at_it(self) -> None:
@@ -555,7 +568,7 @@ class JobEngine(FolderEngine):
             self._exits[record.rank] = record
             if record.ended and record.rank not in self._ended_by_us:
                 self._withheld.append(record)
-                self._withhold_until_s = min(self._withhold_until_s, time.monotonic() + OUTSIDE_S)
+                self._withhold_until_s = min(self._withhold_until_s, time.monotonic() + self._patience_s)
                 self._reserve.look()
             else:
                 found.append(record)
@@ -573,7 +586,13 @@ class JobEngine(FolderEngine):
             return []
         if not missing and not self._withheld:
             return []
+        if ending is None and not self._killed:
+            who = rank_list([exit.rank for exit in self._withheld] or missing)
+            cause = "Nobody here saw why. The node may have been lost or taken away, or the cluster's job ended."
+            ending = records.JobEnded(-1, f"{who} ended from outside", cause)
         self._is_told = True
+        if ending is not None:
+            self.folder.note(self.about | {"ended": ending[1:]})
         if missing:  # whoever is started in their place is not to begin this job
             self._reserve.ask(f"kill:{self.number}:{_listed(missing)}")
         gone = [records.Exit(rank, -9, ended=True, unseen=True) for rank in missing]

@@ -110,6 +110,10 @@ class Session:
     ) -> None:
         from labkit.launcher import check_backend, check_world_size, ranks_on
 
+        if isinstance(on, Session):
+            raise TypeError(
+                f"on is labkit.Slurm(…) or labkit.Torchrun(…), got {on!r}, whose ranks are reserved already"
+            )
         gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
         world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
         backend = check_backend(backend, world_size, gpus)
