@@ -15,6 +15,7 @@ from labkit.session import cluster as on_cluster
 from labkit.session import view
 from tests import cluster, elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.test_kernel import Notebook
 
 pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
 
@@ -89,6 +90,15 @@ def test_each_launch_has_a_place_output_and_records_of_its_own(ranks):
     assert first.output == [f"hello from {rank}\n" for rank in range(2)]
     assert ["native 1\n" in output for output in second.output] == [False, True]
     assert all(peak > 2**20 for peak in second.peak_bytes)
+
+
+def test_a_launch_sees_the_notebooks_folder_of_now_and_nothing_that_a_cell_has_set(ranks, tmp_path, monkeypatch):
+    ranks.run("import os, random\nos.environ['LEFT'] = 'by a cell'\ntorch.set_default_dtype(torch.float64)")
+    monkeypatch.chdir(tmp_path)
+    said = launch(ranks, lambda worker: (os.getcwd(), os.environ.get("LEFT"), torch.get_default_dtype())).results
+    assert said == [(str(tmp_path), None, torch.float32)] * 2
+    assert ranks.values("(os.environ['LEFT'], torch.get_default_dtype())") == [("by a cell", torch.float64)] * 2
+    ranks.run("torch.set_default_dtype(torch.float32)")
 
 
 def test_fewer_ranks_are_the_first(ranks):
@@ -238,6 +248,23 @@ def test_a_restarted_kernel_finds_the_ranks_their_variables_and_what_is_going_on
     assert labkit.attach(ranks.folder).last.name == "%ranks z"
 
 
+def test_cells_of_a_notebook_run_on_ranks_that_it_has_attached_to(ranks, tmp_path):
+    ranks.run("w = 5 + rank")
+    notebook = Notebook(tmp_path)
+    try:
+        notebook.run(f"%load_ext labkit\nimport labkit\nranks = labkit.attach({job_of(ranks)})")
+        notebook.run("lr = 0.5")
+        cell = notebook.run("%%ranks --send lr\n(rank, world_size, w, lr)")
+        assert cell.stdout == "[rank 0] (0, 2, 5, 0.5)\n[rank 1] (1, 2, 6, 0.5)\n"
+        notebook.run("def double(worker):\n    worker.log(loss=2 * worker.rank)\n    return lr")
+        notebook.run("results = labkit.launch(double, on=ranks, live=False).results")
+        assert notebook.value("results") == [0.5, 0.5]
+    finally:
+        notebook.close()
+    assert not ranks.over, "they outlive the notebook"
+    assert ranks.values("w") == [5, 6]
+
+
 # Nodes
 
 
@@ -314,6 +341,12 @@ def test_an_idle_session_gives_its_nodes_back_by_itself(small, slurm):
         session.run("1")
 
 
+def test_what_slurm_refuses_is_said(slurm, tmp_path):
+    with pytest.raises(RuntimeError, match=r"SLURM did not take the job: .*invalid partition"):
+        labkit.Session(on=labkit.Slurm(folder=tmp_path, partition="gpu"))
+    assert list(tmp_path.iterdir()) == [], "no folder without a session"
+
+
 def test_closing_stops_what_runs_and_ends_the_job(small, slurm):
     session = small()
     run = begin(session, workloads.spin, False)
@@ -323,6 +356,8 @@ def test_closing_stops_what_runs_and_ends_the_job(small, slurm):
     assert session.ranks == session.pids == []
     wait_until(lambda: job_of(session) not in slurm.jobs())
     assert "COMPLETED" in slurm.run("squeue", "-h", "-t", "all", "-o", "%T", "-j", job_of(session))
+    again = labkit.attach(session.folder)
+    assert (again.over, again.why_over, again.last.status) == (True, "they were closed", "stopped")
 
 
 def test_a_node_that_is_not_given_back_ends_the_session(small, slurm):

@@ -431,7 +431,7 @@ def test_the_end_of_the_launchers_job_ends_the_run_and_is_told_the_session(launc
     assert told == ["the job was cancelled. Ask who did it."]
 
 
-def test_another_notebooks_run_holds_the_ranks_too(launch, folder, held, ranks):
+def test_another_notebooks_run_holds_the_ranks_too(launch, reserve, folder, held, ranks):
     add_job(folder, 1)
     launch_is_not_refused = "its notebook ended before it had given it to the ranks"
     run = launch()
@@ -447,7 +447,9 @@ def test_another_notebooks_run_holds_the_ranks_too(launch, folder, held, ranks):
     assert not held
     ranks[0].end(3)
     folder.ask("kill:3:1")
+    assert reserve.were_used_elsewhere
     launch()
+    assert not reserve.were_used_elsewhere
     for rank in ranks:
         rank.end(4)
 

@@ -88,6 +88,8 @@ class ClusterReserve:
         self._have_begun = False
         self._ready_s = float("inf")
         self._engine: JobEngine | None = None
+        self._newest = 0
+        """The last job that this notebook knows of."""
         self._is_closed = threading.Event()
         self._when_over: Callable[[str], None] = lambda why: None
 
@@ -146,7 +148,12 @@ class ClusterReserve:
         with self._lock:
             if self._is_closed.is_set():
                 raise RuntimeError("these ranks are closed; make a new labkit.Session")
-            self._engine = engine
+            self._engine, self._newest = engine, engine.number
+
+    @property
+    def were_used_elsewhere(self) -> bool:
+        """Whether another notebook has used the ranks since this one did."""
+        return self.folder.newest_job() != self._newest
 
     def give_back(self, engine: JobEngine) -> None:
         """Take the ranks back from a job."""
@@ -292,7 +299,7 @@ class ClusterReserve:
 
     @property
     def ready_s(self) -> float:
-        """When all ranks were ready first, as `time.monotonic()`; infinite before."""
+        """When all ranks had been started and were ready, as `time.monotonic()`; infinite before."""
         return self._ready_s
 
     # Following the launcher
@@ -304,13 +311,18 @@ class ClusterReserve:
                 self._end()
                 return
             if self._ready_s == float("inf"):
-                with self._lock:
-                    self._read()
-                if not self._have_begun and all(process.number >= 0 for process in self._processes):
-                    self._have_begun = True
-                    self._carrier.ranks_have_begun()
-                if all(process.is_ready for process in self._processes):
-                    self._ready_s = time.monotonic()
+                self._look_whether_ready()
+
+    def _look_whether_ready(self) -> None:
+        with self._lock:
+            self._read()
+            states = {self._state(rank) for rank in range(self.world_size)}
+            has_begun = all(process.number >= 0 for process in self._processes)
+        if has_begun and not self._have_begun:
+            self._have_begun = True
+            self._carrier.ranks_have_begun()
+        if states == {"idle"}:
+            self._ready_s = time.monotonic()
 
     def _hear(self) -> None:
         for record in self._carrier.news():
@@ -323,6 +335,7 @@ class ClusterReserve:
                 engine = self._engine
                 lost = begins_to_wait and any(process.number >= 0 for process in self._processes)
             if lost:
+                self._ready_s = float("inf")
                 ended = self._carrier.interruption()
                 self.lose(range(self.world_size), ended.headline)
                 if engine is not None:
@@ -361,6 +374,11 @@ class ClusterReserve:
                 how = exit_in_words(process.exit_code)
                 return f"rank {rank} died ({how}) before it was ready; it wrote: {output[-2000:] or 'nothing'}"
         return ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the launcher has done with the ranks."""
+        return self._carrier.is_over
 
     def let_go(self) -> None:
         """Take notice that nobody here has the session any more: it goes on without its notebook where it can."""

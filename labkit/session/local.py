@@ -65,6 +65,7 @@ class LocalReserve:
     minds_idleness = False
     """The session does."""
     folder: None = None
+    were_used_elsewhere = False
     ready_s = float("-inf")
     """They can be given work at once."""
 

@@ -48,6 +48,9 @@ HINT_AFTER_S = 5.0
 PRINT_EVERY_S = 0.1
 """Least time between two looks at what the ranks have printed; within it lines are shown rank by rank."""
 
+END_SAID_S = 20.0
+"""How long it may take to say why a session is over that is attached to."""
+
 IDLE_S = 1800.0
 """How long ranks are kept with nothing to do, unless a session is told otherwise."""
 
@@ -131,6 +134,8 @@ class Session:
         session = cls.__new__(cls)
         session._begin(ClusterReserve.attach(folder, about), None, None, **about["session"])
         session._pick_up()
+        if session._reserve.is_over:
+            session.ended.wait(END_SAID_S)
         return session
 
     def _begin(
@@ -459,7 +464,7 @@ class Session:
         if new := self._new_ranks():
             self._group = None
             print(f"{replaced_in_words(new)}: {_variables_gone([each.rank for each in new])}", flush=True)
-        if self._group is None:
+        if self._group is None or self._reserve.were_used_elsewhere:
             self._group, self._group_store = next(_numbers), self._reserve.new_group_store()
             joining = self._start(engine(range(self.world_size)), pack_call(_join, (), {}), name, None)
             try:
