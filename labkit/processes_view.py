@@ -71,7 +71,9 @@ def _row(process: HeldProcess, memory_bytes: int) -> tuple[str, ...]:
     if process.kind == "standby":
         what = "stands by"
     else:
-        what = f"{process.kind} {process.name!r}" + ("" if process.rank is None else f", rank {process.rank}")
+        what = " ".join(filter(None, (process.kind, process.name and repr(process.name)))) + (
+            "" if process.rank is None else f", rank {process.rank}"
+        )
     since = time.strftime("%H:%M:%S", time.localtime(process.since_s))
     return what, str(process.pid), _megabytes(memory_bytes), since, process.state
 
@@ -100,7 +102,7 @@ class _Live(threading.Thread):
 
         from labkit import view
 
-        self._found, self._close = found, view._close
+        self._found, self._close = found, view.close
         self._texts = found.rows()
         self._over = threading.Event()
         self._buttons, self._rows, self._lines = [], [], []
@@ -162,4 +164,4 @@ def _line(texts: tuple[str, ...]) -> str:
 def _what_ends(process: HeldProcess) -> str:
     if process.kind == "standby":
         return "End this process: the next launch starts one in its place"
-    return f"End the {process.kind} {process.name!r} with all its ranks"
+    return f"End the {process.kind} with all its ranks"

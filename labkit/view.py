@@ -401,7 +401,7 @@ class _Live(threading.Thread):
         answer_while_the_cell_runs(self._figure)
         self._box.children = [self._top, self._states, self._figure, self._tabs]
         if old is not None:
-            _close(old)
+            close(old)
 
     def _draw_output(self) -> None:
         for rank, tail in enumerate(self._run.output_tail(TAIL_LINES)):
@@ -442,12 +442,12 @@ class _Live(threading.Thread):
         parts = (self._box, self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
         for widget in (*parts, self._figure):
             if widget is not None:
-                _close(widget)
+                close(widget)
         for text in self._texts:
-            _close(text)
+            close(text)
 
 
-def _close(widget: Any) -> None:
+def close(widget: Any) -> None:
     """Close a widget and the models it brought along, so that nothing of it is saved with the notebook."""
     from ipywidgets import Widget
 

@@ -252,3 +252,66 @@ def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
     page.save(page.folder / "explore.ipynb")
     assert (page.folder / "explore.ipynb").stat().st_size < 50_000
     assert page.real_errors() == []
+
+
+SESSION = (
+    """
+import os, torch, torch.distributed as dist, labkit
+ranks = labkit.Session(2, idle_s=3600)
+ranks
+""",
+    """
+def train(worker, steps=100_000):
+    for step in range(steps):
+        total = torch.tensor(float(worker.rank))
+        dist.all_reduce(total)
+        worker.log(loss=1 / (1 + step))
+run = labkit.launch(train, on=ranks, wait=False)
+""",
+    "run.stop()\nrun.status, run.states",
+    """
+def die(worker):
+    if worker.rank == 1:
+        os._exit(3)
+    dist.barrier()
+try:
+    labkit.launch(die, on=ranks, live=False)
+except labkit.WorkerFailed as failure:
+    print(failure.verdict.headline)
+""",
+    "print(labkit.launch(train, 3, on=ranks, live=False).status)",
+    "labkit.processes()",
+)
+
+
+def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(page):
+    write(page.folder, "session.ipynb", *SESSION)
+    page.open("session.ipynb")
+    page.run_cell(0)
+    view = page.cell(0).locator(".jp-OutputArea").last
+    view.locator("text=/idle · end in 60 min/").wait_for()
+    for rank in (0, 1):
+        view.locator(f"text=/rank {rank} ?idle/").or_(view.locator("b", has_text=f"rank {rank}")).first.wait_for()
+    screenshot(page, "session_idle")
+    page.run_cell(1)
+    view.locator("text=/busy with train/").wait_for()
+    view.locator("td", has_text="running").first.wait_for()
+    page.page.locator(".js-plotly-plot").first.wait_for()
+    screenshot(page, "session_busy")
+    page.run_cell(2)
+    page.wait_until_run(2)
+    page.run_cell(3)
+    page.wait_until_run(3)
+    assert "rank 1 died (exit code 3)" in page.cell(3).inner_text()
+    view.locator("td", has_text="after exit code 3").wait_for()
+    page.run_cell(4)
+    page.wait_until_run(4)
+    view.scroll_into_view_if_needed()
+    screenshot(page, "session_replaced")
+    page.run_cell(5)
+    page.cell(5).locator("text=/session/").first.wait_for()
+    screenshot(page, "processes")
+    view.locator("button", has_text="Close").click()
+    page.cell(0).locator("text=/gone: they were closed/").wait_for()
+    screenshot(page, "session_closed")
+    assert page.real_errors() == []

@@ -170,10 +170,22 @@ BROKEN = {
         "mp.spawn(print, nprocs=world_size)",
         "plain mp.spawn fails from a cell",
     ),
+    "02_from_a_cell_to_ranks: no helpers": (
+        "DataLoader(Slow(), batch_size=5, num_workers=num_workers, **several)",
+        "DataLoader(Slow(), batch_size=5)",
+        "loader processes load at the same time",
+        {"deadline_s": 1.0},
+    ),
     "03_collectives": (
         "range(2 * (world_size - 1))",
         "range(2 * (world_size - 1) - 1)",
         "the ring ends with the sum on every rank",
+        {"world_size": 2},
+    ),
+    "03_collectives: fewer bytes": (
+        "torch.zeros(size_bytes // 4)",
+        "torch.zeros(2**22 // size_bytes)",
+        "and so does a byte",
         {"world_size": 2},
     ),
     "05_ddp_by_hand": (
@@ -182,6 +194,12 @@ BROKEN = {
         "the three ways end with equal weights",
         {"epochs": 1, "rounds": 5},
     ),
+    "05_ddp_by_hand: few calls": (
+        "seconds(average_each, plain)",
+        "seconds(average_flat, plain)",
+        "one by one takes at least three times as long",
+        {"epochs": 1, "rounds": 20},
+    ),
     "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
@@ -189,11 +207,33 @@ BROKEN = {
         "cutting the network changes no number",
         {"steps": 12},
     ),
+    "07_model_parallel: waiting counted": (
+        """dist.recv(received, previous_rank)
+            with clock("forward"):
+""",
+        """with clock("forward"):
+                dist.recv(received, previous_rank)
+""",
+        "each stage waits for the other",
+        {"steps": 12},
+    ),
     "08_pipeline": (
         "gpipe, one_f_one_b = pipelining.ScheduleGPipe, pipelining.Schedule1F1B",
         'gpipe = pipelining.ScheduleGPipe\none_f_one_b = type("Schedule1F1B", (gpipe,), {})',
         "1F1B holds at most as many as stages",
-        {"stage_ms": 20},
+        {"stage_ms": 20, "repeats": 1},
+    ),
+    "08_pipeline: slow stages": (
+        "time.sleep(2 * context.forward_s)",
+        "time.sleep(4 * context.forward_s)",
+        "every point is within 25 % of formula and price",
+        {"stage_ms": 40, "repeats": 1},
+    ),
+    "08_pipeline: another formula": (
+        "on_device_clock(step, m) / ((m + p - 1)",
+        "on_device_clock(step, m) / ((m + p)",
+        "the order is worth what the formula says",
+        {"stage_ms": 20, "repeats": 1},
     ),
     "09_sharding": (
         "found = take_steps(worker, model, optimizer, worker.rank, worker.world_size)",
@@ -211,6 +251,12 @@ BROKEN = {
         "share = split(batch, n)[worker.rank]",
         "share = batch // n",
         "no sample was lost here",
+        {"steps": 1, "repeats": 1},
+    ),
+    "11_scaling: another batch": (
+        "fitted.predict(point.ranks, point.batch_size)",
+        "fitted.predict(point.ranks, batch_size)",
+        "points held back are within 35 %",
         {"steps": 1, "repeats": 1},
     ),
     "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
@@ -236,9 +282,8 @@ BROKEN = {
         "no symptom: ['DDP in name only']",
     ),
 }
-"""By lesson: what its code says, what it says when broken on purpose, and what its closing assertion then says.
-
-And parameters for a quicker run, where there are any.
+"""By lesson, and what is wrong with it where it is broken in several ways: what its code says, what it says when broken
+on purpose, and what its closing assertion then says. And parameters for a quicker run, where there are any.
 """
 WHOLE = {
     "15_outgrow_the_machine": "the script that one cell runs leaves files for the next",
@@ -293,24 +338,25 @@ def test_a_slice_has_what_an_assertion_needs_and_no_more():
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_lesson_is_red(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_lesson_is_red(broken, tmp_path, monkeypatch):
     """Only the cells that the assertion needs are run; all of them run above, where nothing is broken."""
     import papermill
 
-    right, wrong, said, *parameters = BROKEN[name]
+    right, wrong, said, *parameters = BROKEN[broken]
+    name = broken.partition(":")[0]
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     places = [cell for cell in notebook.cells if cell.cell_type == "code" and right in cell.source]
     assert places, f"{name} does not say {right!r}"
     for cell in places:
         cell.source = cell.source.replace(right, wrong)
-    broken = tmp_path / f"{name}.ipynb"
-    nbformat.write(notebook if name in WHOLE else slice_for(notebook, said), broken)
+    file = tmp_path / f"{name}.ipynb"
+    nbformat.write(notebook if name in WHOLE else slice_for(notebook, said), file)
     # The cells that would have tidied up may not be among those that are run.
     with tempfile.TemporaryDirectory(prefix="cells-") as temporary:
         monkeypatch.setenv("TMPDIR", temporary)
         with pytest.raises(papermill.PapermillExecutionError, match=f"AssertionError: {re.escape(said)}"):
-            execute(broken, tmp_path / "out", *parameters)
+            execute(file, tmp_path / "out", *parameters)
 
 
 @pytest.mark.cluster

@@ -80,7 +80,8 @@ class LocalReserve:
         self._exit_codes: dict[int, int] = {}
         self._ended_with_a_run: set[int] = set()
         self._is_closed = False
-        self._memory, self._measured_s = [0] * world_size, float("-inf")
+        self._memory: dict[int, int] = {}
+        self._measured_s = float("-inf")
 
     def when_over(self, call: Callable[[str], None]) -> None:
         """Do nothing: the ranks end when the session ends them."""
@@ -189,16 +190,16 @@ class LocalReserve:
         with self._lock:
             if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
                 self._measured_s = time.monotonic()
-                self._memory = [_unique_bytes(process.pid) for process in self.processes]
+                self._memory = {process.pid: _unique_bytes(process.pid) for process in self.processes}
             return [
                 ReservedRank(
                     rank,
                     "ended" if not process.is_alive else "idle" if process.is_ready else "starting",
                     f"process {process.pid}",
-                    memory_bytes,
+                    self._memory.get(process.pid, 0),
                     self._notes.get(rank, ""),
                 )
-                for rank, (process, memory_bytes) in enumerate(zip(self.processes, self._memory, strict=True))
+                for rank, process in enumerate(self.processes)
             ]
 
     def notices(self) -> list[str]:

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from labkit import notebook
-from labkit.view import STATE_COLORS
+from labkit.view import CLOSE_AFTER_S, STATE_COLORS, answer_while_the_cell_runs, close
 
 if TYPE_CHECKING:
     from labkit.session.session import Session
@@ -56,7 +56,7 @@ def _html(session: Session) -> str:
         cells = [
             f"{dot} <b>rank {each.rank}</b> {each.state}",
             html.escape(each.where),
-            f"{each.memory_bytes / 2**20:,.0f} MiB of its own" if each.memory_bytes else "",
+            f"{each.memory_bytes / 1e6:,.0f} MB of its own" if each.memory_bytes else "",
             html.escape(each.note),
         ]
         style = "padding:0 14px 0 0;text-align:left;white-space:nowrap"
@@ -71,8 +71,6 @@ class _Live(threading.Thread):
     def __init__(self, session: Session) -> None:
         super().__init__(name="labkit-session-view", daemon=True)
         import ipywidgets as widgets
-
-        from labkit.view import answer_while_the_cell_runs
 
         self._session = session
         self._table = widgets.HTML(_html(session))
@@ -92,4 +90,10 @@ class _Live(threading.Thread):
             if (shown := _html(self._session)) != self._table.value:
                 self._table.value = shown
         self._place.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
-        self._box.close()
+        closing = threading.Timer(CLOSE_AFTER_S, self._close)  # not while a browser may still be making views of them
+        closing.daemon = True
+        closing.start()
+
+    def _close(self) -> None:
+        for widget in (self._box, self._button, self._table):
+            close(widget)
