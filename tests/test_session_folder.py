@@ -54,6 +54,8 @@ import json, os, sys, time
 folder, rank, number = sys.argv[1:4]
 if os.path.exists(folder + "/cannot start"):
     os._exit(5)
+while os.path.exists(folder + "/slow start"):
+    time.sleep(0.01)
 def write(path, record):
     with open(path, "a") as file:
         file.write(json.dumps(record) + "\\n")
@@ -206,7 +208,11 @@ def test_a_guard_that_comes_later_takes_up_what_nobody_has_begun_and_ends_what_a
 @pytest.mark.spawns
 def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, start_guard):
     folder.note({"session": {"idle_s": 0.5}})
+    (folder.path / "slow start").touch()
     process = start_guard()
+    time.sleep(0.8)
+    assert process.poll() is None, "who starts is not idle"
+    (folder.path / "slow start").unlink()
     job = add_job(folder, 1, "is stuck")
     folder.ask("job:1:0")
     wait_until(job.file(0, 0, "records").exists)

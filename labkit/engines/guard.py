@@ -131,6 +131,11 @@ class Child:
             self.process.stdin.write(f"{word}\n".encode())
             self.process.stdin.flush()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has said that it waits for work, or has waited."""
+        return b'["Ready"' in self.records.read_bytes()
+
     def end(self, rank: str, ended: bool) -> list[Any]:
         """Return the record of how the process ended; `ended` is whether it was ended from outside."""
         code = self.process.returncode
@@ -216,7 +221,7 @@ class Reserved:
         """Tell how the process ended, and start another; return whether there is one. None is if it cannot start."""
         ended = self._killed or bool(self._told)
         end = self._child.end(self._rank, ended)
-        was_ready = b'["Ready"' in self._child.records.read_bytes()
+        was_ready = self._child.is_ready
         _append(self._child.records, end)
         leaves = bool(self._told) or self._leave_at_s < float("inf")
         records = self._records_of(self._job) if self._job else None
@@ -268,6 +273,8 @@ class Reserved:
                 self._busy_s = now
                 return
             self._newest = ("", [])  # it is over, which need not be looked at again
+        if not self._child.is_ready:
+            self._busy_s = now
         if now > self._busy_s + self._idle_s and self._leave_at_s == float("inf"):
             with open(self._folder / "asked", "a") as asked:
                 asked.write("idle\n")
