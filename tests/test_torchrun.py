@@ -249,6 +249,30 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
 
 
 @pytest.mark.spawns
+def test_two_agents_share_a_session_and_leave_together(tmp_path):
+    on = labkit.Torchrun(nnodes=2, nproc_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
+    with labkit.Session(on=on) as session:
+        wait_until(lambda: session.notices)
+        what, command = session.notices[0].split("\n")
+        assert what == "start on 1 other machine:"
+        setting, *words = shlex.split(command)
+        environment = dict(os.environ, **dict([setting.split("=", 1)]))
+        agent = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            places = labkit.launch(workloads.where_am_i, on=session, live=False).results
+            assert [(place["rank"], place["local_rank"], place["sum"]) for place in places] == [(0, 0, 2), (1, 0, 2)]
+            wait_until(lambda: not session.notices)
+            session.run("dist.barrier()")
+            session.close()
+            assert agent.wait(LONG_S) == 0
+        finally:
+            for process in [*psutil.Process(agent.pid).children(recursive=True)] if agent.poll() is None else []:
+                process.kill()
+            agent.kill()
+            agent.wait()
+
+
+@pytest.mark.spawns
 def test_an_agent_that_dies_ends_run_and_session(tmp_path):
     with labkit.Session(on=labkit.Torchrun(nproc_per_node=1, folder=tmp_path)) as session:
         run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
