@@ -20,7 +20,7 @@ keeps ranks that run one cell after another (`serving` in the rank; `magic`: `%l
 `engines.standby` keeps ranks spawned ahead, so that a launch begins at once. `processes_view` shows every process that
 labkit holds (`engines.holders`), each with a button that ends it.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
-rank there, and `engines.remote` is what it runs.
+rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
 `measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
 ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`

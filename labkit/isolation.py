@@ -44,6 +44,24 @@ class Surroundings(NamedTuple):
         sys.path[:] = self.path
 
 
+class Modules(NamedTuple):
+    """Where the notebook finds its modules, for ranks on other machines: what there is of it is there, too."""
+
+    folder: str
+    path: list[str]
+
+    @classmethod
+    def here(cls) -> Modules:
+        """Return those of this process."""
+        return cls(os.getcwd(), list(sys.path))
+
+    def take_over(self) -> None:
+        """Have this process find them, too."""
+        with contextlib.suppress(OSError):
+            os.chdir(self.folder)
+        sys.path += [entry for entry in self.path if entry not in sys.path]
+
+
 class _Setting(NamedTuple):
     """One thing that a job may change for those after it."""
 

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from labkit.engines.local import LocalEngine
 from labkit.packing import name_of, pack_call
 from labkit.run import Run
 from labkit.worker import Job, cores
+
+if TYPE_CHECKING:
+    from labkit.session import Session
 
 
 def launch(
@@ -74,7 +77,7 @@ def launch(
     if on is None:
         world_size = check_world_size(world_size, gpus or 0)
     else:
-        on = _ranks_on(on, world_size)
+        on = ranks_on(on, world_size)
         world_size = on.world_size
     backend = check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live)
@@ -101,11 +104,13 @@ def launch(
     return _show(run, live, wait)
 
 
-def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run:
+def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run | Session:
     """Follow a run on a SLURM cluster again: after a restart of the kernel, or from another notebook.
 
+    Of a session there, give the `labkit.Session` back, with its ranks and variables; its `last` is what ran last.
+
     Args:
-        job: the number of the SLURM job, while SLURM knows it, or the run's folder (`run.folder`).
+        job: the number of the SLURM job, while SLURM knows it, or the folder (`run.folder`, `session.folder`).
         wait: whether to return when the run is over.
         live: as `launch` takes it.
 
@@ -118,6 +123,11 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
     folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
     about = folder.about()
+    if about.get("launcher") == "session":
+        raise ValueError(
+            f"{folder.path} is one job of a session; attach to the session, whose `last` is the newest job: "
+            f"labkit.attach({str(folder.path.parent.parent)!r})"
+        )
     if about.get("launcher") != "slurm":
         raise ValueError(
             f"{folder.path} is a run under {about.get('launcher')}, which ended with its notebook; "
@@ -125,6 +135,10 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
         )
     if "job" not in about:
         raise ValueError(f"{folder.path} was never given to SLURM: the notebook ended before sbatch had answered")
+    if "session" in about:
+        from labkit.session import Session
+
+        return Session.attached(folder, about)
     engine = SlurmEngine(about["world_size"], folder, about)
     run = Run(engine, about["world_size"], about["name"], about["timeout_s"])
     engine.follow(about["job"])
@@ -192,7 +206,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
-def _ranks_on(on: Any, world_size: Any) -> Launcher:
+def ranks_on(on: Any, world_size: Any) -> Launcher:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
         raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")

@@ -101,7 +101,7 @@ class Stopping:
 
     def ask_again(self, living: Set[int], now: float) -> bool:
         """Whether it is time to ask once more: all that have not ended have answered, some time ago."""
-        if not living <= self._heard_since:
+        if not living or not living <= self._heard_since:
             return False
         if self._again_s == float("inf"):
             # Longer and longer, so that ranks which take their time are asked a few dozen times at most.

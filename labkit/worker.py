@@ -102,8 +102,8 @@ class Job(NamedTuple):
     """Whether the process stays when the job is done, for another one."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
-    surroundings: isolation.Surroundings | None = None
-    """On reserved ranks of this machine: those of the notebook now; None leaves the process's own."""
+    surroundings: isolation.Surroundings | isolation.Modules | None = None
+    """On reserved ranks: those of the notebook now; None leaves the process's own."""
 
 
 class Place(NamedTuple):
@@ -355,7 +355,7 @@ def main(index: int, all_ends: list[Ends]) -> None:
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
-            _get_warm()
+            get_warm()
         ends.queue.put(records.Ready())
         code = do_jobs(inbox.next_part)
     finally:
@@ -402,7 +402,7 @@ def _name_no_sockets() -> None:
         )
 
 
-def _get_warm() -> None:
+def get_warm() -> None:
     """Take the first faults of a first step, while there is nothing else to do."""
     weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
     optimizer = torch.optim.SGD([weight], lr=0.0)

@@ -32,6 +32,11 @@ def fit_and_show(worker, go=None):
     return weights, workloads.where_am_i(worker), os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def pid(worker):
+    """Say which process this rank is."""
+    return os.getpid()
+
+
 def fail(worker, how, go):
     """Once the test says go, the last rank fails; the others wait in a collective, or where nothing tells them."""
     worker.log(loss=1.0)

@@ -58,8 +58,11 @@ class FolderEngine:
         """Whether a rank has failed by itself."""
         return any(exit.code and not exit.ended for exit in self._exits.values())
 
-    def submit(self, job: Job) -> dict[str, Any]:
-        """Give the ranks to the launcher; what it returns is noted for `attach`. Raises what the launcher says."""
+    def submit(self, job: Job | None) -> dict[str, Any]:
+        """Give the ranks to the launcher, for a job or, without one, for a session.
+
+        What it returns is noted for `attach`. Raises what the launcher says.
+        """
         raise NotImplementedError
 
     def end(self) -> None:
@@ -89,10 +92,39 @@ class FolderEngine:
         with self._lock:
             self._give_up_s = self._give_up_s or time.monotonic() + patience_s
 
+    # For a session
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the launcher has done with the ranks."""
+        with self._lock:
+            return self._give_up_s is not None
+
+    def end_now(self) -> None:
+        """Have the launcher end the ranks, and wait until it knows."""
+        self.kill()
+
+    def news(self) -> list[records.Record]:
+        """Return what there is new to say of all ranks."""
+        with self._lock:
+            found, self._news = self._news, []
+            return found
+
+    def look(self) -> None:
+        """Ask the launcher at once how the ranks are."""
+
+    def interruption(self) -> records.JobEnded:
+        """Say why the launcher has ended all ranks, though it will start them again."""
+        raise NotImplementedError
+
+    def time_left_s(self) -> float:
+        """Return how long the launcher will keep the ranks, in s; infinite if it has not said."""
+        return float("inf")
+
     # For the run
 
-    def start(self, job: Job) -> None:
-        """Make the run's folder and submit the job."""
+    def start(self, job: Job | None) -> None:
+        """Make the folder of a run or, without a job, of a session, and submit it."""
         self.about |= {"cwd": os.getcwd(), "path": sys.path}
         self.folder.create(job, self.about)
         self.about |= self.submit(job)
@@ -106,7 +138,7 @@ class FolderEngine:
         deadline = time.monotonic() + timeout_s
         while True:
             began = time.monotonic()
-            if found := self._new():
+            if (found := self._new()) or not timeout_s:
                 return found
             looked_s = time.monotonic() - began
             time.sleep(max(LOOK_EVERY_S, LOOKING_SHARE * looked_s))  # a slow file system is others' too

@@ -7,6 +7,12 @@
     ranks/<rank>.<attempt>.out       what it prints
     ranks/<rank>.<attempt>.stacks    where it stands, when asked
 
+A session has a folder, too, in which each job has one of its own, as above, with attempt 0. `asked` then speaks of
+jobs: "job:3:0,1" gives one to ranks, "stop" is meant for the last one given, "kill:3:1" ends who is still at it,
+"leave" and "idle" end the session. An attempt of the session's own ranks is a process.
+
+    jobs/<number>/...
+
 No port is needed between notebook and ranks, and nothing is lost when the notebook is closed. Only the user can read
 or write in there. Over a network's file system what is written is seen after seconds.
 """
@@ -44,15 +50,19 @@ class RunFolder:
         self.ranks = self.path / "ranks"
         self.job_file = self.path / "job.pkl"
         self.asked = self.path / "asked"
+        self.jobs = self.path / "jobs"
 
-    def create(self, job: Job, about: dict[str, Any]) -> None:
-        """Make the folder with a job in it. Raises OSError with what to do."""
+    def create(self, job: Job | None, about: dict[str, Any]) -> None:
+        """Make the folder with a job in it, or room for those of a session. Raises OSError with what to do."""
         try:
             self.path.mkdir(parents=True)
             self.path.chmod(0o700)
             self.ranks.mkdir()
             self.asked.touch()
-            self.write("job.pkl", cloudpickle.dumps(job))
+            if job is None:
+                self.jobs.mkdir()
+            else:
+                self.write("job.pkl", cloudpickle.dumps(job))
         except OSError as error:
             raise OSError(
                 f"the run's folder {self.path} cannot be made: {error.strerror or error}. It must be where this "
@@ -79,14 +89,26 @@ class RunFolder:
                 f"{self.path} is not the folder of a run: run.json cannot be read ({error}). Give the folder that "
                 "`run.folder` named, or the number of a SLURM job that SLURM still knows"
             ) from error
-        if hasattr(os, "getuid") and os.stat(self.path).st_uid != os.getuid():
-            raise ValueError(f"{self.path} belongs to another user; what lies there would be run as code: not read")
+        self._check_owner()
         return found
 
     def job(self) -> Job:
-        """Give what the ranks are to do."""
+        """Return what the ranks are to do. Raises ValueError if somebody else's folder says so."""
+        self._check_owner()
         found: Job = cloudpickle.loads(self.job_file.read_bytes())
         return found
+
+    def _check_owner(self) -> None:
+        if hasattr(os, "getuid") and os.stat(self.path).st_uid != os.getuid():
+            raise ValueError(f"{self.path} belongs to another user; what lies there would be run as code: not read")
+
+    def of_job(self, number: int) -> RunFolder:
+        """Return the folder of a session's job."""
+        return RunFolder(self.jobs / str(number))
+
+    def newest_job(self) -> int:
+        """Return the number of a session's newest job; 0 before the first."""
+        return max((int(name) for name in os.listdir(self.jobs) if name.isdigit()), default=0)
 
     def ask(self, word: str) -> None:
         """Say a word to every rank."""
@@ -106,15 +128,21 @@ class FileSender:
     """Writes a rank's records to its file, each whole in one call, so that a reader sees whole lines but the last."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._lock = threading.Lock()
+        self._is_closed = False
 
-    def send(self, record: records.Record) -> None:
-        """Append one record."""
+    def send(self, record: records.Record, is_last: bool = False) -> None:
+        """Append one record; after the last what threads still send is dropped."""
         left = memoryview((json.dumps([type(record).__name__, *_plain(record)]) + "\n").encode())
         with self._lock:
+            if self._is_closed:
+                return
             while left:
                 left = left[os.write(self._descriptor, left) :]
+            if is_last:
+                self._is_closed = True
+                os.close(self._descriptor)
 
 
 def _plain(record: Any) -> Iterator[Any]:

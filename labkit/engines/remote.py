@@ -27,6 +27,9 @@ from labkit.worker import Line, Part, Place, do_and_exit, end_children, hear_sig
 MEET_S = 300.0
 """How long a rank waits for rank 0 to say where the ranks meet."""
 
+FIND_EVERY_S = 0.02
+"""Time between two looks at where that is."""
+
 
 class FolderLine(Line):
     """The line of a rank that another machine may have: records go to its file, words come from `guard`."""
@@ -35,15 +38,21 @@ class FolderLine(Line):
         super().__init__()
         self.rank = rank
         self.send = FileSender(folder.file(rank, attempt, "records")).send  # type: ignore[method-assign]
-        threading.Thread(target=self._listen, name="labkit-line", daemon=True).start()
+        listen(self.hear)
 
-    def _listen(self) -> None:
-        with os.fdopen(os.dup(0)) as words:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
-            for word in words:
-                self.hear(word.strip())
-        end_children()
-        os._exit(1)  # the guard is gone, and its launcher with it
+
+def listen(hear: Callable[[str], None]) -> None:
+    """Have each word that `guard` says heard, in a thread of its own. The process ends if the guard is gone."""
+    threading.Thread(target=_listen, args=(hear,), name="labkit-line", daemon=True).start()
+
+
+def _listen(hear: Callable[[str], None]) -> None:
+    with os.fdopen(os.dup(0)) as words:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
+        for word in words:
+            hear(word.strip())
+    end_children()
+    os._exit(1)  # the guard is gone, and its launcher with it
 
 
 def main() -> NoReturn:
@@ -91,15 +100,15 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def meet(place: Place, folder: RunFolder, attempt: int) -> dist.Store:
+def meet(place: Place, folder: RunFolder, attempt: int, anew: bool = False) -> dist.Store:
     """Give the store through which the ranks meet.
 
-    torchrun says where: a port that its agents have found free. Under SLURM rank 0 takes a free port of its own and
-    publishes its addresses in the run's folder, so that nobody must know names or free ports beforehand. Bytes alone
-    pass through the store.
+    torchrun says where: a port that its agents have found free. Under SLURM, and where the ranks meet `anew` for each
+    job, rank 0 takes a free port of its own and publishes its addresses in the run's folder, so that nobody must know
+    names or free ports beforehand. Bytes alone pass through the store.
     """
     alone = place.local_world_size == place.world_size
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if alone:
             _use_interface("127.0.0.1")
@@ -161,7 +170,7 @@ def _find(folder: RunFolder, published: str, place: Place) -> dist.Store:
                 if store.get("labkit/token").decode() == said["token"]:
                     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(said["port"]))
                     return store
-        time.sleep(0.05)
+        time.sleep(FIND_EVERY_S)
     raise TimeoutError(f"rank {place.rank} has waited {MEET_S:g} s to meet rank 0: {why}")
 
 

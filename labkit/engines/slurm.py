@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,6 +81,8 @@ class _State(NamedTuple):
     nodes: str
     partition: str
     reason: str
+    left: str = ""
+    """Of its time limit, as SLURM writes it: "1-02:03:04"; a word if there is none."""
 
 
 class Slurm:
@@ -171,9 +174,13 @@ class SlurmEngine(FolderEngine):
         self._on = on
         self.job_id = ""
         self._state = _State("", "", "", "")
+        self._looked_s = 0.0
+        self._nodes = ""
+        """Those that the job had, when it had all of them."""
+        self._known = threading.Event()
         self._closed, self._look_now = threading.Event(), threading.Event()
 
-    def submit(self, job: Job) -> dict[str, Any]:
+    def submit(self, job: Job | None) -> dict[str, Any]:
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
         assert self._on is not None
         command = [self._on.python, str(GUARD), str(self.folder.path)]
@@ -199,6 +206,11 @@ class SlurmEngine(FolderEngine):
         """Cancel the job, in the background: SLURM may take its time to answer."""
         threading.Thread(target=self._cancel, name="labkit-scancel", daemon=True).start()
 
+    def end_now(self) -> None:
+        """Cancel the job, and wait until SLURM has heard it."""
+        self._killed = True
+        self._cancel()
+
     def _cancel(self) -> None:
         try:
             slurm("scancel", self.job_id)
@@ -210,11 +222,34 @@ class SlurmEngine(FolderEngine):
 
     def ranks_have_begun(self) -> None:
         """See where the job is."""
-        self._look_now.set()
+        self.look()
 
     def ranks_have_ended(self) -> None:
         """See what SLURM makes of it."""
+        self.look()
+
+    def look(self) -> None:
+        """See what SLURM says of the job, now."""
         self._look_now.set()
+
+    def wait_until_known(self) -> None:
+        """Wait until SLURM has said how the job is, but not for ever."""
+        self._known.wait(COMMAND_S)
+
+    def interruption(self) -> records.JobEnded:
+        """Say why SLURM has taken the nodes away, though it will give some again."""
+        troubles = self._troubles("-n", self._nodes).strip(" []") if self._nodes else ""
+        what = f"lost a node: {troubles}" if " is down" in troubles else "was put back into the queue"
+        return records.JobEnded(
+            -1,
+            f"SLURM job {self.job_id} {what}",
+            f"It was on {self._nodes or 'no node yet'}. SLURM starts it again when it has nodes for it; its ranks are "
+            "then new, and without variables.",
+        )
+
+    def time_left_s(self) -> float:
+        """Return what is left of the job's time limit, in s; infinite where it has none."""
+        return _seconds(self._state.left) - (time.monotonic() - self._looked_s)
 
     def close(self) -> None:
         """Stop watching."""
@@ -228,21 +263,26 @@ class SlurmEngine(FolderEngine):
             try:
                 state = self._look()
             except SlurmError as error:
-                self.say(records.Notice(-1, f"SLURM job {self.job_id}: {error}"))
+                waits = self._state.state in {*WAITING, ""}
+                self.say(records.Notice(-1, f"SLURM job {self.job_id}: {error}", queued=waits))
             else:
                 changed, self._state = state.state != self._state.state, state
+                self._looked_s = time.monotonic()
+                self._nodes = state.nodes if state.state == "RUNNING" else self._nodes
                 if state.state in WAITING:
                     waiting = self._waiting(state)
                     if not self._look_now.is_set():  # else ranks have begun meanwhile
                         self.say(records.Notice(-1, waiting, queued=True))
                 elif state.state not in GOING:
                     self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
+                    self._known.set()
                     return
                 elif changed or state.state == "SUSPENDED":
                     suspended = " and suspended" if state.state == "SUSPENDED" else ""
                     self.say(records.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
                 if changed or state.state == "COMPLETING":
                     pause_s = LOOK_AT_JOB_S[0]
+                self._known.set()
             if self._look_now.wait(pause_s):
                 self._closed.wait(0.1)  # SLURM learns of a rank's end only after its files have told
                 pause_s = LOOK_AT_JOB_S[0]
@@ -250,13 +290,14 @@ class SlurmEngine(FolderEngine):
 
     def _look(self) -> _State:
         try:
-            said = slurm("squeue", "-h", "-t", "all", "-o", "%T|%N|%P|%r", "-j", self.job_id)
+            said = slurm("squeue", "-h", "-t", "all", "-o", "%T|%N|%P|%L|%r", "-j", self.job_id)
         except SlurmError as error:
             if "Invalid job id" not in str(error):
                 raise
             said = ""
         if said.strip():
-            return _State(*said.strip().splitlines()[-1].split("|", 3))
+            state, nodes, partition, left, reason = said.strip().splitlines()[-1].split("|", 4)
+            return _State(state, nodes, partition, reason, left)
         return self._look_in_accounts()
 
     def _look_in_accounts(self) -> _State:
@@ -296,7 +337,7 @@ class SlurmEngine(FolderEngine):
 
     def ending(self, missing: list[int]) -> records.JobEnded | None:
         """Say why the job ended, if that is no rank's doing."""
-        state, nodes, _, _ = self._state
+        state, nodes, *_ = self._state
         if state in ENDINGS and not (self._killed and state == "CANCELLED"):
             what, advice = ENDINGS[state]
             where = self._where(nodes, troubles=state == "NODE_FAIL")
@@ -371,6 +412,15 @@ def slurm(*command: str) -> str:
         said = re.sub(rf"^{command[0]}: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
         raise SlurmError("; ".join(said.splitlines()) or f"{command[0]} ended with exit code {done.returncode}")
     return done.stdout
+
+
+def _seconds(left: str) -> float:
+    """Read a time as SLURM writes it: "1-02:03:04", "59:58". Infinite if it is none."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", left)
+    if found is None:
+        return float("inf")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _advice(said: str) -> str:

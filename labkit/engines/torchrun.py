@@ -114,7 +114,7 @@ class TorchrunEngine(FolderEngine):
         self._on = on
         self._agent: subprocess.Popen[bytes] | None = None
 
-    def submit(self, job: Job) -> dict[str, Any]:
+    def submit(self, job: Job | None) -> dict[str, Any]:
         """Start the agent."""
         if self._on.rdzv_endpoint is not None:
             _check_endpoint(self._on.rdzv_endpoint)

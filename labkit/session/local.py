@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import torch.distributed as dist
@@ -62,6 +62,12 @@ class LocalReserve:
 
     kind = "local"
     is_here = True
+    minds_idleness = False
+    """The session does."""
+    folder: None = None
+    were_used_elsewhere = False
+    ready_s = float("-inf")
+    """They can be given work at once."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -77,11 +83,14 @@ class LocalReserve:
         self._memory: dict[int, int] = {}
         self._measured_s = float("-inf")
 
-    def engine(self, world_size: int, hold: Hold, release: Release) -> ReservedEngine:
+    def when_over(self, call: Callable[[str], None]) -> None:
+        """Do nothing: the ranks end when the session ends them."""
+
+    def engine(self, world_size: int, hold: Hold, release: Release, about: dict[str, Any]) -> ReservedEngine:
         """Return what carries one launched function on the first `world_size` ranks."""
         return ReservedEngine(self, world_size, hold, release)
 
-    def cell_engine(self, only: Sequence[int], hold: Hold, release: Release) -> CellEngine:
+    def cell_engine(self, only: Sequence[int], hold: Hold, release: Release, about: dict[str, Any]) -> CellEngine:
         """Return what carries one cell."""
         return CellEngine(self, only, hold, release)
 
@@ -102,11 +111,11 @@ class LocalReserve:
         with self._lock:
             return [rank for rank, process in enumerate(self.processes) if not process.is_alive]
 
-    def has(self, rank: int, pid: int) -> bool:
+    def has(self, rank: int, incarnation: int) -> bool:
         """Whether a rank's process is still this one."""
         with self._lock:
             process = self.processes[rank]
-            return process.pid == pid and process.is_alive
+            return process.pid == incarnation and process.is_alive
 
     def exit_code(self, rank: int) -> int:
         """Return how the process of a rank ended that was the last to end there."""
@@ -149,6 +158,10 @@ class LocalReserve:
             replaced, self.replaced = self.replaced, []
             return replaced
 
+    def let_go(self) -> None:
+        """End the processes, because nobody has the session any more."""
+        self.close()
+
     def close(self) -> None:
         """End the processes; those that have nothing to do may end by themselves."""
         with self._lock:
@@ -166,6 +179,11 @@ class LocalReserve:
         """Process ids by rank."""
         with self._lock:
             return [process.pid for process in self.processes]
+
+    @property
+    def incarnations(self) -> list[int]:
+        """What tells each rank's process from the others that the rank has had."""
+        return self.pids
 
     def ranks(self) -> list[ReservedRank]:
         """Return what is known of each rank."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -19,11 +21,17 @@ from labkit.engines.base import Engine
 from labkit.packing import pack_call, pack_variables
 from labkit.run import Run, WorkerFailed, run_of
 from labkit.session.cells import CellCode, compile_cell, run_cell
+from labkit.session.cluster import ClusterReserve
 from labkit.session.local import LocalReserve, Replaced, ReservedRank, replaced_in_words
 from labkit.stacks import Stacks, rank_list
 from labkit.verdict import LOST_PEER, MISMATCH, RankFacts, judge
 from labkit.view import print_output
 from labkit.worker import Cell, Job, cores
+
+if TYPE_CHECKING:
+    from labkit.engines.folder import RunFolder
+    from labkit.engines.slurm import Slurm
+    from labkit.engines.torchrun import Torchrun
 
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
@@ -40,8 +48,14 @@ HINT_AFTER_S = 5.0
 PRINT_EVERY_S = 0.1
 """Least time between two looks at what the ranks have printed; within it lines are shown rank by rank."""
 
+END_SAID_S = 20.0
+"""How long it may take to say why a session is over that is attached to."""
+
 IDLE_S = 1800.0
 """How long ranks are kept with nothing to do, unless a session is told otherwise."""
+
+CELL_FILE = re.compile(r"<ranks \d+>")
+"""By which tracebacks know a cell that ran on the ranks."""
 
 _numbers = itertools.count(1)
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -74,12 +88,18 @@ class Session:
     The ranks end with `close()`, at the end of a `with` block, with the notebook, when the cell that made them is run
     again, and when nothing has run on them for `idle_s`.
 
+    On a cluster, `labkit.Session(on=labkit.Slurm(nodes=2, ranks_per_node=4))`, the ranks are one job that stays; it
+    outlives the notebook, and `labkit.attach(job)` gives the session back, with its variables. Under
+    `labkit.Torchrun(…)` they end with the notebook.
+
     Args:
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         seed: with which cells begin, as `labkit.launch` has it; a launch brings its own.
         backend: of the cells' process group, as `labkit.launch` has it.
         idle_s: how long the ranks are kept with nothing to do, in s; None: as long as the notebook.
         is_of_a_cell: whether the ranks end when the cell that made them is run again.
+        on: where, if not on this machine: `labkit.Slurm(…)` or `labkit.Torchrun(…)`, which say how many ranks there
+            are.
     """
 
     def __init__(
@@ -89,25 +109,55 @@ class Session:
         backend: str | None = None,
         idle_s: float | None = IDLE_S,
         is_of_a_cell: bool = True,
+        on: Slurm | Torchrun | None = None,
     ) -> None:
-        from labkit.launcher import check_backend, check_world_size
+        from labkit.launcher import check_backend, check_world_size, ranks_on
 
-        gpus = torch.cuda.device_count()  # does not initialise CUDA in the notebook
-        self.world_size = check_world_size(world_size, gpus)
-        """Number of ranks."""
-        self._backend = check_backend(backend, self.world_size, gpus)
-        self._gpus, self._seed = gpus, seed
+        if isinstance(on, Session):
+            raise TypeError(
+                f"on is labkit.Slurm(…) or labkit.Torchrun(…), got {on!r}, whose ranks are reserved already"
+            )
+        gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
+        world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
+        backend = check_backend(backend, world_size, gpus)
         if idle_s is not None and not idle_s > 0:
             raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
+        made_in = notebook.this_execution() if is_of_a_cell else None
+        _close_what_this_cell_made_before(made_in)
+        kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s}
+        reserve = LocalReserve(world_size) if on is None else ClusterReserve.start(on, kept)
+        self._begin(reserve, gpus, made_in, **kept)
+
+    @classmethod
+    def attached(cls, folder: RunFolder, about: dict[str, Any]) -> Session:
+        """Return the session in this folder, for `labkit.attach`. `last` is then what ran on it last, or still runs."""
+        session = cls.__new__(cls)
+        session._begin(ClusterReserve.attach(folder, about), None, None, **about["session"])
+        session._pick_up()
+        if session._reserve.is_over:
+            session.ended.wait(END_SAID_S)
+        return session
+
+    def _begin(
+        self,
+        reserve: LocalReserve | ClusterReserve,
+        gpus: int | None,
+        made_in: notebook.Execution | None,
+        seed: int | None,
+        backend: str | None,
+        idle_s: float | None,
+    ) -> None:
+        self.world_size = reserve.world_size
+        """Number of ranks."""
+        self._gpus, self._seed, self._backend = gpus, seed, backend
         self.idle_s = idle_s
         """How long the ranks are kept with nothing to do, in s."""
         self.last: Run | None = None
         """What carried the last cell: its output and what it logged."""
-        self._made_in = notebook.this_execution() if is_of_a_cell else None
-        _close_what_this_cell_made_before(self._made_in)
-        self._reserve = LocalReserve(self.world_size)
-        self.is_here = self._reserve.is_here
-        self._finalizer = weakref.finalize(self, self._reserve.close)
+        self._made_in = made_in
+        self._reserve: Any = reserve
+        self.is_here = reserve.is_here
+        self._finalizer = weakref.finalize(self, reserve.let_go)
         self._lock = threading.RLock()
         self._holder: _Holder | None = None
         self._free = threading.Event()
@@ -123,13 +173,33 @@ class Session:
         self._number = next(_numbers)
         _open.add(self)
         holders.add(self)
+        this = weakref.ref(self)
+        reserve.when_over(lambda why: session._close(why) if (session := this()) else None)
         self._wait_for_idleness()
+
+    def _pick_up(self) -> None:
+        """Follow what the ranks were given last, if anything, and go on with the cells' group where that is sound."""
+        if not (number := self._reserve.folder.newest_job()):
+            return
+        job, is_at_it = self._reserve.folder.of_job(number).job(), bool(self._reserve.at_work(number))
+        self._cells = {file: cell for file, cell in job.cells.items() if CELL_FILE.fullmatch(file)}
+        numbers = [int(file.split()[1].rstrip(">")) for file in self._cells]
+        while next(_numbers) < max([*numbers, job.group or 0]):
+            pass
+        name = self._reserve.folder.of_job(number).about()["name"]
+        engine = self._reserve.pick_up(number, lambda engine: self._hold(name, engine), self._release)
+        self.last = Run(engine, job.world_size, name, engine.about["timeout_s"])
+        engine.follow()
+        self.last.follow(job, stopping=engine.folder.was_asked_to("stop"))
+        if not is_at_it:
+            self.last.over.wait()
+            self._group = job.group if self.last.error is None else None
 
     # Launching functions
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
         """Return what carries one launched function on all the ranks, for `labkit.launch`."""
-        return self._engine_for(self.world_size, name)
+        return self._engine_for(self.world_size, name, timeout_s)
 
     def first(self, world_size: int) -> FirstRanks:
         """Return the first ranks, to launch on them only. Raises ValueError if there are not as many."""
@@ -140,14 +210,16 @@ class Session:
             )
         return FirstRanks(self, world_size)
 
-    def _engine_for(self, world_size: int, name: str) -> Engine:
+    def _engine_for(self, world_size: int, name: str, timeout_s: float | None) -> Engine:
         self._check_open()
+        about = {"name": name, "timeout_s": timeout_s}
 
         def hold(engine: Engine) -> None:
             self._hold(name, engine)
             self._group = self._group_store = None  # the cells' process group, which the ranks leave
 
-        return self._reserve.engine(world_size, hold, self._release)
+        engine: Engine = self._reserve.engine(world_size, hold, self._release, about)
+        return engine
 
     # Running cells
 
@@ -197,14 +269,22 @@ class Session:
     @property
     def idle_left_s(self) -> float:
         """Seconds until the ranks end if nothing is run on them; infinite while something is, or if they are kept."""
-        if self.idle_s is None or self._holder is not None:
+        since_s = max(self._idle_since_s, self._reserve.ready_s)
+        if self.idle_s is None or self._holder is not None or since_s == float("inf"):
             return float("inf")
-        return max(0.0, self._idle_since_s + self.idle_s - time.monotonic())
+        return max(0.0, since_s + self.idle_s - time.monotonic())
 
     @property
     def pids(self) -> list[int]:
         """Process id of each rank; none once they are gone."""
-        return self._reserve.pids
+        pids: list[int] = self._reserve.pids
+        return pids
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a session on a cluster keeps its files: `labkit.attach(ranks.folder)` finds it again."""
+        folder = self._reserve.folder
+        return folder.path if folder else None
 
     @property
     def why_over(self) -> str:
@@ -224,7 +304,8 @@ class Session:
     @property
     def notices(self) -> list[str]:
         """What a cluster says of the ranks: their job, and the time left to it."""
-        return self._reserve.notices()
+        notices: list[str] = self._reserve.notices()
+        return notices
 
     def wait(self, timeout_s: float | None = None) -> Session:
         """Block until no run holds the ranks. Raises TimeoutError if one still does after `timeout_s` seconds."""
@@ -259,7 +340,7 @@ class Session:
     def processes(self) -> list[holders.HeldProcess]:
         """Return the ranks' processes, as far as they are on this machine."""
         name = self.busy_with
-        ranks = zip(self.ranks, self.pids, strict=False)
+        ranks = zip(self.ranks, self.pids if self.is_here else [], strict=False)
         return [one for rank, pid in ranks for one in holders.held("session", name, rank.rank, pid, rank.state, self)]
 
     def end(self, pid: int) -> None:
@@ -293,7 +374,7 @@ class Session:
             self._free.set()
 
     def _wait_for_idleness(self) -> None:
-        if self.idle_s is None or self.over:
+        if self.idle_s is None or self.over or self._reserve.minds_idleness:
             return
         this = weakref.ref(self)  # the timer must not keep a session that nobody else has
 
@@ -320,7 +401,8 @@ class Session:
         if holder is not None and (run := run_of(holder.engine)):
             run.stop(STOP_GRACE_S)
         _open.discard(self)
-        self._finalizer()
+        self._finalizer.detach()
+        self._reserve.close()
         self._group_store = None
 
     def _check_open(self) -> None:
@@ -351,8 +433,8 @@ class Session:
         self._check_open()
         file = f"<ranks {next(_numbers)}>"
         self._cells[file] = Cell(title, code)
-        with self._group_in_place(title) as engine:
-            cell, before = CellCode(file, code, wants_value, sent), self.pids
+        with self._group_in_place(title, timeout_s) as engine:
+            cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
             run = self.last = self._start(engine(asked), pack_call(run_cell, (cell,), {}), title, timeout_s)
             try:
                 stuck = self._listen(run, asked)
@@ -369,18 +451,20 @@ class Session:
         return dict(enumerate(run.results))
 
     @contextmanager
-    def _group_in_place(self, name: str) -> Iterator[Any]:
+    def _group_in_place(self, name: str, timeout_s: float | None) -> Iterator[Any]:
         """Give what makes an engine for a cell, once all ranks are in the cells' process group."""
 
         def engine(only: Sequence[int]) -> Engine:
-            made = self._reserve.cell_engine(only, lambda engine: self._hold(name, engine), self._release)
+            about = {"name": name, "timeout_s": timeout_s}
+            made: Any = self._reserve.cell_engine(only, lambda engine: self._hold(name, engine), self._release, about)
             made.group_store = self._group_store
-            return made
+            found: Engine = made
+            return found
 
         if new := self._new_ranks():
             self._group = None
             print(f"{replaced_in_words(new)}: {_variables_gone([each.rank for each in new])}", flush=True)
-        if self._group is None:
+        if self._group is None or self._reserve.were_used_elsewhere:
             self._group, self._group_store = next(_numbers), self._reserve.new_group_store()
             try:
                 self._start(engine(range(self.world_size)), pack_call(_join, (), {}), name, None).wait()
@@ -400,7 +484,7 @@ class Session:
             world_size=self.world_size,
             backend=self._backend,
             cuda_devices=self._gpus,
-            threads=max(1, cores() // self.world_size),
+            threads=max(1, cores() // self.world_size) if self.is_here else None,
             seed=self._seed,
             port=0,
             start_s=time.time(),
@@ -437,7 +521,7 @@ class Session:
         return None
 
     def _failed(self, run: Run, asked: list[int], stuck: Stacks | None, before: list[int]) -> Exception:
-        """Say which rank failed first in a cell, and what it cost the others. `before` are the ranks' pids then."""
+        """Say which rank failed first in a cell, and what it cost the others. `before` are the processes of then."""
         assert run.error is not None
         verdict = run.error.verdict
         failures = {rank: failure for rank, failure in enumerate(run.failures) if failure}
@@ -481,7 +565,7 @@ class FirstRanks:
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
         """Return what carries one launched function on these ranks."""
-        return self._session._engine_for(self.world_size, name)
+        return self._session._engine_for(self.world_size, name, timeout_s)
 
     def __repr__(self) -> str:
         return f"the first {self.world_size} of {self._session!r}"
