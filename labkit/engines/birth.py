@@ -14,8 +14,9 @@ PR_SET_PDEATHSIG = 1
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-# libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds between two
-# parallel loops: on cores that have other work (another rank, another user's program) one spins while the thread that it
-# waits for cannot run, and a small network's step takes tens of times as long. This many turns are enough on free cores.
+# libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds between
+# two parallel loops: on cores that have other work (another rank, another user's program) one spins while the thread
+# that it waits for cannot run, and a small network's step takes tens of times as long. So many turns suffice on free
+# cores.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
