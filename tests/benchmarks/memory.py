@@ -25,7 +25,7 @@ STAGES = {
     "Python": "",
     "import torch": "import torch",
     "what labkit's rank imports besides": "import labkit.worker, labkit.dynamo",
-    "a first step without a group": "labkit.dynamo.put_off(); labkit.worker._get_warm()",
+    "a first step without a group": "labkit.dynamo.put_off(); labkit.worker.get_warm()",
     "gloo, DDP, a step of 10 MB of parameters": """
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
