@@ -18,8 +18,8 @@
 `notebook` knows the cells, and whether a person looks; `idle` knows whether the notebook has work of its own.
 `engines.standby` keeps ranks spawned ahead, each for one run, so that a launch begins at once. `session` reserves ranks
 that do job after job: launched functions, and cells (`%load_ext labkit`, `%%ranks 4`). In such a rank `isolation` puts
-back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit holds
-(`engines.holders`), each with a button that ends it.
+back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit
+holds (`engines.holders`), each with a button that ends it.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
 rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and

@@ -206,16 +206,17 @@ def test_a_session_that_nobody_refers_to_ends_its_ranks():
     wait_until(lambda: not any(map(lives, pids)))
 
 
-def test_waiting_costs_no_processor_time(ranks):
-    launch(pid, on=ranks)
-    processes = [psutil.Process(pid) for pid in ranks.pids]
+def test_waiting_costs_no_processor_time():
+    with labkit.Session(2) as ranks:
+        launch(workloads.fit, on=ranks)
+        processes = [psutil.Process(pid) for pid in ranks.pids]
 
-    def used_in_a_second():
-        before = [sum(process.cpu_times()[:2]) for process in processes]
-        time.sleep(1)
-        return max(sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True))
+        def used_in_a_second():
+            before = [sum(process.cpu_times()[:2]) for process in processes]
+            time.sleep(1)
+            return max(sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True))
 
-    wait_until(lambda: used_in_a_second() <= 0.03)  # once what a job has left is tidied up
+        wait_until(lambda: used_in_a_second() <= 0.03)  # once what a job has left is tidied up
 
 
 def test_memory_stays_the_same_from_launch_to_launch(ranks):
