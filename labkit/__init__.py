@@ -38,19 +38,21 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, checkpoint, datasets, measure, models, scaling, strategies
+    from labkit import checkpoint, measure, scaling, strategies
     from labkit.checkpoint import Checkpoint
-    from labkit.comparison import Comparison, compare
+    from labkit.cluster.slurm import Slurm
+    from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
-    from labkit.engines.slurm import Slurm
-    from labkit.engines.torchrun import Torchrun
-    from labkit.exporter import export
+    from labkit.exporting.exporter import export
     from labkit.launcher import attach, launch
-    from labkit.processes_view import processes
-    from labkit.run import Run, WorkerFailed
+    from labkit.lessons import datasets, models
+    from labkit.monitor.run import Run, WorkerFailed
+    from labkit.rank.worker import Stopped, Worker
     from labkit.session import Session
-    from labkit.view import show
-    from labkit.worker import Stopped, Worker
+    from labkit.ui import charts
+    from labkit.ui.comparison import Comparison, compare
+    from labkit.ui.processes import processes
+    from labkit.ui.view import show
 
 __all__ = [
     "Checkpoint",
@@ -81,31 +83,43 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "comparison",
-    "Run": "run",
+    "Comparison": "ui.comparison",
+    "Run": "monitor.run",
     "Session": "session",
-    "Slurm": "engines.slurm",
-    "Stopped": "worker",
-    "Torchrun": "engines.torchrun",
-    "Worker": "worker",
-    "WorkerFailed": "run",
+    "Slurm": "cluster.slurm",
+    "Stopped": "rank.worker",
+    "Torchrun": "cluster.torchrun",
+    "Worker": "rank.worker",
+    "WorkerFailed": "monitor.run",
     "attach": "launcher",
-    "compare": "comparison",
-    "export": "exporter",
+    "compare": "ui.comparison",
+    "export": "exporting.exporter",
     "launch": "launcher",
-    "processes": "processes_view",
-    "show": "view",
-    "standby": "engines",
+    "processes": "ui.processes",
+    "show": "ui.view",
 }
+"""The module of each public name …"""
+
+_MODULES = {
+    "charts": "ui.charts",
+    "checkpoint": "checkpoint",
+    "datasets": "lessons.datasets",
+    "measure": "measure",
+    "models": "lessons.models",
+    "scaling": "scaling",
+    "standby": "engines.standby",
+    "strategies": "strategies",
+}
+"""… and the public modules, whose names are shorter than their paths."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name in _MODULES:
+        value = importlib.import_module(f"labkit.{_MODULES[name]}")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"labkit.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name == "standby":
-        importlib.import_module("labkit.engines.standby")
-    module = importlib.import_module(f"labkit.{_HOMES.get(name, name)}")
-    value = getattr(module, name) if name in _HOMES else module
     globals()[name] = value
     return value
 
@@ -129,7 +143,7 @@ def _get_ahead(first_launch: bool) -> None:
 
     The ranks come first: a chart has a second's time once its run has begun.
     """
-    idle = importlib.import_module("labkit.idle")
+    idle = importlib.import_module("labkit.engines.idle")
     if first_launch:
         importlib.import_module("labkit.engines.standby").ahead_of_the_first_launch()
     idle.wait()
@@ -142,5 +156,5 @@ if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
     # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
-    _reader = importlib.import_module("labkit.notebook").has_a_reader()
+    _reader = importlib.import_module("labkit.ui.kernel").has_a_reader()
     threading.Thread(target=_get_ahead, args=(_reader,), name="labkit-ahead", daemon=True).start()

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from labkit import notebook
 from labkit.engines.base import Launcher
 from labkit.engines.local import LocalEngine
-from labkit.packing import name_of, pack_call
-from labkit.run import Run
-from labkit.worker import Job, cores
+from labkit.monitor.run import Run
+from labkit.protocol.job import Job
+from labkit.protocol.pickling import name_of, pack_call
+from labkit.protocol.system import cores
+from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.session import Session
@@ -44,7 +45,7 @@ def launch(
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
 
     Args:
-        fn: what every rank calls; its first parameter is the `labkit.worker.Worker`.
+        fn: what every rank calls; its first parameter is the `labkit.rank.worker.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
@@ -91,9 +92,9 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=notebook.cells(),
+        cells=kernel.cells(),
     )
-    cell = notebook.this_execution()
+    cell = kernel.this_execution()
     _stop_what_this_cell_launched_before(cell)
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
@@ -117,8 +118,8 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     Gives the `Run`, its history whole. Raises ValueError if there is no such run; WorkerFailed with `wait=True`, if a
     rank failed.
     """
-    from labkit.engines.folder import RunFolder
-    from labkit.engines.slurm import SlurmEngine, folder_of
+    from labkit.cluster.run_directory import RunFolder
+    from labkit.cluster.slurm import SlurmEngine, folder_of
 
     is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
     folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
@@ -148,7 +149,7 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
 
 def _show(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
-    from labkit import view
+    from labkit.ui import view
 
     watcher = None
     try:
@@ -163,10 +164,10 @@ def _show(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
-_launched_by: weakref.WeakKeyDictionary[Run, notebook.Execution] = weakref.WeakKeyDictionary()
+_launched_by: weakref.WeakKeyDictionary[Run, kernel.Execution] = weakref.WeakKeyDictionary()
 
 
-def _stop_what_this_cell_launched_before(now: notebook.Execution | None) -> None:
+def _stop_what_this_cell_launched_before(now: kernel.Execution | None) -> None:
     if now is None:
         return
     earlier = [run for run, then in list(_launched_by.items()) if then.cell == now.cell and then.number != now.number]

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from labkit.rank.worker import Worker
     from labkit.strategies import Strategy
-    from labkit.worker import Worker
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""

@@ -158,7 +158,7 @@ def test_a_background_run_and_a_failure_are_shown_readably(page):
     text = shown.inner_text()
     assert "Cell In[5], line 5, in train" in text
     assert "raise ValueError('image 17 has no label')" in text
-    assert "labkit/run.py" not in text
+    assert "labkit/monitor/run.py" not in text
     shown.locator("summary", has_text="what became of the other rank").click()
     shown.locator("li", has_text="rank 0 lost its connection as a consequence").wait_for()
     shown.scroll_into_view_if_needed()
@@ -215,7 +215,7 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
     assert "rank 0 is in time.sleep at Cell In[1], line 8; ranks 1 and 2 wait in barrier at Cell In[1], line 9" in text
     assert "time.sleep(1e6)" in text
     assert "Rank 0 stood apart" in text
-    assert "labkit/run.py" not in text
+    assert "labkit/monitor/run.py" not in text
     shown.locator("summary", has_text="what became of the other 2 ranks").click()
     shown.locator("li", has_text="rank 1 waits in barrier at Cell In[1], line 9").wait_for()
     shown.scroll_into_view_if_needed()
@@ -225,7 +225,7 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
 
 EXPLORE = """
 import plotly.graph_objects as go
-from labkit.explore import explore
+from labkit.ui.explore import explore
 
 
 def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):

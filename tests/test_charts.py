@@ -8,9 +8,9 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 from plotly.subplots import make_subplots
 
-from labkit import charts
-from labkit.history import History
-from labkit.records import Log
+from labkit.monitor.history import History
+from labkit.protocol.events import Log
+from labkit.ui import charts
 
 
 def log(history, rank, steps, **columns):

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import labkit
-from labkit.records import Exit, Log, Memory, Result
-from labkit.run import Run
+from labkit.monitor.run import Run
+from labkit.protocol.events import Exit, Log, Memory, Result
 from tests.conftest import LONG_S
 
 MIB = 2**20

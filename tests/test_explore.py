@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
-from labkit import notebook, view
-from labkit.explore import explore
+from labkit.ui import kernel, view
+from labkit.ui.explore import explore
 
 
 class Place:
@@ -34,9 +34,9 @@ def test_without_a_person_only_the_figure_for_the_defaults_is_shown(monkeypatch)
 
 def test_turning_a_slider_draws_again_at_once(monkeypatch):
     place, boxes = Place(), []
-    monkeypatch.setattr(notebook, "has_a_reader", lambda: True)
-    monkeypatch.setattr(notebook, "display", lambda thing, **options: boxes.append(thing))
-    monkeypatch.setattr(notebook, "place", lambda: place)
+    monkeypatch.setattr(kernel, "has_a_reader", lambda: True)
+    monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing))
+    monkeypatch.setattr(kernel, "place", lambda: place)
     explore(draw, batch_size=[32, 64, 128], latency_us=[1, 10])
     batch, latency = boxes[0].children
     assert (batch.value, latency.value, batch.description) == (64, 10, "batch size")

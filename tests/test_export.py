@@ -18,8 +18,9 @@ import torch
 from packaging.requirements import Requirement
 
 import labkit
-from labkit import script, source
-from labkit.worker import Cell, cores
+from labkit.export import script, source
+from labkit.protocol.job import Cell
+from labkit.protocol.system import cores
 from tests import cluster
 from tests.conftest import LONG_S, wait_until
 from tests.test_kernel import Notebook as Kernel
@@ -53,7 +54,7 @@ class Notebook:
 @pytest.fixture
 def notebook(monkeypatch):
     notebook = Notebook()
-    monkeypatch.setattr(source.notebook, "cells", lambda: notebook.cells)
+    monkeypatch.setattr(source.kernel, "cells", lambda: notebook.cells)
     return notebook
 
 
@@ -363,7 +364,7 @@ def test_the_last_line_calls_the_function_with_the_notebooks_arguments(exported)
     cell = "def train(worker, lr, name='a', sizes=(1,), **more):\n    pass"
     text = exported(cell, lr=1e-3, sizes=(8, 9), extra={"k": None}, seed=7)
     assert text.endswith(
-        '    labkit.script.main(train, {"lr": 0.001, "sizes": (8, 9), "extra": {"k": None}}, seed=7)\n'
+        '    labkit.exporting.script.main(train, {"lr": 0.001, "sizes": (8, 9), "extra": {"k": None}}, seed=7)\n'
     )
 
 
@@ -387,16 +388,24 @@ def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_pat
 
 def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     exported(
-        "import labkit\nfrom labkit.models import ConvNet",
+        "import labkit\nfrom labkit.lessons.models import ConvNet",
         TRAIN.format("ConvNet, labkit.datasets.load, labkit.Stopped"),
     )
     carried = {
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
-    base = {"__init__.py", "LICENSE", "packing.py", "records.py", "worker.py", "script.py"}
-    base |= {"dynamo.py", "isolation.py", "process_group.py", "waiting.py"}
-    engines = {f"engines/{name}.py" for name in ("__init__", "birth", "folder", "remote")}
-    assert carried == base | engines | {"models.py", "datasets.py", "data/digits.npz", "data/README.md"}
+    folders = {
+        "protocol": ("events", "job", "pickling", "system"),
+        "rank": (
+            *("channels", "die_with_parent", "dynamo", "failure", "isolation", "log_batcher", "main"),
+            *("process_group", "signals", "waiting", "worker"),
+        ),
+        "cluster": ("rank_entry", "run_directory"),
+        "exporting": ("script",),
+        "lessons": ("datasets", "models"),
+    }
+    modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
+    assert carried == modules | {"__init__.py", "LICENSE", "data/digits.npz", "data/README.md"}
     for name in carried - {"LICENSE", "data/digits.npz"}:
         imports = {m.partition(".")[0] for m in source.imported((tmp_path / "job/labkit" / name).read_text())}
         assert not imports & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
@@ -818,7 +827,7 @@ def job(tmp_path_factory):
     for cell in (*CELLS[:3], DDP_TRAIN):
         notebook.run(cell)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source.notebook, "cells", lambda: notebook.cells)
+        patch.setattr(source.kernel, "cells", lambda: notebook.cells)
         folder = labkit.export(notebook.names["train"], tmp_path_factory.mktemp("exported") / "job", steps=8)
     run = labkit.launch(notebook.names["train"], world_size=2, steps=8)
     return folder, run.results[0]["weights"], run.history.loss.tolist()

@@ -10,13 +10,14 @@ from array import array
 import cloudpickle
 import pytest
 
-from labkit import records
-from labkit.engines import guard
-from labkit.engines.by_folder import FolderEngine, new_folder
-from labkit.engines.folder import FileSender, FolderReader, RunFolder
-from labkit.engines.remote import _counts
-from labkit.run import Run
-from labkit.worker import STACKS_SIGNAL, Job
+from labkit.cluster import supervisor
+from labkit.cluster.directory_engine import FolderEngine, new_folder
+from labkit.cluster.rank_entry import _counts
+from labkit.cluster.run_directory import FileSender, FolderReader, RunFolder
+from labkit.monitor.run import Run
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.rank.signals import STACKS_SIGNAL
 from tests.conftest import LONG_S, wait_until
 
 
@@ -33,7 +34,7 @@ def a_job():
 
 def log(rank, *steps, value=1.0):
     count = len(steps)
-    return records.Log(rank, ("loss",), array("q", steps), array("d", range(count)), array("d", [value] * count))
+    return events.Log(rank, ("loss",), array("q", steps), array("d", range(count)), array("d", [value] * count))
 
 
 class Rank:
@@ -55,16 +56,16 @@ class Rank:
 
 
 EVERY_KIND = [
-    records.Started(1),
-    records.Expect(1, 100),
-    records.Log(
+    events.Started(1),
+    events.Expect(1, 100),
+    events.Log(
         1, ("loss", "näme"), array("q", [0, 2**62]), array("d", [0.1, 1e300]), array("d", [math.inf, -math.inf, 0.0, 5])
     ),
-    records.Result(1, bytes(range(256))),
-    records.Stopped(1),
-    records.Failure(1, 1.5, "running", "ValueError: \udc80 \n", "Traceback", (("cell", 3, "train"), ("x.py", 1, "f"))),
-    records.Memory(1, 2**40, 0),
-    records.Exit(1, -9, True, False, 12.5),
+    events.Result(1, bytes(range(256))),
+    events.Stopped(1),
+    events.Failure(1, 1.5, "running", "ValueError: \udc80 \n", "Traceback", (("cell", 3, "train"), ("x.py", 1, "f"))),
+    events.Memory(1, 2**40, 0),
+    events.Exit(1, -9, True, False, 12.5),
 ]
 
 
@@ -102,20 +103,20 @@ def test_a_line_cut_short_by_the_end_of_its_rank_hides_nothing(folder):
         file.write('["Log", 0, ["lo')
     rank.end(-9)
     read = FolderReader(folder).read()
-    assert [type(record) for record in read] == [records.Log, records.Exit]
+    assert [type(record) for record in read] == [events.Log, events.Exit]
 
 
 def test_what_a_rank_printed_comes_before_what_it_reported_after_it_and_all_of_it_before_its_end(folder, monkeypatch):
-    monkeypatch.setattr("labkit.engines.folder.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("labkit.cluster.run_directory.BLOCK_BYTES", 1000)
     rank, reader = Rank(folder, 0), FolderReader(folder)
     rank.print("ä" * 2000)
-    rank.send(records.Started(0))
+    rank.send(events.Started(0))
     first = reader.read()
-    assert [type(record) for record in first] == [records.Output, records.Started]
+    assert [type(record) for record in first] == [events.Output, events.Started]
     assert first[0].text == "ä" * 500
     rank.end()
     *output, end = reader.read()
-    assert isinstance(end, records.Exit)
+    assert isinstance(end, events.Exit)
     assert "".join(record.text for record in output) == "ä" * 1500
 
 
@@ -126,14 +127,14 @@ def test_a_character_cut_in_two_is_one(folder):
     assert reader.read() == []
     with rank.files[1].open("ab") as file:
         file.write("ä".encode()[1:])
-    assert reader.read() == [records.Output(0, "ä")]
+    assert reader.read() == [events.Output(0, "ä")]
 
 
 def test_strange_files_among_the_ranks_are_not_theirs(folder):
     (folder.ranks / ".nfs000000000000cafe").touch()
     (folder.ranks / "notes.txt").touch()
-    Rank(folder, 0).send(records.Started(0))
-    assert FolderReader(folder).read() == [records.Started(0)]
+    Rank(folder, 0).send(events.Started(0))
+    assert FolderReader(folder).read() == [events.Started(0)]
 
 
 # Attempts
@@ -146,11 +147,11 @@ def kinds(read):
 def test_of_an_earlier_attempt_only_what_was_logged_and_printed_counts(folder):
     for rank in (0, 1):
         first = Rank(folder, rank)
-        first.send(records.Started(rank))
+        first.send(events.Started(rank))
         first.send(log(rank, 0, 1))
         first.print("before\n")
         first.end(1)
-        Rank(folder, rank, attempt=1).send(records.Started(rank))
+        Rank(folder, rank, attempt=1).send(events.Started(rank))
     reader = FolderReader(folder)
     assert kinds(reader.read()) == ["Output 0", "Log 0", "Output 1", "Log 1", "Restarted -1", "Started 0", "Started 1"]
     assert reader.attempt == 1
@@ -172,7 +173,7 @@ def test_the_last_of_an_attempt_comes_before_the_next_begins_for_any_rank(folder
 
 
 def test_a_first_attempt_in_which_no_rank_began_is_passed_over(folder):
-    Rank(folder, 0, attempt=1).send(records.Started(0))
+    Rank(folder, 0, attempt=1).send(events.Started(0))
     assert kinds(FolderReader(folder).read()) == ["Restarted -1", "Started 0"]
 
 
@@ -181,7 +182,7 @@ def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_e
 
     def attempt(rank, port):
         monkeypatch.setenv("MASTER_PORT", str(port))
-        return guard._attempt(folder.path, str(rank), elastic=True)
+        return supervisor._attempt(folder.path, str(rank), elastic=True)
 
     assert [attempt(0, 1001), attempt(1, 1001)] == [0, 0]
     assert attempt(0, 1002) == 1, "rank 1 was ended before it began"
@@ -191,13 +192,13 @@ def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_e
 
 def test_ranks_under_slurm_take_its_count_of_attempts(folder, monkeypatch):
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    assert guard._attempt(folder.path, "0", elastic=False) == 0
+    assert supervisor._attempt(folder.path, "0", elastic=False) == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert guard._attempt(folder.path, "0", elastic=False) == 2
+    assert supervisor._attempt(folder.path, "0", elastic=False) == 2
 
 
 def test_guard_and_rank_mean_the_same_signal():
-    assert guard.STACKS_SIGNAL == STACKS_SIGNAL
+    assert supervisor.STACKS_SIGNAL == STACKS_SIGNAL
 
 
 # The run
@@ -240,7 +241,7 @@ def test_ranks_that_ended_well_are_the_end_of_the_run(launched):
     engine, folder = launched()
     for number in (0, 1):
         rank = Rank(folder, number)
-        rank.send(records.Result(number, cloudpickle.dumps(number)))
+        rank.send(events.Result(number, cloudpickle.dumps(number)))
         rank.end()
     run = follow(engine).wait(LONG_S)
     assert (run.status, run.results) == ("finished", [0, 1])
@@ -250,13 +251,13 @@ def test_a_rank_that_failed_ends_the_run_only_when_it_cannot_be_started_again(la
     engine, folder = launched(1)
     rank = Rank(folder, 0)
     rank.send(log(0, 0, 1, 2))
-    rank.send(records.Failure(0, 1.0, "running", "ValueError: bad batch", "Traceback"))
+    rank.send(events.Failure(0, 1.0, "running", "ValueError: bad batch", "Traceback"))
     rank.end(1)
     run = follow(engine)
     wait_until(lambda: run.states == ["failed"])
     again = Rank(folder, 0, attempt=1)
     again.send(log(0, 1, 2, 3))
-    again.send(records.Result(0, cloudpickle.dumps("well")))
+    again.send(events.Result(0, cloudpickle.dumps("well")))
     again.end()
     run.wait(LONG_S)
     assert (run.status, run.attempt, run.results, run.error) == ("finished", 1, ["well"], None)
@@ -266,7 +267,7 @@ def test_a_rank_that_failed_ends_the_run_only_when_it_cannot_be_started_again(la
 def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_it(launched):
     engine, folder = launched()
     Rank(folder, 0).end(-15, ended=True)
-    Rank(folder, 1).send(records.Started(1))
+    Rank(folder, 1).send(events.Started(1))
     run = follow(engine)
     engine.settle(0.0)
     run.over.wait(LONG_S)
@@ -282,7 +283,7 @@ def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_
 def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(launched, summary, blamed):
     engine, folder = launched()
     rank = Rank(folder, 0)
-    rank.send(records.Failure(0, 1.0, "running", summary, "Traceback"))
+    rank.send(events.Failure(0, 1.0, "running", summary, "Traceback"))
     rank.end(1)
     Rank(folder, 1).send(log(1, 7))
     run = follow(engine)
@@ -295,9 +296,9 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(
 
 def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launched):
     engine, folder = launched()
-    engine.why = records.JobEnded(-1, "the job lost a node", "Launch it again.")
+    engine.why = events.JobEnded(-1, "the job lost a node", "Launch it again.")
     rank = Rank(folder, 0)
-    rank.send(records.Failure(0, 1.0, "running", "RuntimeError: Connection closed by peer", "Traceback"))
+    rank.send(events.Failure(0, 1.0, "running", "RuntimeError: Connection closed by peer", "Traceback"))
     rank.end(1)
     run = follow(engine)
     engine.settle(0.0)
@@ -310,7 +311,7 @@ def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launch
 def test_a_run_attached_to_later_ends_when_its_ranks_did(launched):
     engine, folder = launched(1)
     rank = Rank(folder, 0)
-    rank.send(records.Result(0, cloudpickle.dumps(1)))
+    rank.send(events.Result(0, cloudpickle.dumps(1)))
     ended_s = time.time()
     with rank.files[0].open("a") as file:
         file.write(f'["Exit", 0, 0, false, false, {ended_s}]\n')

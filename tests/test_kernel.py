@@ -65,9 +65,9 @@ class Notebook:
         """What each open comm carries: "FigureWidget", "ButtonModel", …"""
         self.comm_messages = []
         """(what it carries, when it came)"""
-        self.run("import os, time, torch, labkit, labkit.view\nimport torch.distributed as dist", watched)
+        self.run("import os, time, torch, labkit, labkit.ui.view\nimport torch.distributed as dist", watched)
         # This front end answers nothing, so that there is nothing to wait for.
-        self.run("labkit.view.CLOSE_AFTER_S = labkit.view.PATIENCE_S = 0")
+        self.run("labkit.ui.view.CLOSE_AFTER_S = labkit.ui.view.PATIENCE_S = 0")
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
@@ -471,7 +471,7 @@ def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(note
     notebook.run("kept = run_3\n" + launch(4), cell_id="third")
     notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
-    cell = notebook.run("for run in list(labkit.run._live): run.stop()", cell_id="fifth")
+    cell = notebook.run("for run in list(labkit.monitor.run._live): run.stop()", cell_id="fifth")
     assert cell.error is None
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
 
@@ -541,7 +541,7 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
     notebook.run(SPIN)
     notebook.run("""
-        from labkit import view
+        from labkit.ui import view
         def slow(run, *options, attach=view.attach):
             view.attach = attach
             while "starting" in run.states:
@@ -562,13 +562,13 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
 def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(notebook):
     notebook.run(SPIN)
     notebook.run("""
-        from labkit.engines import processes
-        def slow(count, spawn=processes._spawn):
-            processes._spawn = spawn
+        from labkit.engines import spawn
+        def slow(count, spawn=spawn._spawn):
+            spawn._spawn = spawn
             print("no process yet", flush=True)
             time.sleep(0.5)
             return spawn(count)
-        processes._spawn = slow
+        spawn._spawn = slow
     """)
     cell = notebook.start("labkit.launch(spin)")
     interrupt_when(notebook, cell, lambda: "no process yet" in cell.stdout)

@@ -14,7 +14,7 @@ import torch
 
 import labkit
 from labkit.engines import standby
-from labkit.engines.processes import RankProcess
+from labkit.engines.spawn import RankProcess
 from labkit.session import cells, session
 from tests.conftest import LONG_S, wait_until
 

@@ -374,7 +374,7 @@ def test_a_rank_that_cannot_start_ends_the_session_and_says_why(small, slurm, tm
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        'if "labkit.engines.reserved" in " ".join(sys.orig_argv):\n'
+        'if "labkit.cluster.reserved" in " ".join(sys.orig_argv):\n'
         '    print("no memory left", flush=True)\n'
         "    os._exit(5)\n"
     )

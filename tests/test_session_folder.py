@@ -14,15 +14,15 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit import records
-from labkit.engines import guard, slurm
-from labkit.engines.by_folder import FolderEngine
-from labkit.engines.folder import FileSender, RunFolder
-from labkit.engines.reserved import _place_in
-from labkit.run import Run
+from labkit.cluster import slurm, supervisor
+from labkit.cluster.directory_engine import FolderEngine
+from labkit.cluster.reserved import _info_in
+from labkit.cluster.run_directory import FileSender, RunFolder
+from labkit.monitor.run import Run
+from labkit.protocol import events
+from labkit.protocol.job import Job, RankInfo
 from labkit.session import cluster
 from labkit.session.cluster import ClusterReserve
-from labkit.worker import Job, Place
 from tests.conftest import wait_until
 
 A_JOB = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, {}, {})
@@ -87,11 +87,11 @@ def start_guard(folder, tmp_path, monkeypatch):
     (tmp_path / "rank.py").write_text(RANK)
     start = f"""
 import sys
-sys.path.insert(0, {str(Path(guard.__file__).parent)!r})
+sys.path.insert(0, {str(Path(supervisor.__file__).parent)!r})
 import guard, pathlib
-guard.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
-guard.IDLE_EVERY_S = 0.05
-sys.exit(guard.main(pathlib.Path({str(folder.path)!r})))
+supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
+supervisor.IDLE_EVERY_S = 0.05
+sys.exit(supervisor.main(pathlib.Path({str(folder.path)!r})))
 """
     started = []
 
@@ -112,12 +112,12 @@ def heard(folder):
 
 
 def has_ended(folder, number):
-    return guard.has_exit(folder.of_job(number).file(0, 0, "records"))
+    return supervisor.has_exit(folder.of_job(number).file(0, 0, "records"))
 
 
 def exit_of(job, rank=0):
     lines = job.file(rank, 0, "records").read_text().split("\n")
-    (found,) = [records.Exit(*json.loads(line)[1:]) for line in lines if line.startswith('["Exit"')]
+    (found,) = [events.Exit(*json.loads(line)[1:]) for line in lines if line.startswith('["Exit"')]
     return found
 
 
@@ -241,10 +241,10 @@ class Carrier(FolderEngine):
         self.settle(0.0)
 
     def interruption(self):
-        return records.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.")
+        return events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.")
 
     def ending(self, missing):
-        return records.JobEnded(-1, "the job was cancelled", "Ask who did it.")
+        return events.JobEnded(-1, "the job was cancelled", "Ask who did it.")
 
 
 class Rank:
@@ -267,7 +267,7 @@ class Rank:
     def end(self, number, code=0, ended=False, dies=False):
         if dies:
             write(self.folder.file(self.rank, self.number, "records"), "Exit", self.rank, code, False, ended, 1.0)
-        self.send(number, records.Exit(self.rank, code, ended=ended, at_s=time.time()))
+        self.send(number, events.Exit(self.rank, code, ended=ended, at_s=time.time()))
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_a_job_is_there_before_it_is_spoken_of_and_its_end_gives_the_ranks_back(
     job = folder.of_job(1).job()
     assert (job.reserved, job.world_size, job.function) == (True, 2, A_JOB.function)
     for rank in ranks:
-        rank.send(1, records.Started(rank.rank), records.Result(rank.rank, cloudpickle.dumps(rank.rank)))
+        rank.send(1, events.Started(rank.rank), events.Result(rank.rank, cloudpickle.dumps(rank.rank)))
         rank.end(1)
     assert over(run) is None
     assert run.results == [0, 1]
@@ -333,11 +333,11 @@ def test_a_job_is_there_before_it_is_spoken_of_and_its_end_gives_the_ranks_back(
 def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, ranks):
     run = launch()
     for rank in ranks:
-        rank.send(1, records.Started(rank.rank))
+        rank.send(1, events.Started(rank.rank))
         rank.end(1, -15, ended=True, dies=True)
     time.sleep(0.3)
     assert not run.over.is_set()
-    carrier.say(records.Notice(-1, "job 5 waits", queued=True))
+    carrier.say(events.Notice(-1, "job 5 waits", queued=True))
     error = over(run)
     assert error.rank is None
     assert str(error).startswith("the job lost a node: node2 is down\n\nIt begins again.")
@@ -345,7 +345,7 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, 
     assert [each.state for each in reserve.ranks()] == ["queued", "queued"]
     for rank in ranks:
         rank.begin()
-    carrier.say(records.Notice(-1, "job 5 on node[1-2]"))
+    carrier.say(events.Notice(-1, "job 5 on node[1-2]"))
     wait_until(lambda: [each.state for each in reserve.ranks()] == ["idle", "idle"])
     assert [(each.rank, each.how) for each in reserve.take_replaced()] == [
         (rank, "the job lost a node: node2 is down") for rank in range(2)
@@ -376,13 +376,13 @@ def test_ranks_that_leave_when_told_need_not_be_ended(reserve, carrier, ranks, f
 def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch, reserve, ranks, held):
     run = launch()
     for rank in ranks:
-        rank.send(1, records.Started(rank.rank))
+        rank.send(1, events.Started(rank.rank))
         rank.end(1, -15, ended=True)
     again = Run(reserve.pick_up(1, held.append, held.remove), 2, "again")
     again._engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
-    run._engine.end_with(records.JobEnded(-1, "the job lost a node", "It is broken."))
+    run._engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken."))
     over(run)
     later = Run(reserve.pick_up(1, held.append, held.remove), 2, "later")
     later._engine.follow()
@@ -393,7 +393,7 @@ def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch
 def test_a_rank_that_died_is_new_once(launch, reserve, ranks):
     before = reserve.incarnations
     run = launch()
-    ranks[0].send(1, records.Result(0, cloudpickle.dumps(None)))
+    ranks[0].send(1, events.Result(0, cloudpickle.dumps(None)))
     ranks[0].end(1)
     ranks[1].end(1, -9, dies=True)
     assert over(run).rank == 1
@@ -418,7 +418,7 @@ def test_a_node_that_does_not_answer_is_named(launch, reserve, ranks, monkeypatc
 
 
 def test_what_is_launched_while_there_are_no_machines_waits_and_can_be_stopped(launch, carrier, reserve, folder):
-    carrier.say(records.Notice(-1, "job 5 waits", queued=True))
+    carrier.say(events.Notice(-1, "job 5 waits", queued=True))
     wait_until(lambda: reserve.waits)
     run = launch()
     assert (run.status, run.notice) == ("queued", "job 5 waits")
@@ -471,8 +471,8 @@ def test_a_jobs_file_of_somebody_else_is_not_read(folder, monkeypatch):
     ("rank", "local_rank", "world_size", "here"), [(0, 0, 6, 4), (5, 1, 6, 2), (3, 3, 4, 4), (1, 1, 3, 3)]
 )
 def test_the_first_ranks_know_how_many_of_them_share_their_machine(rank, local_rank, world_size, here):
-    place = _place_in(A_JOB._replace(world_size=world_size), Place(rank, local_rank, 8, 4))
-    assert place == Place(rank, local_rank, world_size, here)
+    place = _info_in(A_JOB._replace(world_size=world_size), RankInfo(rank, local_rank, 8, 4))
+    assert place == RankInfo(rank, local_rank, world_size, here)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import labkit
-from labkit import records
-from labkit.engines import slurm as engine
-from labkit.engines.folder import RunFolder
+from labkit.cluster import slurm as engine
+from labkit.cluster.run_directory import RunFolder
+from labkit.protocol import events
 from tests import cluster, elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
@@ -188,7 +188,7 @@ def test_ranks_that_wait_to_meet_one_that_died_are_ended(launch, slurm, tmp_path
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.engines.remote" in " ".join(sys.orig_argv):\n'
+        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.cluster.rank_entry" in " ".join(sys.orig_argv):\n'
         '    print("no memory left")\n'
         "    sys.stdout.flush()\n"
         "    os._exit(5)\n"
@@ -443,7 +443,7 @@ def test_the_batch_script(tmp_path):
         2, 4, partition="gpu", gpus_per_node=4, time="01:00:00", cpus_per_task=3, exclusive=True, setup="module load x"
     )
     assert on.world_size == 8
-    script = on.script(["/my python", "guard.py", "/a folder"], "a 'name'\nexit", "/100%% mine/slurm.out")
+    script = on.script(["/my python", "supervisor.py", "/a folder"], "a 'name'\nexit", "/100%% mine/slurm.out")
     assert script == textwrap.dedent("""\
         #!/bin/bash
         #SBATCH --job-name='a '"'"'name'"'"' exit'
@@ -458,7 +458,7 @@ def test_the_batch_script(tmp_path):
         #SBATCH --cpus-per-task=3
         #SBATCH --exclusive
         module load x
-        exec srun --kill-on-bad-exit=1 --ntasks-per-node=4 --cpus-per-task=3 '/my python' guard.py '/a folder'
+        exec srun --kill-on-bad-exit=1 --ntasks-per-node=4 --cpus-per-task=3 '/my python' supervisor.py '/a folder'
     """)
     assert "#SBATCH --no-requeue" in labkit.Slurm(requeue=False).script(["x"], "x", "x")
     assert "--requeue" not in labkit.Slurm(requeue=False).script(["x"], "x", "x").replace("--no-requeue", "")
@@ -505,7 +505,7 @@ def ended(state, exits=(), begun=(), killed=False):
 
 
 def test_a_job_out_of_memory_names_the_rank_that_was_killed():
-    said = ended("OUT_OF_MEMORY", [records.Exit(0, -15, ended=True), records.Exit(1, -9)])
+    said = ended("OUT_OF_MEMORY", [events.Exit(0, -15, ended=True), events.Exit(1, -9)])
     assert said.rank == 1
     assert said.headline == (
         "SLURM job 5 ran out of the memory that it had been given (OUT_OF_MEMORY); rank 1 was killed for it"
@@ -523,7 +523,7 @@ def test_every_ending_says_what_to_do(state):
 def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():
     assert ended("CANCELLED", killed=True) is None
     assert ended("CANCELLED") is not None
-    assert ended("FAILED", [records.Exit(0, -15, ended=True), records.Exit(1, 0)]).headline == (
+    assert ended("FAILED", [events.Exit(0, -15, ended=True), events.Exit(1, 0)]).headline == (
         "SLURM job 5 was ended (FAILED)"
     ), "a run is not finished because nobody is to blame"
-    assert ended("FAILED", [records.Exit(0, 1), records.Exit(1, -15, ended=True)]) is None, "a rank explains it"
+    assert ended("FAILED", [events.Exit(0, 1), events.Exit(1, -15, ended=True)]) is None, "a rank explains it"

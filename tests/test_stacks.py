@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
-from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
-from labkit.worker import Cell
+from labkit.monitor.stacks import Frame, Stacks, Standing, is_complete, parse
+from labkit.protocol.job import Cell
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"
@@ -17,7 +17,7 @@ CELLS = {CELL: Cell("Cell In[3]", "")}
 OTHER_THREADS = f"""\
 Thread 0x00007f9639a3d6c0 (most recent call first):
   File "{STDLIB}/threading.py", line 324 in wait
-  File "{SITE}/labkit/records.py", line 170 in _flush_the_rest
+  File "{SITE}/labkit/protocol/events.py", line 170 in _flush_the_rest
   File "{STDLIB}/threading.py", line 1002 in _bootstrap
 
 Thread 0x00007f9639a3d6c1 (most recent call first):

@@ -11,9 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import labkit
-from labkit import comparison, measure
+from labkit import measure
 from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
 from labkit.strategies.base import cut, equal_part, layers
+from labkit.ui import comparison
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 BATCH_SIZE = 24

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.engines.folder import RunFolder
+from labkit.cluster.run_directory import RunFolder
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
 
@@ -40,7 +40,7 @@ def ranks_of(run):
     found = {}
     for process in psutil.Process(run._engine._agent.pid).children(recursive=True):
         command = command_of(process)
-        if "labkit.engines.remote" in command:
+        if "labkit.cluster.rank_entry" in command:
             found[int(command.split()[-2])] = process
     return found
 
@@ -219,8 +219,8 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
         assert notebook.stdout.readline() == "runs\n"
         family = psutil.Process(notebook.pid).children(recursive=True)
         names = [command_of(process) for process in family]
-        assert sum("guard.py" in name for name in names) >= 2
-        assert sum("labkit.engines.remote" in name for name in names) == 2
+        assert sum("supervisor.py" in name for name in names) >= 2
+        assert sum("labkit.cluster.rank_entry" in name for name in names) == 2
         notebook.kill()
     wait_until(lambda: not any(lives(process.pid) for process in family))
 

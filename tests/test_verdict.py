@@ -3,10 +3,10 @@ import signal
 
 import pytest
 
-from labkit.records import Failure
-from labkit.stacks import Frame, Stacks, Standing
-from labkit.verdict import RankFacts, exit_in_words, judge, judge_hang, rank_list
-from labkit.worker import Cell
+from labkit.monitor.diagnosis import RankFacts, exit_in_words, judge, judge_hang, rank_list
+from labkit.monitor.stacks import Frame, Stacks, Standing
+from labkit.protocol.events import Failure
+from labkit.protocol.job import Cell
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 

@@ -13,10 +13,10 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
-from labkit import charts, notebook, view
-from labkit.output import LINES_KEPT
-from labkit.records import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
-from labkit.run import Run
+from labkit.monitor.output import LINES_KEPT
+from labkit.monitor.run import Run
+from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
+from labkit.ui import charts, kernel, view
 from tests.conftest import LONG_S, wait_until
 
 
@@ -101,7 +101,7 @@ def page(monkeypatch):
         shown.append(Shown(thing))
         return shown[-1]
 
-    monkeypatch.setattr(notebook, "display", display)
+    monkeypatch.setattr(kernel, "display", display)
     return shown
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from labkit import records
-    from labkit.engines.folder import RunFolder
-    from labkit.worker import Job
+    from labkit.cluster.run_directory import RunFolder
+    from labkit.protocol import events
+    from labkit.protocol.job import Job
 
 
 class Launcher(Protocol):
@@ -45,17 +45,17 @@ class Engine(Protocol):
     def start(self, job: Job) -> None:
         """Start the ranks."""
 
-    def poll(self, timeout_s: float) -> list[records.Record]:
+    def poll(self, timeout_s: float) -> list[events.Event]:
         """Give records that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.
 
-        Their answers come as `records.Waits`.
+        Their answers come as `events.Waits`.
         """
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
+        """Ask the ranks where they stand, which comes as `events.Stack`; give the ranks asked."""
 
     def usage(self, rank: int) -> tuple[int, float] | None:
         """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""

@@ -1,7 +1,7 @@
 """Standby ranks: processes spawned ahead, with torch and what a first DDP step needs already imported.
 
 Each is used for one run and is then gone, so that no run sees anything of an earlier one. After a run as many are
-spawned as the run had ranks, once no run is going and the notebook is idle (`labkit.idle`); what other programs do on
+spawned as the run had ranks, once no run is going and the notebook is idle (`engines.idle`); what other programs do on
 the machine is no matter. In a notebook with a reader the first are spawned when labkit has been imported. A launch that
 comes while they are still importing takes them as they are, and waits only for the rest.
 
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit import idle, notebook
-from labkit.engines import holders
+from labkit.engines import holders, idle
+from labkit.ui import kernel
 
 if TYPE_CHECKING:
-    from labkit.engines.processes import RankProcess
+    from labkit.engines.spawn import RankProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
@@ -110,7 +110,7 @@ def memory() -> list[int]:
 
 def take(count: int) -> list[RankProcess]:
     """Give processes for a run: those that stand by, then new ones. Balanced by `done`."""
-    from labkit.engines.processes import spawn
+    from labkit.engines.spawn import spawn
 
     global _ready, _runs, _wanted
     with _changed:
@@ -198,7 +198,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _fill() -> None:
-    from labkit.engines.processes import spawn
+    from labkit.engines.spawn import spawn
 
     global _born_in, _born_s, _wanted
     with _lock:  # a launch that comes now waits for these processes rather than start a second set
@@ -228,9 +228,9 @@ def _look_who_is_warm() -> bool:
 def _watch_the_cells() -> None:
     """After each cell of a notebook, replace standby ranks that would miss what the cell has changed."""
     global _watches_cells
-    if not _watches_cells and notebook.has_kernel():
+    if not _watches_cells and kernel.has_kernel():
         _watches_cells = True
-        notebook.after_each_cell(_renew)
+        kernel.after_each_cell(_renew)
 
 
 def _renew() -> None:

@@ -12,8 +12,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.packing import pack_result
-from labkit.worker import OWN_FILES, Worker
+from labkit.protocol.pickling import pack_result
+from labkit.rank.failure import OWN_FILES
+from labkit.rank.worker import Worker
 
 OWN_FILES.add(__file__)
 

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from labkit import records
-from labkit.engines.by_folder import FolderEngine
-from labkit.engines.folder import RunFolder
-from labkit.engines.guard import has_exit
-from labkit.isolation import Modules
+from labkit.cluster.directory_engine import FolderEngine
+from labkit.cluster.run_directory import RunFolder
+from labkit.cluster.supervisor import has_exit
+from labkit.monitor.diagnosis import exit_in_words
+from labkit.monitor.stacks import rank_list
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.rank.isolation import Modules
 from labkit.session.local import Replaced, ReservedRank, replaced_in_words
-from labkit.stacks import rank_list
-from labkit.verdict import exit_in_words
-from labkit.worker import Job
 
 HEAR_EVERY_S = 0.1
 """Time between two looks at what the launcher says."""
@@ -106,7 +106,7 @@ class ClusterReserve:
     @classmethod
     def attach(cls, folder: RunFolder, about: dict[str, Any]) -> ClusterReserve:
         """Return the ranks of a session that goes on."""
-        from labkit.engines.slurm import SlurmEngine
+        from labkit.cluster.slurm import SlurmEngine
 
         carrier = SlurmEngine(about["world_size"], folder, about)
         newest = folder.newest_job()
@@ -325,11 +325,11 @@ class ClusterReserve:
             self._ready_s = time.monotonic()
 
     def _hear(self) -> None:
-        for record in self._carrier.news():
-            if not isinstance(record, records.Notice):
+        for event in self._carrier.news():
+            if not isinstance(event, events.Notice):
                 continue
-            begins_to_wait = record.queued and not self.waits
-            self._notice, self.waits = record.text, record.queued
+            begins_to_wait = event.queued and not self.waits
+            self._notice, self.waits = event.text, event.queued
             with self._lock:
                 self._read()
                 engine = self._engine
@@ -341,7 +341,7 @@ class ClusterReserve:
                 if engine is not None:
                     engine.end_with(ended)
             elif engine is not None:
-                engine.say(record)
+                engine.say(event)
 
     def _end(self) -> None:
         """Say that the launcher has done with the ranks, and why."""
@@ -350,17 +350,17 @@ class ClusterReserve:
             self._read()
             engine, session = self._engine, self.folder.about()["session"]
         never = [rank for rank, process in enumerate(self._processes) if process.number < 0]
-        ended = self._carrier.ending(never) or records.JobEnded(-1, f"the {self.kind} job has ended", "")
+        ended = self._carrier.ending(never) or events.JobEnded(-1, f"the {self.kind} job has ended", "")
         why = f"{ended.headline}. {ended.cause}".strip()
         if "idle" in words:
             why = f"nothing had run on them for {session['idle_s']:g} s (idle_s)"
-            ended = records.JobEnded(-1, f"the ranks are gone: {why}", "")
+            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "")
         elif "leave" in words:
             why = "they were closed"
-            ended = records.JobEnded(-1, f"the ranks are gone: {why}", "")
+            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "")
         elif dead := self._dead_before_ready():
             why = dead
-            ended = records.JobEnded(-1, dead, ended.headline)
+            ended = events.JobEnded(-1, dead, ended.headline)
         if engine is not None:
             engine.end_with(ended)
             engine.closed.wait(KILL_S)
@@ -468,11 +468,11 @@ class JobEngine(FolderEngine):
         self._ended_by_us: set[int] = set()
         self._awaited: set[int] = set()
         """New processes that have not begun yet."""
-        self._withheld: list[records.Exit] = []
+        self._withheld: list[events.Exit] = []
         """Of ranks that the launcher has ended, until it is known why."""
         self._patience_s = OUTSIDE_S
         self._withhold_until_s = self._no_answer_s = float("inf")
-        self._ending: records.JobEnded | None = None
+        self._ending: events.JobEnded | None = None
         self._is_told = False
 
     # For the run
@@ -499,7 +499,7 @@ class JobEngine(FolderEngine):
         self._reserve.take(self)
         self._ended_by_us = self._reserve.given_up(self.number)
         if kept := self.about.get("ended"):
-            self._ending = records.JobEnded(-1, *kept)
+            self._ending = events.JobEnded(-1, *kept)
         if not self._reserve.at_work(self.number):
             self._patience_s = 0.0  # whoever ended it has said why long ago
         self._say_who_is_absent()
@@ -514,17 +514,17 @@ class JobEngine(FolderEngine):
 
     def _say_who_is_absent(self) -> None:
         if self._reserve.waits:
-            self.say(records.Notice(-1, self._reserve.notice, queued=True))
+            self.say(events.Notice(-1, self._reserve.notice, queued=True))
         elif self._reserve.notice and not self._awaited:
-            self.say(records.Notice(-1, self._reserve.notice))
+            self.say(events.Notice(-1, self._reserve.notice))
         for rank in set(range(self.world_size)) - set(self._only):
-            self._exits[rank] = records.Exit(rank, 0)
-            self.say(records.Absent(rank))
+            self._exits[rank] = events.Exit(rank, 0)
+            self.say(events.Absent(rank))
 
     def _say_what_is_awaited(self, new: list[Replaced]) -> None:
         if mine := [each for each in new if each.rank in self._only]:
             self._awaited = {each.rank for each in mine}
-            self.say(records.Notice(-1, replaced_in_words(mine) + ": the launch waits until it is ready"))
+            self.say(events.Notice(-1, replaced_in_words(mine) + ": the launch waits until it is ready"))
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
@@ -562,7 +562,7 @@ class JobEngine(FolderEngine):
 
     # For the reserve
 
-    def end_with(self, ending: records.JobEnded) -> None:
+    def end_with(self, ending: events.JobEnded) -> None:
         """Take notice that the launcher has ended the ranks."""
         with self._lock:
             self._ending = ending
@@ -570,31 +570,31 @@ class JobEngine(FolderEngine):
     def _still(self) -> list[int]:
         return [rank for rank in self._only if rank not in self._exits]
 
-    def _new(self) -> list[records.Record]:
+    def _new(self) -> list[events.Event]:
         with self._lock:
             found, self._news = self._news, []
             ending = self._ending
         read = self._reader.read()
-        for record in read:
-            if not isinstance(record, records.Exit) or record.rank in self._exits:
-                if isinstance(record, records.Started) and record.rank in self._awaited:
-                    self._awaited.remove(record.rank)
+        for event in read:
+            if not isinstance(event, events.Exit) or event.rank in self._exits:
+                if isinstance(event, events.Started) and event.rank in self._awaited:
+                    self._awaited.remove(event.rank)
                     if not self._awaited:
-                        found.append(records.Notice(-1, self._reserve.notice))
-                found.append(record)
+                        found.append(events.Notice(-1, self._reserve.notice))
+                found.append(event)
                 continue
-            self._exits[record.rank] = record
-            if record.ended and record.rank not in self._ended_by_us:
-                self._withheld.append(record)
+            self._exits[event.rank] = event
+            if event.ended and event.rank not in self._ended_by_us:
+                self._withheld.append(event)
                 self._withhold_until_s = min(self._withhold_until_s, time.monotonic() + self._patience_s)
                 self._reserve.look()
             else:
-                found.append(record)
+                found.append(event)
         if not read and not self._is_told:
             found += self._last_words_of(ending)
         return found
 
-    def _last_words_of(self, ending: records.JobEnded | None) -> list[records.Record]:
+    def _last_words_of(self, ending: events.JobEnded | None) -> list[events.Event]:
         """Say how the ranks ended that cannot say so themselves, once that is known."""
         now = time.monotonic()
         missing = self._still()
@@ -607,23 +607,23 @@ class JobEngine(FolderEngine):
         if ending is None and not self._killed:
             who = rank_list([exit.rank for exit in self._withheld] or missing)
             cause = "Nobody here saw why. The node may have been lost or taken away, or the cluster's job ended."
-            ending = records.JobEnded(-1, f"{who} ended from outside", cause)
+            ending = events.JobEnded(-1, f"{who} ended from outside", cause)
         self._is_told = True
         if ending is not None:
             self.folder.note(self.about | {"ended": ending[1:]})
         if missing:  # whoever is started in their place is not to begin this job
             self._reserve.ask(f"kill:{self.number}:{_listed(missing)}")
-        gone = [records.Exit(rank, -9, ended=True, unseen=True) for rank in missing]
+        gone = [events.Exit(rank, -9, ended=True, unseen=True) for rank in missing]
         self._exits |= {exit.rank: exit for exit in gone}
         return [*([ending] if ending else []), *self._withheld, *gone]
 
-    def _no_answer(self, missing: list[int]) -> records.JobEnded:
+    def _no_answer(self, missing: list[int]) -> events.JobEnded:
         """Say that nobody answers for some ranks, whose nodes then count as lost."""
         nodes = ", ".join(dict.fromkeys(self._reserve.node(rank) or "a node not known yet" for rank in missing))
         headline = f"{nodes}, where {rank_list(missing)} ran, does not answer"
         self._reserve.lose(missing, f"{nodes} did not answer")
         self._reserve.look()
-        return records.JobEnded(
+        return events.JobEnded(
             -1,
             headline,
             f"The ranks there were to be ended, and what minds them has not done so within {KILL_S:g} s. The node may "

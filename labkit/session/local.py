@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import psutil
 import torch.distributed as dist
 
-from labkit import records
 from labkit.engines import standby
 from labkit.engines.holders import unique_bytes
 from labkit.engines.local import LocalEngine, open_store
-from labkit.engines.processes import LEAVE_S, RankProcess, spawn
-from labkit.isolation import Surroundings
-from labkit.stacks import rank_list
-from labkit.verdict import exit_in_words
-from labkit.worker import Job
+from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
+from labkit.monitor.diagnosis import exit_in_words
+from labkit.monitor.stacks import rank_list
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.rank.isolation import Surroundings
 
 MEASURE_EVERY_S = 2.0
 """Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
@@ -221,15 +221,15 @@ class ReservedEngine(LocalEngine):
         super().start(job._replace(reserved=True, surroundings=Surroundings.here()))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
-            self._events.put(records.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
+            self._events.put(events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
 
-    def poll(self, timeout_s: float) -> list[records.Record]:
+    def poll(self, timeout_s: float) -> list[events.Event]:
         """Return the records that have arrived, waiting at most `timeout_s` for the first."""
         arrived = super().poll(timeout_s)
         if self._awaited:
-            self._awaited -= {record.rank for record in arrived if isinstance(record, records.Started)}
+            self._awaited -= {event.rank for event in arrived if isinstance(event, events.Started)}
             if not self._awaited:
-                arrived.append(records.Notice(-1, ""))
+                arrived.append(events.Notice(-1, ""))
         return arrived
 
     def kill(self) -> None:
@@ -273,7 +273,7 @@ class CellEngine(ReservedEngine):
         """Send the cell to those that have a part in it."""
         for rank in set(range(self.world_size)) - self._only:
             self._done.add(rank)
-            self._events.put(records.Absent(rank))
+            self._events.put(events.Absent(rank))
         super().start(job)
 
     def _open_store(self) -> tuple[dist.TCPStore, int]:

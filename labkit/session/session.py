@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cloudpickle
 import torch
 
-from labkit import notebook
 from labkit.engines import holders
 from labkit.engines.base import Engine
-from labkit.packing import pack_call, pack_variables
-from labkit.run import Run, WorkerFailed, run_of
+from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, judge
+from labkit.monitor.run import Run, WorkerFailed, run_of
+from labkit.monitor.stacks import Stacks, rank_list
+from labkit.protocol.job import Cell, Job
+from labkit.protocol.pickling import pack_call, pack_variables
+from labkit.protocol.system import cores
 from labkit.session.cells import CellCode, compile_cell, run_cell
 from labkit.session.cluster import ClusterReserve
 from labkit.session.local import LocalReserve, Replaced, ReservedRank, replaced_in_words
-from labkit.stacks import Stacks, rank_list
-from labkit.verdict import LOST_PEER, MISMATCH, RankFacts, judge
-from labkit.view import print_output
-from labkit.worker import Cell, Job, cores
+from labkit.ui import kernel
+from labkit.ui.view import print_output
 
 if TYPE_CHECKING:
-    from labkit.engines.folder import RunFolder
-    from labkit.engines.slurm import Slurm
-    from labkit.engines.torchrun import Torchrun
+    from labkit.cluster.run_directory import RunFolder
+    from labkit.cluster.slurm import Slurm
+    from labkit.cluster.torchrun import Torchrun
 
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
@@ -78,7 +79,7 @@ class Session:
     >>> x_by_rank = ranks.values("x")
 
     Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks
-    (`labkit.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory pool.
+    (`labkit.rank.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory pool.
     Cells keep their variables from one to the next, and a process group of their own, which a launch in between ends:
     tensors and modules stay, groups and DDP modules are then to be made anew.
 
@@ -122,7 +123,7 @@ class Session:
         backend = check_backend(backend, world_size, gpus)
         if idle_s is not None and not idle_s > 0:
             raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
-        made_in = notebook.this_execution() if is_of_a_cell else None
+        made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
         kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s}
         reserve = LocalReserve(world_size) if on is None else ClusterReserve.start(on, kept)
@@ -142,7 +143,7 @@ class Session:
         self,
         reserve: LocalReserve | ClusterReserve,
         gpus: int | None,
-        made_in: notebook.Execution | None,
+        made_in: kernel.Execution | None,
         seed: int | None,
         backend: str | None,
         idle_s: float | None,
@@ -489,7 +490,7 @@ class Session:
             port=0,
             start_s=time.time(),
             environment={},
-            cells={**notebook.cells(), **self._cells},
+            cells={**kernel.cells(), **self._cells},
             group=self._group,
         )
         run = Run(engine, self.world_size, title, timeout_s, when_returned="has run the cell to its end")
@@ -580,7 +581,7 @@ def _join(worker: Any) -> None:
     """Do nothing, in the cells' process group."""
 
 
-def _close_what_this_cell_made_before(now: notebook.Execution | None) -> None:
+def _close_what_this_cell_made_before(now: kernel.Execution | None) -> None:
     if now is None:
         return
     for session in list(_open):

@@ -7,8 +7,8 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
-from labkit import notebook
-from labkit.view import CLOSE_AFTER_S, STATE_COLORS, answer_while_the_cell_runs, close
+from labkit.ui import kernel
+from labkit.ui.view import CLOSE_AFTER_S, STATE_COLORS, answer_while_the_cell_runs, close
 
 if TYPE_CHECKING:
     from labkit.session.session import Session
@@ -19,10 +19,10 @@ REDRAW_S = 0.5
 
 def show(session: Session) -> None:
     """Show a session in the cell: live where a person watches, else as it is now."""
-    if not notebook.has_kernel():
+    if not kernel.has_kernel():
         print(_text(session))
-    elif session.over or not notebook.has_a_reader():
-        notebook.display({"text/html": _html(session), "text/plain": _text(session)}, raw=True)
+    elif session.over or not kernel.has_a_reader():
+        kernel.display({"text/html": _html(session), "text/plain": _text(session)}, raw=True)
     else:
         _Live(session).start()
 
@@ -83,7 +83,7 @@ class _Live(threading.Thread):
         self._button.on_click(lambda _: threading.Thread(target=session.close, daemon=True).start())
         answer_while_the_cell_runs(self._button)
         self._box = widgets.HBox([self._button, self._table])
-        self._place: Any = notebook.display(self._box, display_id=True)
+        self._place: Any = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
         while not self._session.ended.wait(REDRAW_S):

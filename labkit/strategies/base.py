@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.measure import Clock, size_bytes
-from labkit.worker import Worker
+from labkit.rank.worker import Worker
 
 
 class Strategy:
