@@ -18,7 +18,7 @@ import torch
 from packaging.requirements import Requirement
 
 import labkit
-from labkit.export import script, source
+from labkit.exporting import script, source
 from labkit.protocol.job import Cell
 from labkit.protocol.system import cores
 from tests import cluster
@@ -405,8 +405,8 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
-    assert carried == modules | {"__init__.py", "LICENSE", "data/digits.npz", "data/README.md"}
-    for name in carried - {"LICENSE", "data/digits.npz"}:
+    assert carried == modules | {"__init__.py", "LICENSE", "lessons/data/digits.npz", "lessons/data/README.md"}
+    for name in carried - {"LICENSE", "lessons/data/digits.npz"}:
         imports = {m.partition(".")[0] for m in source.imported((tmp_path / "job/labkit" / name).read_text())}
         assert not imports & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
 
@@ -609,7 +609,7 @@ def test_an_earlier_export_is_replaced_and_what_came_later_stays(exported, tmp_p
     text = exported(TRAIN.format(2))
     assert "return 2" in text
     assert (tmp_path / "job/log").is_dir()
-    assert not (tmp_path / "job/labkit/models.py").exists()
+    assert not (tmp_path / "job/labkit/lessons/models.py").exists()
 
 
 def test_a_file_that_the_reader_changed_is_not_replaced(exported, tmp_path):
@@ -628,7 +628,7 @@ def test_a_file_in_the_way_is_not_replaced(exported, tmp_path):
         exported(TRAIN.format(1))
     (tmp_path / "job").unlink()
     exported(TRAIN.format(1))
-    (tmp_path / "job/labkit/models.py").write_text("mine")
+    (tmp_path / "job/labkit/lessons/models.py").write_text("mine")
     with pytest.raises(ValueError, match=r"models.py is there already and was not written by export\(\)"):
         exported("import labkit", TRAIN.format("labkit.models"))
 
@@ -766,7 +766,7 @@ def test_a_function_with_a_seed_of_its_own_keeps_the_word():
 def test_a_rank_that_something_else_has_started_is_told_so(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RuntimeError, match="RANK is set, but not by torchrun or srun"):
-        script.place_here()
+        script.rank_info_here()
 
 
 # Running

@@ -1,7 +1,7 @@
 """Stands between a launcher (SLURM, torchrun) and one rank: starts it, passes on what the notebook asks, tells its end.
 
-Started by its path, once per rank, as `python supervisor.py FOLDER`; needs nothing but the standard library, so that it is
-there at once and does not fail with the rank. What it writes, and where, is `folder`'s to read.
+Started by its path, once per rank, as `python supervisor.py FOLDER`; needs nothing but the standard library, so that
+it is there at once and does not fail with the rank. What it writes, and where, is `run_directory`'s to read.
 
 In the folder of a session the rank stays, and does one job after another. One that dies, or that is ended with its run,
 is replaced here by a new process, while the launcher sees nothing of it.
@@ -64,7 +64,7 @@ def main(folder: Path) -> int:
     attempt = _attempt(folder, rank, elastic)
     words = Words(folder)
     words.skip()
-    child = Child(folder / "ranks" / f"{rank}.{attempt}", "remote", [str(folder), rank, str(attempt)])
+    child = Child(folder / "ranks" / f"{rank}.{attempt}", "rank_entry", [str(folder), rank, str(attempt)])
     while child.process.poll() is None:
         if told:
             child.process.terminate()

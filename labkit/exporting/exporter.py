@@ -154,7 +154,7 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
             continue
         files[name] = path.read_bytes()
         if module == "lessons.datasets":
-            files |= {f"labkit/data/{file.name}": file.read_bytes() for file in (PACKAGE / "data").iterdir()}
+            files |= {f"labkit/lessons/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
         todo += sorted(_labkit_modules(files[name].decode()))
         if "." in module:
             todo.append(f"labkit.{module.rpartition('.')[0]}")

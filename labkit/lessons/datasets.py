@@ -116,7 +116,7 @@ def _in_memory(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Spl
 
 
 def _digits() -> Splits:
-    with resources.files("labkit").joinpath("data/digits.npz").open("rb") as file, np.load(file) as arrays:
+    with resources.files("labkit.lessons").joinpath("data/digits.npz").open("rb") as file, np.load(file) as arrays:
         small, labels = torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
     # As in MNIST: the digit is 20 × 20, in the middle of 28 × 28.
     large = torch.nn.functional.interpolate(small.float().unsqueeze(1) * (255 / 16), size=20, mode="bilinear")
