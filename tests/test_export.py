@@ -628,6 +628,7 @@ def test_a_file_in_the_way_is_not_replaced(exported, tmp_path):
         exported(TRAIN.format(1))
     (tmp_path / "job").unlink()
     exported(TRAIN.format(1))
+    (tmp_path / "job/labkit/lessons").mkdir()
     (tmp_path / "job/labkit/lessons/models.py").write_text("mine")
     with pytest.raises(ValueError, match=r"models.py is there already and was not written by export\(\)"):
         exported("import labkit", TRAIN.format("labkit.models"))
