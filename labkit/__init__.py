@@ -40,15 +40,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit import checkpoint, measure, scaling, strategies
     from labkit.checkpoint import Checkpoint
+    from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
     from labkit.exporting.exporter import export
-    from labkit.launcher import attach, launch
+    from labkit.launcher import launch
     from labkit.lessons import datasets, models
     from labkit.monitor.run import Run, WorkerFailed
     from labkit.rank.worker import Stopped, Worker
-    from labkit.session import Session
+    from labkit.session.session import Session
     from labkit.ui import charts
     from labkit.ui.comparison import Comparison, compare
     from labkit.ui.processes import processes
@@ -85,13 +86,13 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "ui.comparison",
     "Run": "monitor.run",
-    "Session": "session",
+    "Session": "session.session",
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
     "Torchrun": "cluster.torchrun",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
-    "attach": "launcher",
+    "attach": "cluster.attaching",
     "compare": "ui.comparison",
     "export": "exporting.exporter",
     "launch": "launcher",

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.cluster import slurm as engine
-from labkit.cluster.run_directory import RunFolder
+from labkit.cluster import slurm_endings, slurm_job
+from labkit.cluster.launcher_job import RanksSeen
+from labkit.cluster.run_directory import RunDirectory
+from labkit.cluster.slurm_queue import JobState
 from labkit.protocol import events
 from tests import cluster, elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
@@ -58,7 +60,7 @@ def launch(slurm, tmp_path):
 
 
 def job_of(run):
-    return run._engine.job_id
+    return run._engine.launched.job_id
 
 
 def logged(run):
@@ -300,7 +302,7 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
         from tests import elsewhere
         on = labkit.Slurm(2, 1, folder={str(tmp_path / "runs")!r})
         run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "go")!r}, on=on, wait=False, live=False)
-        print(run._engine.job_id, flush=True)
+        print(run._engine.launched.job_id, flush=True)
         if {how == "is killed"}:
             os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -412,7 +414,7 @@ def test_attach_says_what_it_cannot_find(slurm, tmp_path):
 
 
 def test_attach_to_a_folder_of_another_kind(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    folder = RunDirectory(tmp_path / "run")
     folder.path.mkdir()
     folder.note({"launcher": "torchrun"})
     with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
@@ -428,7 +430,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_folder(slurm, launch):
     slurm.update(NodeName="node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
     run.stop()
-    folder = RunFolder(run.folder)
+    folder = RunDirectory(run.folder)
     folder.note({**folder.about(), "job": "4242"})
     error = end_of(labkit.attach(folder.path))
     assert str(error).startswith("SLURM job 4242 is over, but not all ranks have said how they ended")
@@ -497,11 +499,12 @@ def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
 
 def ended(state, exits=(), begun=(), killed=False):
     """What is said of a job that ended in this state: (missing ranks' part left out) its record."""
-    made = engine.SlurmEngine(2, RunFolder("/nowhere"), {})
-    made.job_id, made._state = "5", engine._State(state, "", "debug", "")
-    made._killed = killed
-    made._exits = {exit.rank: exit for exit in exits}
-    return made.ending([rank for rank in (0, 1) if rank not in made._exits])
+    found = {exit.rank: exit for exit in exits}
+    seen = RanksSeen(found, [rank for rank in (0, 1) if rank not in found], set(begun))
+    made = slurm_job.SlurmJob(2, RunDirectory("/nowhere"), {})
+    made.job_id, made._state, made.was_ended = "5", JobState(state, "", "debug", ""), killed
+    made.settle()
+    return made.ending(seen)
 
 
 def test_a_job_out_of_memory_names_the_rank_that_was_killed():
@@ -513,7 +516,7 @@ def test_a_job_out_of_memory_names_the_rank_that_was_killed():
     assert "mem='32G'" in said.cause
 
 
-@pytest.mark.parametrize("state", sorted(engine.ENDINGS))
+@pytest.mark.parametrize("state", sorted(slurm_endings.ENDINGS))
 def test_every_ending_says_what_to_do(state):
     said = ended(state)
     assert f"({state})" in said.headline

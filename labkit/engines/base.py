@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from labkit.cluster.run_directory import RunFolder
+    from pathlib import Path
+
     from labkit.protocol import events
     from labkit.protocol.job import Job
+
+
+class RunDirectory(Protocol):
+    """Where a run on a cluster keeps its files."""
+
+    path: Path
 
 
 class Launcher(Protocol):
@@ -37,9 +44,11 @@ class Engine(Protocol):
     itself, or starts all again. Reports of victims make the verdict clearer."""
     quiet_s: float
     """How long data may be on its way from rank to rank while none of them does anything."""
+    stacks_s: float
+    """How long ranks that were asked where they stand may take to answer."""
 
     @property
-    def folder(self) -> RunFolder | None:
+    def folder(self) -> RunDirectory | None:
         """Through which ranks and notebook speak, if they do."""
 
     def start(self, job: Job) -> None:

@@ -32,6 +32,7 @@ class LocalEngine:
     stop_grace_s = 2.0
     failure_grace_s = 0.4
     quiet_s = 0.0
+    stacks_s = 1.0
     folder: None = None
 
     def __init__(self, world_size: int) -> None:

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+from labkit.session.ranks import duration
 from labkit.ui import kernel
 from labkit.ui.view import CLOSE_AFTER_S, STATE_COLORS, answer_while_the_cell_runs, close
 
@@ -28,20 +29,14 @@ def show(session: Session) -> None:
 
 
 def _headline(session: Session) -> str:
-    """Say what the ranks do and how long they stay."""
+    """Return what the ranks do and how long they stay."""
     ranks = f"{session.world_size} reserved rank{'s' if session.world_size > 1 else ''}"
     if session.over:
         return f"{ranks} · gone: {session.why_over}"
     parts = [ranks, f"busy with {session.busy_with}" if session.busy_with else "idle"]
     if math.isfinite(left_s := session.idle_left_s):
-        parts.append(f"end in {_duration(left_s)} if nothing runs on them")
+        parts.append(f"end in {duration(left_s)} if nothing runs on them")
     return " · ".join([*parts, *session.notices])
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 90:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s"
 
 
 def _text(session: Session) -> str:
@@ -83,13 +78,13 @@ class _Live(threading.Thread):
         self._button.on_click(lambda _: threading.Thread(target=session.close, daemon=True).start())
         answer_while_the_cell_runs(self._button)
         self._box = widgets.HBox([self._button, self._table])
-        self._place: Any = kernel.display(self._box, display_id=True)
+        self._display: Any = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
         while not self._session.ended.wait(REDRAW_S):
             if (shown := _html(self._session)) != self._table.value:
                 self._table.value = shown
-        self._place.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
+        self._display.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
         closing = threading.Timer(CLOSE_AFTER_S, self._close)  # not while a browser may still be making views of them
         closing.daemon = True
         closing.start()

@@ -1,4 +1,4 @@
-"""How notebook, guards and ranks of a session on a cluster speak through its folder. No cluster, no torch in ranks."""
+"""How notebook, supervisors and ranks of a session on a cluster speak through its directory. There is no cluster."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import slurm, supervisor
-from labkit.cluster.directory_engine import FolderEngine
-from labkit.cluster.reserved import _info_in
-from labkit.cluster.run_directory import FileSender, RunFolder
+from labkit.cluster import slurm_commands
+from labkit.cluster.launcher_job import LauncherJob
+from labkit.cluster.run_directory import FileSender
+from labkit.cluster.supervisor import has_exit
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.session import cluster
-from labkit.session.cluster import ClusterReserve
+from labkit.session import job_engine
+from labkit.session.cluster_reserve import SUPERVISOR, ClusterReserve
+from labkit.session.directory import SessionDirectory
+from labkit.session.processes import read_process
+from labkit.session.rank_entry import _info_in
+from labkit.session.turns import Turn
 from tests.conftest import wait_until
 
 A_JOB = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, {}, {})
@@ -30,8 +34,8 @@ A_JOB = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, 
 
 @pytest.fixture
 def folder(tmp_path):
-    made = RunFolder(tmp_path / "session")
-    made.create(None, {"launcher": "test", "session": {"idle_s": None}})
+    made = SessionDirectory(tmp_path / "session")
+    made.create_for_jobs({"launcher": "test", "session": {"idle_s": None}})
     return made
 
 
@@ -47,7 +51,7 @@ def write(path, *record):
         file.write(json.dumps(record) + "\n")
 
 
-# The guard. In the place of a rank stands a script that does what each job's file says.
+# The supervisor. In the place of a rank stands a script that does what each job's file says.
 
 RANK = """
 import json, os, sys, time
@@ -61,7 +65,7 @@ def write(path, record):
         file.write(json.dumps(record) + "\\n")
 write(folder + "/ranks/" + rank + "." + number + ".records", ["Ready", int(rank)])
 for word in sys.stdin:
-    write(folder + "/heard", number + " " + word.strip())
+    write(folder + "/received", number + " " + word.strip())
     kind, _, job = word.strip().partition(":")
     if kind == "leave":
         sys.exit(0)
@@ -80,39 +84,41 @@ for word in sys.stdin:
 
 
 @pytest.fixture
-def start_guard(folder, tmp_path, monkeypatch):
+def start_supervisor(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURMD_NODENAME", "node7")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     (tmp_path / "rank.py").write_text(RANK)
+    # As SLURM starts it, by its path, but with another rank.
     start = f"""
-import sys
-sys.path.insert(0, {str(Path(supervisor.__file__).parent)!r})
-import guard, pathlib
+import pathlib, sys
+sys.argv = [{str(SUPERVISOR)!r}, {str(folder.path)!r}]
+sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
+import labkit.cluster.supervisor as supervisor
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
-supervisor.IDLE_EVERY_S = 0.05
-sys.exit(supervisor.main(pathlib.Path({str(folder.path)!r})))
+source = pathlib.Path(sys.argv[0]).read_text().replace("IDLE_EVERY_S = 0.5", "IDLE_EVERY_S = 0.05")
+exec(compile(source, sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
 """
     started = []
 
-    def start_guard():
+    def start_supervisor():
         started.append(subprocess.Popen([sys.executable, "-c", start]))
         return started[-1]
 
-    yield start_guard
+    yield start_supervisor
     for one in started:
         one.kill()
         one.wait()
 
 
-def heard(folder):
+def received(folder):
     with contextlib.suppress(OSError):
-        return [json.loads(line) for line in (folder.path / "heard").read_text().splitlines()]
+        return [json.loads(line) for line in (folder.path / "received").read_text().splitlines()]
     return []
 
 
 def has_ended(folder, number):
-    return supervisor.has_exit(folder.of_job(number).file(0, 0, "records"))
+    return has_exit(folder.of_job(number).file(0, 0, "records"))
 
 
 def exit_of(job, rank=0):
@@ -122,8 +128,8 @@ def exit_of(job, rank=0):
 
 
 @pytest.mark.spawns
-def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_guard):
-    process = start_guard()
+def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_supervisor):
+    process = start_supervisor()
     for number, only in ((1, "0"), (2, "1"), (3, "0,1")):
         add_job(folder, number, "ends")
         folder.ask(f"job:{number}:{only}")
@@ -131,38 +137,38 @@ def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_guard
     wait_until(lambda: has_ended(folder, 3))
     folder.ask("leave")
     assert process.wait(10) == 0
-    assert heard(folder) == [f"0 {word}" for word in ("job:1", "stop", "stop", "job:3", "stop", "leave")]
-    first = cluster._read_process(folder, 0, 0)
+    assert received(folder) == [f"0 {word}" for word in ("job:1", "stop", "stop", "job:3", "stop", "leave")]
+    first = read_process(folder, 0, 0)
     assert (first.node, first.is_ready, first.exit_code) == ("node7", True, 0)
 
 
 @pytest.mark.spawns
-def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_guard):
-    start_guard()
+def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_supervisor):
+    start_supervisor()
     job = add_job(folder, 1, "dies")
     folder.ask("job:1:0")
-    wait_until(lambda: cluster._read_process(folder, 0, 1).is_ready)
+    wait_until(lambda: read_process(folder, 0, 1).is_ready)
     assert (exit_of(job).code, exit_of(job).ended) == (9, False)
-    assert cluster._read_process(folder, 0, 0).exit_code == 9
+    assert read_process(folder, 0, 0).exit_code == 9
     add_job(folder, 2, "ends")
     folder.ask("job:2:0")
     wait_until(lambda: has_ended(folder, 2))
-    assert heard(folder) == ["0 job:1", "1 job:2"]
+    assert received(folder) == ["0 job:1", "1 job:2"]
 
 
 @pytest.mark.spawns
-def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(folder, start_guard):
-    start_guard()
+def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(folder, start_supervisor):
+    start_supervisor()
     job = add_job(folder, 1, "dies before it begins")
     folder.ask("job:1:0")
     wait_until(lambda: has_ended(folder, 1))
     assert exit_of(job).code == 0
-    assert heard(folder) == ["0 job:1", "1 job:1"]
+    assert received(folder) == ["0 job:1", "1 job:1"]
 
 
 @pytest.mark.spawns
-def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_guard):
-    start_guard()
+def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_supervisor):
+    start_supervisor()
     add_job(folder, 1, "ends")
     folder.ask("job:1:0")
     wait_until(lambda: has_ended(folder, 1))
@@ -172,21 +178,21 @@ def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_guard):
     wait_until(stuck.file(0, 0, "records").exists)
     folder.ask("kill:2:1")
     folder.ask("kill:2:0")
-    wait_until(lambda: cluster._read_process(folder, 0, 1).is_ready)
+    wait_until(lambda: read_process(folder, 0, 1).is_ready)
     assert (exit_of(stuck).code, exit_of(stuck).ended) == (-9, True)
     assert exit_of(folder.of_job(1)).code == 0
 
 
 @pytest.mark.spawns
-def test_a_rank_that_cannot_start_is_not_started_again(folder, start_guard):
+def test_a_rank_that_cannot_start_is_not_started_again(folder, start_supervisor):
     (folder.path / "cannot start").touch()
-    assert start_guard().wait(10) == 5
+    assert start_supervisor().wait(10) == 5
     assert len(list(folder.ranks.glob("*.records"))) == 1
-    assert cluster._read_process(folder, 0, 0).exit_code == 5
+    assert read_process(folder, 0, 0).exit_code == 5
 
 
 @pytest.mark.spawns
-def test_a_guard_that_comes_later_takes_up_what_nobody_has_begun_and_ends_what_another_had(folder, start_guard):
+def test_a_later_supervisor_takes_up_what_nobody_has_begun_and_ends_what_another_had(folder, start_supervisor):
     """As after a node was lost, when the launcher starts all again."""
     for number, text in ((1, "ends"), (2, "is stuck"), (3, "ends"), (4, "ends")):
         add_job(folder, number, text)
@@ -194,22 +200,22 @@ def test_a_guard_that_comes_later_takes_up_what_nobody_has_begun_and_ends_what_a
     write(folder.ranks / "0.0.records", "Process", 0, 5, "node3")
     write(folder.of_job(1).file(0, 0, "records"), "Exit", 0, 0, False, False, 1.0)
     folder.of_job(2).file(0, 0, "records").touch()
-    folder.ask("kill:3:0")  # said after it was given, and before a guard could hear it
-    start_guard()
+    folder.ask("kill:3:0")  # said after it was given, and before a supervisor could read it
+    start_supervisor()
     wait_until(lambda: has_ended(folder, 4))
-    assert heard(folder) == ["1 job:4"]
+    assert received(folder) == ["1 job:4"]
     assert exit_of(folder.of_job(1)).at_s == 1.0
     for number in (2, 3):
         assert (exit_of(folder.of_job(number)).code, exit_of(folder.of_job(number)).unseen) == (-9, True)
-    lost = cluster._read_process(folder, 0, 0)
+    lost = read_process(folder, 0, 0)
     assert (lost.exit_code, lost.was_ended) == (-9, True)
 
 
 @pytest.mark.spawns
-def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, start_guard):
+def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, start_supervisor):
     folder.note({"session": {"idle_s": 0.5}})
     (folder.path / "slow start").touch()
-    process = start_guard()
+    process = start_supervisor()
     time.sleep(0.8)
     assert process.poll() is None, "who starts is not idle"
     (folder.path / "slow start").unlink()
@@ -226,29 +232,27 @@ def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, s
 # The notebook
 
 
-class Carrier(FolderEngine):
+class Launched(LauncherJob):
     """A launcher that does nothing by itself."""
 
     kind = "test"
 
-    def submit(self, job):
+    def submit(self):
         return {}
 
-    is_ended = False
-
-    def end(self):
-        self.is_ended = True
+    def end_now(self):
+        self.was_ended = True
         self.settle(0.0)
 
     def interruption(self):
         return events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.")
 
-    def ending(self, missing):
+    def ending(self, seen):
         return events.JobEnded(-1, "the job was cancelled", "Ask who did it.")
 
 
 class Rank:
-    """Writes as a rank and its guard do."""
+    """Writes as a rank and its supervisor do."""
 
     def __init__(self, folder, rank):
         self.folder, self.rank, self.number = folder, rank, -1
@@ -271,8 +275,8 @@ class Rank:
 
 
 @pytest.fixture
-def carrier(folder):
-    return Carrier(2, folder, {})
+def launched(folder):
+    return Launched(2, folder, {})
 
 
 @pytest.fixture
@@ -284,11 +288,11 @@ def ranks(folder):
 
 
 @pytest.fixture
-def reserve(carrier, ranks):
-    made = ClusterReserve(carrier, [0, 0])
-    made._begin()
+def reserve(launched, ranks):
+    made = ClusterReserve(launched, [0, 0])
+    made.begin()
     yield made
-    carrier.settle(0.0)
+    launched.settle(0.0)
     made.close()
 
 
@@ -298,9 +302,14 @@ def held():
 
 
 @pytest.fixture
-def launch(reserve, held):
+def turn(held):
+    return Turn(held.append, held.remove)
+
+
+@pytest.fixture
+def launch(reserve, turn):
     def launch(world_size=2):
-        engine = reserve.engine(world_size, held.append, held.remove, {"name": "mine", "timeout_s": None})
+        engine = reserve.engine(world_size, turn, {"name": "mine", "timeout_s": None})
         run = Run(engine, world_size, "mine")
         run.start(A_JOB._replace(world_size=world_size, start_s=time.time()))
         return run
@@ -330,14 +339,14 @@ def test_a_job_is_there_before_it_is_spoken_of_and_its_end_gives_the_ranks_back(
     ranks[0].end(2)
 
 
-def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, ranks):
+def test_what_the_launcher_ended_waits_for_its_reason(launch, launched, reserve, ranks):
     run = launch()
     for rank in ranks:
         rank.send(1, events.Started(rank.rank))
         rank.end(1, -15, ended=True, dies=True)
     time.sleep(0.3)
     assert not run.over.is_set()
-    carrier.say(events.Notice(-1, "job 5 waits", queued=True))
+    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
     error = over(run)
     assert error.rank is None
     assert str(error).startswith("the job lost a node: node2 is down\n\nIt begins again.")
@@ -345,7 +354,7 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, 
     assert [each.state for each in reserve.ranks()] == ["queued", "queued"]
     for rank in ranks:
         rank.begin()
-    carrier.say(events.Notice(-1, "job 5 on node[1-2]"))
+    launched.emit(events.Notice(-1, "job 5 on node[1-2]"))
     wait_until(lambda: [each.state for each in reserve.ranks()] == ["idle", "idle"])
     assert [(each.rank, each.how) for each in reserve.take_replaced()] == [
         (rank, "the job lost a node: node2 is down") for rank in range(2)
@@ -353,14 +362,14 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, carrier, reserve, 
     assert reserve.take_replaced() == []
 
 
-def test_a_session_that_waits_for_machines_again_can_be_closed(reserve, carrier, ranks):
+def test_a_session_that_waits_for_machines_again_can_be_closed(reserve, launched, ranks):
     for rank in ranks:
         write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, -15, False, True, 1.0)
     reserve.close()
-    assert carrier.is_ended, "nobody is there to hear that it is to leave"
+    assert launched.was_ended, "nobody is there to receive that it is to leave"
 
 
-def test_ranks_that_leave_when_told_need_not_be_ended(reserve, carrier, ranks, folder):
+def test_ranks_that_leave_when_told_need_not_be_ended(reserve, launched, ranks, folder):
     def leave():
         wait_until(lambda: "leave" in folder.asked.read_text())
         for rank in ranks:
@@ -370,21 +379,21 @@ def test_ranks_that_leave_when_told_need_not_be_ended(reserve, carrier, ranks, f
     leaving.start()
     reserve.close()
     leaving.join()
-    assert not carrier.is_ended
+    assert not launched.was_ended
 
 
-def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch, reserve, ranks, held):
+def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch, reserve, ranks, turn):
     run = launch()
     for rank in ranks:
         rank.send(1, events.Started(rank.rank))
         rank.end(1, -15, ended=True)
-    again = Run(reserve.pick_up(1, held.append, held.remove), 2, "again")
+    again = Run(reserve.pick_up(1, turn), 2, "again")
     again._engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
     run._engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken."))
     over(run)
-    later = Run(reserve.pick_up(1, held.append, held.remove), 2, "later")
+    later = Run(reserve.pick_up(1, turn), 2, "later")
     later._engine.follow()
     later.follow(A_JOB)
     assert str(over(later)).startswith("the job lost a node\n\nIt is broken."), "who saw it has written it down"
@@ -408,7 +417,7 @@ def test_a_rank_that_died_is_new_once(launch, reserve, ranks):
 
 
 def test_a_node_that_does_not_answer_is_named(launch, reserve, ranks, monkeypatch):
-    monkeypatch.setattr(cluster, "KILL_S", 0.3)
+    monkeypatch.setattr(job_engine, "KILL_S", 0.3)
     run = launch()
     ranks[0].end(1)
     run.kill()
@@ -417,8 +426,8 @@ def test_a_node_that_does_not_answer_is_named(launch, reserve, ranks, monkeypatc
     assert [(each.rank, each.how) for each in reserve.take_replaced()] == [(1, "node2 did not answer")]
 
 
-def test_what_is_launched_while_there_are_no_machines_waits_and_can_be_stopped(launch, carrier, reserve, folder):
-    carrier.say(events.Notice(-1, "job 5 waits", queued=True))
+def test_what_is_launched_while_there_are_no_machines_waits_and_can_be_stopped(launch, launched, reserve, folder):
+    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
     wait_until(lambda: reserve.waits)
     run = launch()
     assert (run.status, run.notice) == ("queued", "job 5 waits")
@@ -427,11 +436,11 @@ def test_what_is_launched_while_there_are_no_machines_waits_and_can_be_stopped(l
     assert "kill:1:0,1" in folder.asked.read_text().split()
 
 
-def test_the_end_of_the_launchers_job_ends_the_run_and_is_told_the_session(launch, carrier, reserve, folder):
+def test_the_end_of_the_launchers_job_ends_the_run_and_is_told_the_session(launch, launched, reserve, folder):
     told = []
     reserve.when_over(told.append)
     run = launch()
-    carrier.settle(0.0)
+    launched.settle(0.0)
     assert str(over(run)).startswith("the job was cancelled\n\nAsk who did it.")
     wait_until(lambda: told)
     assert told == ["the job was cancelled. Ask who did it."]
@@ -480,7 +489,7 @@ def test_the_first_ranks_know_how_many_of_them_share_their_machine(rank, local_r
     [("1-02:03:04", 93784), ("02:03:04", 7384), ("59:58", 3598), ("UNLIMITED", float("inf")), ("", float("inf"))],
 )
 def test_the_time_left_is_read_as_slurm_writes_it(left, seconds):
-    assert slurm._seconds(left) == seconds
+    assert slurm_commands.seconds(left) == seconds
 
 
 def test_attach_to_one_job_of_a_session_says_where_the_session_is(launch, folder, ranks):
