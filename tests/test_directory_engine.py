@@ -344,6 +344,15 @@ def test_what_is_no_runs_folder_is_not_read(tmp_path, directory, monkeypatch):
         directory.about()
 
 
+def test_a_job_that_somebody_else_has_written_is_not_read(directory, monkeypatch):
+    mine, read = os.fstat, []
+    monkeypatch.setattr(cloudpickle, "load", read.append)
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*mine(file)[:4], os.getuid() + 1, *mine(file)[5:])))
+    with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
+        directory.job()
+    assert not read
+
+
 def test_a_runs_name_becomes_part_of_its_folders(tmp_path):
     name = new_directory(tmp_path, "my / run\n äöü").path.name
     assert "my-run-" in name

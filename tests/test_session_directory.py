@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -229,6 +230,31 @@ def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, s
     assert folder.asked.read_text().split() == ["job:1:0", "idle"]
 
 
+@pytest.mark.spawns
+def test_a_job_is_asked_to_stop_when_slurm_takes_the_machines_and_then_the_rank_goes(folder, start_supervisor):
+    process = start_supervisor()
+    job = add_job(folder, 1, "is stuck")
+    folder.ask("job:1:0")
+    wait_until(job.file(0, 0, "records").exists)
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "0 stop" in received(folder))
+    time.sleep(0.3)
+    assert process.poll() is None, "it has the time that SLURM grants"
+    write(job.file(0, 0, "records"), "Exit", 0, 0, False, False, 1.0)
+    process.send_signal(signal.SIGTERM)  # awake at once
+    assert process.wait(10) == 0, "else SLURM would count the job as failed"
+    assert received(folder) == ["0 job:1", "0 stop"]
+
+
+@pytest.mark.spawns
+def test_a_rank_with_nothing_to_do_goes_at_once_when_slurm_takes_the_machines(folder, start_supervisor):
+    process = start_supervisor()
+    wait_until(lambda: read_process(folder, 0, 0).is_ready)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert received(folder) == []
+
+
 # The notebook
 
 
@@ -360,6 +386,48 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, launched, reserve,
         (rank, "the job lost a node: node2 is down") for rank in range(2)
     ]
     assert reserve.take_replaced() == []
+
+
+def test_a_job_that_stopped_because_slurm_took_the_machines_has_not_finished(launch, launched, ranks, folder):
+    run = launch()
+    for rank in ranks:
+        rank.send(1, events.Started(rank.rank))
+        write(folder.of_job(1).file(rank.rank, 0, "records"), "Interrupted", rank.rank)
+        rank.send(1, events.Result(rank.rank, cloudpickle.dumps("a part")))
+        rank.end(1)
+    time.sleep(0.3)
+    assert not run.over.is_set()
+    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
+    assert str(over(run)).startswith("the job lost a node: node2 is down")
+    assert run.results == ["a part", "a part"]
+
+
+def test_a_launch_that_is_interrupted_when_the_ranks_have_it_is_taken_back(launch, folder, held, monkeypatch):
+    def interrupted(engine):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job_engine.JobEngine, "_emit_who_is_absent", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch()
+    assert folder.asked.read_text().split() == ["job:1:0,1", "kill:1:0,1"]
+    assert not held
+
+
+def test_on_a_full_disk_it_is_said_who_could_not_be_ended_and_it_is_tried_again(launch, folder, ranks, monkeypatch):
+    run, write_down = launch(), SessionDirectory.kill_job
+
+    def full(directory, number, still):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SessionDirectory, "kill_job", full)
+    run.kill()
+    wait_until(lambda: run.notice.startswith("ranks 0 and 1 could not be told to end: [Errno 28] No space left"))
+    monkeypatch.setattr(SessionDirectory, "kill_job", write_down)
+    run.kill()
+    assert folder.asked.read_text().split()[-1] == "kill:1:0,1"
+    for rank in ranks:
+        rank.end(1, -9, ended=True)
+    over(run)
 
 
 def test_a_session_that_waits_for_machines_again_can_be_closed(reserve, launched, ranks):

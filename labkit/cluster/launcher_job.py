@@ -88,6 +88,7 @@ class LauncherJob:
     def _end_what_has_started(self, starting: Future[None]) -> None:
         if starting.exception() is None:
             self.end_now()
+            self.close()
 
     def _in_thread(self, call: Callable[[], None]) -> Future[None]:
         """Call something in another thread than the caller's."""

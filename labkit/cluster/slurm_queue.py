@@ -38,7 +38,10 @@ def state_of(job_id: str) -> JobState:
             raise
         answer = ""
     if answer.strip():
-        state, nodes, partition, left, reason = answer.strip().splitlines()[-1].split("|", 4)
+        try:
+            state, nodes, partition, left, reason = answer.strip().splitlines()[-1].split("|", 4)
+        except ValueError:
+            raise SlurmError(f"squeue answered what cannot be read: {answer.strip()[-200:]!r}") from None
         return JobState(state, nodes, partition, reason, left)
     return _state_in_accounts(job_id)
 

@@ -77,6 +77,7 @@ class ClusterReserve:
             reserve.begin()
         except BaseException:  # interrupted: nobody would know of the job
             launched.end_now()
+            launched.close()
             raise
         return reserve
 
