@@ -73,7 +73,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
 
 
 def missing() -> str:
-    """Say why no cluster can be started here; "" if one can."""
+    """Return why no cluster can be started here; "" if one can."""
     absent = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     return f"no SLURM here ({', '.join(absent)} not found): {INSTALL}" if absent else ""
 
@@ -227,7 +227,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running() -> Iterator[Cluster]:
-    """Give a cluster that this process's SLURM commands use, and end it."""
+    """Yield a cluster that this process's SLURM commands use, and end it."""
     # Not pytest's folder: munged wants its socket where every folder above is open to all, and a short path.
     temporary = os.environ.get("PYTEST_DEBUG_TEMPROOT")
     before = os.environ.get("SLURM_CONF")

@@ -33,7 +33,7 @@ def fit_and_show(worker, go=None):
 
 
 def pid(worker):
-    """Say which process this rank is."""
+    """Return which process this rank is."""
     return os.getpid()
 
 

@@ -12,7 +12,7 @@ import torch
 
 import labkit
 from labkit.session import job_engine, view
-from tests import cluster, elsewhere, workloads
+from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.test_kernel import Notebook
 
@@ -22,11 +22,9 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @pytest.fixture(scope="module")
-def slurm():
-    if why := cluster.missing():
-        pytest.skip(why)
-    with cluster.running() as found:
-        yield found
+def slurm(shared_slurm):
+    """Not idle between these tests: a session is on it."""
+    return shared_slurm
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import labkit
 from labkit.cluster import slurm_endings, slurm_job
@@ -20,32 +22,10 @@ from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.protocol import events
-from tests import cluster, elsewhere, workloads
+from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-@pytest.fixture(scope="module")
-def the_cluster():
-    if why := cluster.missing():
-        pytest.skip(why)
-    with cluster.running() as found:
-        yield found
-
-
-@pytest.fixture
-def slurm(the_cluster, tmp_path):
-    """A cluster with nothing to do, which has nothing to do afterwards either."""
-    yield the_cluster
-    deadline = time.monotonic() + LONG_S  # what is over takes its leave
-    while (jobs := the_cluster.jobs()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for job in jobs:
-        the_cluster.run("scancel", job)
-    wait_until(lambda: not the_cluster.jobs() and not the_cluster.processes())
-    wait_until(the_cluster.resume)
-    assert not jobs, "jobs were left behind"
 
 
 @pytest.fixture
@@ -256,6 +236,34 @@ def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
         slurm.start_node("node2")
 
 
+def save_when_stopped(worker, folder):
+    """Count steps until told to stop; keep how many there were, as a last checkpoint does."""
+    step = 0
+    try:
+        while True:
+            dist.barrier()
+            step += 1
+            worker.log(step, attempt=int(os.environ.get("SLURM_RESTART_COUNT", 0)))
+            time.sleep(0.01)
+    except labkit.Stopped:
+        Path(folder, f"{worker.rank}.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
+        raise
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(launch, slurm, tmp_path):
+    run = launch(save_when_stopped, tmp_path)
+    wait_for_step(run, 5)
+    slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1")
+    wait_until(lambda: run.attempt == 1, LONG_S)
+    first, second = ((tmp_path / f"{rank}.0").read_text() for rank in (0, 1))
+    assert first == second, "at a common step"
+    wait_until(lambda: run.history["attempt"].max() == 1, LONG_S)
+    run.stop()
+    assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
+
+
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
@@ -426,7 +434,7 @@ def test_attach_to_a_folder_of_another_kind(tmp_path):
 
 @pytest.mark.spawns
 @pytest.mark.cluster
-def test_a_job_that_slurm_has_forgotten_is_judged_by_its_folder(slurm, launch):
+def test_a_job_that_slurm_has_forgotten_is_diagnosed_by_its_folder(slurm, launch):
     slurm.update(NodeName="node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
     run.stop()

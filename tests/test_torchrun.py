@@ -237,6 +237,9 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
             assert run.history["loss"].tolist() == local.history["loss"].tolist()
         session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
         pids = session.pids
+        assert [(one.kind, one.rank, one.pid) for one in labkit.processes()] == [
+            ("session", rank, pid) for rank, pid in enumerate(pids)
+        ]
         error = end_of(labkit.launch(workloads.fit, 20, 3, "SIGKILL", on=session, wait=False, live=False))
         assert error.rank == 1
         capsys.readouterr()
@@ -293,7 +296,7 @@ def test_an_agent_that_dies_ends_run_and_session(tmp_path):
         ({"nnodes": 0}, "nnodes is a whole number of at least 1, got 0"),
         ({"nproc_per_node": "2"}, "nproc_per_node is a whole number of at least 1, got '2'"),
         ({"max_restarts": -1}, "max_restarts is a whole number of at least 0, got -1"),
-        ({"nnodes": 2}, "2 machines must know where to meet: give rdzv_endpoint='HOST:PORT'"),
+        ({"nnodes": 2}, "2 machines need a rendezvous: give rdzv_endpoint='HOST:PORT'"),
         ({"rdzv_endpoint": "node1"}, "rdzv_endpoint is HOST:PORT, got 'node1'"),
     ],
 )

@@ -158,7 +158,7 @@ class LaunchedEngine(DirectoryEngine):
 
     def kill(self) -> None:
         """Have the ranks ended."""
-        if not self.launched.was_ended and not self.launched.is_over:
+        if self.launched.is_started and not self.launched.was_ended and not self.launched.is_over:
             self.launched.end()
 
     def killed(self, rank: int) -> bool:

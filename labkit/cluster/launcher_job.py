@@ -57,8 +57,8 @@ class LauncherJob:
         """What is kept in the directory for `labkit.attach`."""
         self.supervisor = SUPERVISOR
         """The script that minds each rank."""
-        self.was_ended = False
-        """Whether this notebook has had the ranks ended."""
+        self.is_started = self.was_ended = False
+        """Whether there are ranks; whether this notebook has had them ended."""
         self._news: list[events.Event] = []
         self._lock = threading.Lock()
         self._over_at_s: float | None = None
@@ -83,6 +83,7 @@ class LauncherJob:
 
     def _submit_and_note(self) -> None:
         self.about |= self.submit()
+        self.is_started = True
         self.directory.note(self.about)
 
     def _end_what_has_started(self, starting: Future[None]) -> None:

@@ -72,6 +72,7 @@ class SlurmJob(LauncherJob):
 
     def follow(self, job_id: str = "") -> None:
         """Begin to watch the job."""
+        self.is_started = True
         self.job_id = job_id or self.job_id
         self.emit(events.Notice(-1, f"SLURM job {self.job_id}", queued=True))
         threading.Thread(target=self._watch, name="labkit-slurm", daemon=True).start()

@@ -43,7 +43,7 @@ class Torchrun:
     Args:
         nnodes: machines. With more than one, the run says which command to start on each of the others.
         nproc_per_node: ranks on each.
-        rdzv_endpoint: host:port, on this machine, where the agents of several machines meet.
+        rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines.
         max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
             on from the newest.
         folder: where the runs' folders are made; with several machines, one that all of them can write.
@@ -64,7 +64,7 @@ class Torchrun:
         check_whole("max_restarts", max_restarts, least=0)
         if nnodes > 1 and rdzv_endpoint is None:
             raise ValueError(
-                f"{nnodes} machines must know where to meet: give rdzv_endpoint='HOST:PORT', a name of this machine "
+                f"{nnodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
                 "and a free port on it"
             )
         if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():

@@ -57,7 +57,7 @@ class JobEngine(DirectoryEngine):
         self.closed = threading.Event()
         """Set once the ranks are given back."""
         self._reserve, self._only, self._turn = reserve, list(only), turn
-        self._is_killed = False
+        self._is_given = self._is_killed = False
         self._ended_by_us: set[int] = set()
         self._awaited: set[int] = set()
         """New processes that have not begun yet."""
@@ -79,12 +79,11 @@ class JobEngine(DirectoryEngine):
             self._emit_what_is_awaited(self._reserve.take_replaced())
             self.about |= {"only": self._only, "processes": self._reserve.incarnations}
             self.directory.create(job._replace(reserved=True, surroundings=Modules.here()), self.about)
+            self._is_given = True
             self._reserve.directory.give_job(self.number, self._only)
             self._emit_who_is_absent()
         except BaseException:
-            if self.directory.path.exists():  # interrupted, perhaps when the ranks had it: nobody would follow them
-                with contextlib.suppress(OSError):
-                    self._reserve.directory.kill_job(self.number, self._only)
+            self.kill()  # interrupted, perhaps when the ranks had it: nobody would follow them
             self._give_back()
             raise
 
@@ -92,6 +91,7 @@ class JobEngine(DirectoryEngine):
         """Follow a job that the ranks have been given before."""
         self._turn.take(self)
         self._reserve.take(self)
+        self._is_given = True
         self._ended_by_us = self._reserve.directory.given_up(self.number)
         if kept := self.about.get("ended"):
             self._ending = events.JobEnded(-1, *kept)
@@ -135,7 +135,7 @@ class JobEngine(DirectoryEngine):
     def kill(self) -> None:
         """Have the ranks ended that are still at it; they are replaced."""
         still = self._still()
-        if self._is_killed or not still:
+        if self._is_killed or not (still and self._is_given):
             return
         self._ended_by_us.update(still)
         try:
