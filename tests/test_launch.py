@@ -251,7 +251,7 @@ def test_the_rank_that_failed_is_named_with_its_cause(how, said):
     assert error.run.error is error
     history = error.run.history
     assert history[history["rank"] == 0]["step"].max() >= 5, "what was logged is kept"
-    assert len(error.verdict.others) == world_size - 1
+    assert len(error.diagnosis.others) == world_size - 1
     if how == "raises":
         assert "workloads.py" in error.cause
         assert 'throw(ValueError("bad batch"))' in error.cause, "the source line is shown"
