@@ -160,21 +160,6 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     return _show(run, live, wait)
 
 
-def _show_in_a_cell(run: Run) -> None:
-    from labkit.ui import view
-
-    view.show(run)
-
-
-def _draw(run: Run) -> Any:
-    from labkit.ui import charts
-
-    return charts.logged(run.recorded, title=run.name)
-
-
-Run.show, Run.draw = _show_in_a_cell, _draw
-
-
 def _show(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     from labkit.ui import view

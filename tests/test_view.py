@@ -542,11 +542,11 @@ def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
     run = started(steps=20)
     live = view._Live(run)
     live._button.click()
-    run._mind_the_time()
+    run._follower.mind_the_time()
     assert not run.engine.kills, "there is time"
     live._button.click()
     assert live._button.disabled
-    run._mind_the_time()
+    run._follower.mind_the_time()
     assert run.engine.kills
     assert run.cut_short == "late"
     live.start()

@@ -90,8 +90,11 @@ class Follower:
             if self._stopping is not None:
                 self._stopping.take(event, now_s)
             return
-        ended_by_us = isinstance(event, events.Exit) and self.engine.killed(event.rank)
-        self.state.take(event, now_s, self.elapsed_s, ended_by_us)
+        since_launch_s, ended_by_us = self.elapsed_s, False
+        if isinstance(event, events.Exit):
+            ended_by_us = self.engine.killed(event.rank)
+            since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
+        self.state.take(event, now_s, since_launch_s, ended_by_us)
 
     def _follow(self) -> None:
         try:
@@ -99,7 +102,7 @@ class Follower:
                 for event in self.engine.poll(timeout_s=POLL_STOPPING_S if self._stopping else POLL_S):
                     with self.lock:
                         self.take(event)
-                self._mind_the_time()
+                self.mind_the_time()
         except Exception as error:  # labkit's own, or the file system's: not one of a rank, and not to be hidden
             self._give_up(error)
         finally:
@@ -141,7 +144,8 @@ class Follower:
 
     # The clock
 
-    def _mind_the_time(self) -> None:
+    def mind_the_time(self) -> None:
+        """Do what is due: end ranks, look at their memory, ask those that are silent."""
         now_s, state = time.monotonic(), self.state
         with self.lock:
             if self._stopping is not None:

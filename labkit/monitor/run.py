@@ -170,6 +170,11 @@ class Run:
         return list(self.engine.pids)
 
     @property
+    def start_s(self) -> float:
+        """When the run was launched, as `time.time()`."""
+        return self._follower.start_s
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds from the launch until the end, or until now."""
         return self._follower.elapsed_s

@@ -104,7 +104,10 @@ class RunState:
         return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
 
     def take(self, event: events.Event, now_s: float, since_launch_s: float, ended_by_us: bool = False) -> None:
-        """Note what an event says. `ended_by_us` is whether the run had ended the rank, for an `Exit`."""
+        """Note what an event says, and when it happened.
+
+        `ended_by_us` is whether the run had ended the rank, for an `Exit`.
+        """
         match event:
             case events.Notice():
                 self._take_notice(event, now_s)
@@ -157,7 +160,7 @@ class RunState:
     def _take_exit(self, event: events.Exit, now_s: float, since_launch_s: float, ended_by_us: bool) -> None:
         rank = self.ranks[event.rank]
         rank.exit_code, rank.out_of_memory, rank.unseen = event.code, event.out_of_memory, event.unseen
-        rank.ended_by_us, rank.exit_s = ended_by_us, event.at_s or since_launch_s
+        rank.ended_by_us, rank.exit_s = ended_by_us, since_launch_s
         rank.output.end()
         if rank.phase in ("queued", "starting", "running"):
             if ended_by_us:

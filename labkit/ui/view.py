@@ -464,3 +464,12 @@ def answer_while_the_cell_runs(widget: Any) -> None:
     a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did.
     """
     widget.comm._reply_subshell_for = lambda data, default: default
+
+
+def _draw(run: Run) -> Any:
+    from labkit.ui import charts
+
+    return charts.logged(run.recorded, title=run.name)
+
+
+Run.show, Run.draw = show, _draw
