@@ -10,7 +10,7 @@
             ▼                                               ▼
           run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
-            ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
+            ├──► diagnosis   (which rank failed first, and why; stacks: where each rank stands)
             ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
             └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
                      └──► charts   (history in, Plotly figure out; no process, no widget)
@@ -145,8 +145,10 @@ def _get_ahead(first_launch: bool) -> None:
     The ranks come first: a chart has a second's time once its run has begun.
     """
     idle = importlib.import_module("labkit.engines.idle")
+    standby = importlib.import_module("labkit.engines.standby")
+    importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
     if first_launch:
-        importlib.import_module("labkit.engines.standby").ahead_of_the_first_launch()
+        standby.ahead_of_the_first_launch()
     idle.wait()
     for module in ("plotly.graph_objects", "ipywidgets", "matplotlib.backends.backend_agg", "PIL"):
         importlib.import_module(module)

@@ -21,6 +21,13 @@ from labkit.protocol.system import cores
 from labkit.ui import kernel
 
 
+class _DefaultSeed(int):
+    """Tells the seed that nobody gave from a 0 that somebody gave."""
+
+
+DEFAULT_SEED = _DefaultSeed(0)
+
+
 def launch(
     fn: Callable[..., Any],
     /,
@@ -29,7 +36,7 @@ def launch(
     backend: str | None = None,
     wait: bool = True,
     timeout_s: float | None = None,
-    seed: int | None = 0,
+    seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
     on: Launcher | None = None,
@@ -67,7 +74,8 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    own = {"world_size": world_size, "backend": backend, "seed": seed, "name": name, "on": on}
+    given_seed = None if seed is DEFAULT_SEED else (seed,)
+    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
@@ -84,7 +92,7 @@ def launch(
         backend=backend,
         cuda_devices=gpus,
         threads=max(1, cores() // world_size) if is_here else None,
-        seed=seed,
+        seed=None if seed is None else int(seed),
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
@@ -95,7 +103,12 @@ def launch(
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s)
-    run.start(job)
+    try:
+        run.start(job)
+    except KeyboardInterrupt:
+        if not run.is_followed:  # nothing has been started, or what was has been ended
+            raise
+        run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
     return show_run(run, live, wait)
@@ -128,7 +141,7 @@ def _stop_what_this_cell_launched_before(now: kernel.Execution | None) -> None:
     for run in earlier:
         run.ask_to_stop()
     for run in earlier:
-        run.over.wait()
+        run.wait_for_the_end()
         _launched_by.pop(run, None)
 
 
@@ -143,7 +156,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         signature = inspect.signature(fn)
     except ValueError:  # some built-in functions do not say
         return
-    taken = [n for n, value in own.items() if n in signature.parameters and n not in kwargs and value]
+    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
     if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         name = taken[0]
         raise ValueError(

@@ -203,7 +203,7 @@ def test_a_slurm_that_answers_is_waited_for(answering, run, monkeypatch):
     wait_until(lambda: run.notice == "SLURM job 7 on node[1-2]")
     time.sleep(0.3)
     assert not run.over.is_set()
-    run._engine.launched.settle(0.0)
+    run.engine.launched.settle(0.0)
     assert run.over.wait(LONG_S)
 
 
@@ -242,6 +242,6 @@ def test_ranks_that_stopped_when_slurm_asked_begin_again_with_the_next_attempt(l
 def test_ranks_that_stopped_and_do_not_begin_again_have_not_finished(launched, directory):
     stop(directory)
     wait_until(lambda: launched.states == ["stopped", "stopped"])
-    launched._engine.launched.settle(0.0)
+    launched.engine.launched.settle(0.0)
     assert launched.over.wait(LONG_S)
     assert (launched.status, str(launched.error)[:24]) == ("failed", "the job was asked to end")

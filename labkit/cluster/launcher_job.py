@@ -17,8 +17,9 @@ from labkit.protocol import events
 SETTLE_S = 1.0
 """How long, after its ranks have ended, what they wrote may take to be seen."""
 
-END_S = 60.0
-"""How long the launcher may take to end the ranks when it is told to, before this process no longer waits for it."""
+END_S = 45.0
+"""How long the launcher may take to end the ranks when it is told to, before this process no longer waits for it. Less
+than `Run.stop` waits, so that the run is over, and says why."""
 
 START_S = 60.0
 """How long an interrupted start is waited for, so that what it has started can be ended."""

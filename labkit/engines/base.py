@@ -41,11 +41,11 @@ class Engine(Protocol):
     """How long ranks that were asked to stop may take at least to return what they have."""
     failure_grace_s: float
     """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
-    itself, or starts all again. Reports of victims make the verdict clearer."""
+    itself, or starts all again. Reports of victims make the diagnosis clearer."""
+    stacks_s: float
+    """How long ranks may take to say where they stand, in s: longer over a network's file system."""
     quiet_s: float
     """How long data may be on its way from rank to rank while none of them does anything."""
-    stacks_s: float
-    """How long ranks that were asked where they stand may take to answer."""
 
     @property
     def folder(self) -> RunDirectory | None:

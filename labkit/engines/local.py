@@ -31,8 +31,8 @@ class LocalEngine:
     outlives_notebook = False
     stop_grace_s = 2.0
     failure_grace_s = 0.4
-    quiet_s = 0.0
     stacks_s = 1.0
+    quiet_s = 0.0
     folder: None = None
 
     def __init__(self, world_size: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from labkit.monitor.diagnosis import Verdict
+from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.protocol.system import cores
@@ -174,7 +174,7 @@ def _summary_text(run: Run) -> str:
     if spark := _sparkline(run):
         lines.append(spark)
     if run.error is not None:
-        lines.append(run.error.verdict.headline)
+        lines.append(run.error.diagnosis.headline)
     return "\n".join(lines)
 
 
@@ -233,13 +233,13 @@ def _summary(run: Run) -> dict[str, str]:
 def _summary_html(run: Run) -> str:
     parts = [f"<b>{html.escape(_line(run))}</b>"]
     if run.error is not None:
-        verdict = run.error.verdict
+        diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]
-        parts.append(f'<div style="color:{color}"><b>{html.escape(verdict.headline)}</b></div>')
-        parts.append(f'<pre style="{WRAPPED}">{html.escape(verdict.cause)}</pre>')
-        if verdict.others:
-            listed = "".join(f"<li>{html.escape(line)}</li>" for line in verdict.others)
-            parts.append(f"<details><summary>{_others_title(verdict)}</summary><ul>{listed}</ul></details>")
+        parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
+        parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
+        if diagnosis.others:
+            listed = "".join(f"<li>{html.escape(line)}</li>" for line in diagnosis.others)
+            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
     for rank, text in enumerate(run.output):
         if text:
             tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
@@ -247,9 +247,9 @@ def _summary_html(run: Run) -> str:
     return "\n".join(parts)
 
 
-def _others_title(verdict: Verdict) -> str:
-    count = len(verdict.others)
-    if verdict.rank is None:
+def _others_title(diagnosis: Diagnosis) -> str:
+    count = len(diagnosis.others)
+    if diagnosis.rank is None:
         return "what became of the ranks"
     return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"
 
@@ -464,3 +464,12 @@ def answer_while_the_cell_runs(widget: Any) -> None:
     a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did.
     """
     widget.comm._reply_subshell_for = lambda data, default: default
+
+
+def _draw(run: Run) -> Any:
+    from labkit.ui import charts
+
+    return charts.logged(run.recorded, title=run.name)
+
+
+Run.show, Run.draw = show, _draw
