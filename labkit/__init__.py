@@ -20,8 +20,9 @@
 that do job after job: launched functions, and cells (`%load_ext labkit`, `%%ranks 4`). In such a rank `isolation` puts
 back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit
 holds (`engines.holders`), each with a button that ends it.
-On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
-rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
+On a cluster ranks and notebook speak through files in the run's directory (`cluster.run_directory`):
+`cluster.supervisor` starts each rank there, and `cluster.rank_entry` is what it runs; in a session,
+`session.supervisor` and `session.rank_entry`.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
 `measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
 ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`

@@ -54,9 +54,12 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=1000
 # Nodes may have more processors than this machine has.
 SlurmdParameters=config_overrides
 ReturnToService=1
-KillWait=2
+# What ranks have for a last checkpoint when they are to go; enough for a few short steps on a machine that is busy.
+KillWait=5
 MinJobAge=300
-SlurmdTimeout=10
+# A node that has crashed is down after two questions that nobody answered: 14 s here, 28 s with a timeout of 10 s each.
+SlurmdTimeout=8
+MessageTimeout=4
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldPidFile={folder}/slurmctld.pid
