@@ -10,11 +10,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import labkit
 from labkit.cluster.run_directory import RunDirectory
@@ -232,24 +230,10 @@ def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
         slurm.start_node("node2")
 
 
-def save_when_stopped(worker, folder):
-    """Count steps until told to stop; keep how many there were, as a last checkpoint does."""
-    step = 0
-    try:
-        while True:
-            dist.barrier()
-            step += 1
-            worker.log(step, attempt=int(os.environ.get("SLURM_RESTART_COUNT", 0)))
-            time.sleep(0.01)
-    except labkit.Stopped:
-        Path(folder, f"{worker.rank}.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
-        raise
-
-
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(launch, slurm, tmp_path):
-    run = launch(save_when_stopped, tmp_path)
+    run = launch(elsewhere.save_when_stopped, tmp_path)
     wait_for_step(run, 5)
     slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1")
     wait_until(lambda: run.attempt == 1, LONG_S)

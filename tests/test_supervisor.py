@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import cloudpickle
+import psutil
 import pytest
 
 import labkit
 from labkit.cluster import launcher_job, supervisor
+from labkit.cluster.rank_entry import SIGCONT_SINCE_S
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol.job import Job
 from labkit.session import cluster_reserve
@@ -126,8 +128,8 @@ def test_a_rank_is_ended_at_once_when_another_has_failed(directory, start):
     process = start()
     (directory.path / "failed.0").touch()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LONG_S) == 128 + signal.SIGTERM
-    assert exit_of(directory) == {"code": -15, "ended": True}
+    assert process.wait(LONG_S) == 128 + signal.SIGKILL
+    assert exit_of(directory) == {"code": -9, "ended": True}
 
 
 def test_a_rank_that_fails_leaves_word_for_the_others(directory, start):
@@ -145,6 +147,40 @@ def test_under_torchrun_which_starts_all_again_a_rank_is_ended_at_once(directory
     process.send_signal(signal.SIGTERM)
     assert process.wait(LONG_S) == 128 + signal.SIGTERM
     assert received(directory) == []
+
+
+WITH_A_WORKER = """
+import multiprocessing, os, time
+from labkit.cluster.rank_entry import outlive_the_launchers_signal
+def work():
+    print(os.getpid(), flush=True)
+    time.sleep(1e5)
+outlive_the_launchers_signal()
+worker = multiprocessing.get_context("fork").Process(target=work)
+worker.start()
+input()
+worker.terminate()
+worker.join()
+print(worker.exitcode, flush=True)
+"""
+
+
+def test_slurms_signal_which_comes_to_every_process_ends_neither_a_rank_nor_its_workers(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    command = [sys.executable, "-c", WITH_A_WORKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        worker = psutil.Process(int(rank.stdout.readline()))
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            for process in (rank, worker):
+                process.send_signal(number)
+        time.sleep(1)
+        assert rank.poll() is None
+        assert worker.is_running()
+        assert worker.status() != psutil.STATUS_ZOMBIE
+        time.sleep(SIGCONT_SINCE_S)
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == f"{-signal.SIGTERM}\n", "terminate() works"
 
 
 @pytest.mark.parametrize("script", [launcher_job.SUPERVISOR, cluster_reserve.SUPERVISOR], ids=["run", "session"])

@@ -10,6 +10,7 @@ import faulthandler
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -29,6 +30,12 @@ from labkit.rank.signals import handle_signals
 
 RENDEZVOUS_S = 300.0
 """How long a rank waits for rank 0 to publish where the store is."""
+
+SIGCONT_S = 0.2
+"""How long a process that is told to end waits for the SIGCONT by which SLURM's signals are known …"""
+
+SIGCONT_SINCE_S = 5.0
+"""… and how long ago that may have come."""
 
 FIND_EVERY_S = 0.02
 """Time between two looks whether it has."""
@@ -65,6 +72,7 @@ def main() -> NoReturn:
     def prepare() -> Callable[[], Part | None]:
         stacks = os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         handle_signals(stacks)
+        outlive_the_launchers_signal()
         faulthandler.enable()
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
@@ -78,6 +86,39 @@ def main() -> NoReturn:
         return lambda: Part(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
 
     do_and_exit(prepare)
+
+
+def outlive_the_launchers_signal() -> None:
+    """Have SLURM's SIGTERM end neither this process nor those that it forks: the supervisor says what is to happen.
+
+    SLURM sends it to every process of a job, whose ranks may then still take a last checkpoint, and need a DataLoader's
+    workers until then. What ends a worker otherwise, `Process.terminate()`, sends the same signal; but SLURM's comes
+    with a SIGCONT. Programs that a rank starts, spawned workers among them, are ended by SLURM's signal.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return  # there it means that the rank is to end
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=_obey_others_only)
+
+
+def _obey_others_only() -> None:
+    """Have SIGTERM end this forked process, unless it is SLURM's."""
+    continued_s = float("-inf")
+
+    def note(*_: Any) -> None:
+        nonlocal continued_s
+        continued_s = time.monotonic()
+
+    def obey(*_: Any) -> None:
+        time.sleep(SIGCONT_S)  # `note` may have to run first: of signals that wait, SIGTERM has the least number
+        if time.monotonic() - continued_s > SIGCONT_SINCE_S:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for number, handler in ((signal.SIGCONT, note), (signal.SIGTERM, obey)):
+        signal.signal(number, handler)
+        signal.siginterrupt(number, False)
 
 
 def rank_info_here() -> RankInfo:

@@ -23,9 +23,11 @@ from typing import Any
 # and a partition's GraceTime before it.
 #
 # What does not work: to pass the signal on, for Python then dies at once, without a last checkpoint; to end the rank
-# before SLURM does, for the grace is not known here (GraceTime may be a partition's or a quality of service's).
+# before SLURM does, for the grace is not known here (GraceTime may be a partition's or a quality of service's); to
+# leave the signal to this process, for SLURM sends it to the rank, too, and to whatever that has started.
 #
-# So the rank is asked to stop as the notebook asks, `labkit.Stopped` at a common step, and SLURM ends what goes on.
+# So ranks do not obey it (`rank_entry.outlive_the_launchers_signal`). They are asked to stop as the notebook asks,
+# `labkit.Stopped` at a common step, and SLURM ends what goes on.
 # Two cases are not the machines' loss, and there the rank is ended at once: another rank has failed, which its
 # supervisor has noted in `failed.<attempt>` before srun or the agent could know; and "end" from the notebook.
 #
@@ -72,7 +74,7 @@ def main(directory: Path) -> int:
             was_asked = True
             child.send("stop")
         if signals and (is_elastic() or peer_failed.exists()):
-            child.process.terminate()
+            child.end_for_the_launcher()
         for word in requests.new():
             if word == "stacks":
                 child.process.send_signal(STACKS_SIGNAL)
@@ -179,6 +181,13 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{word}\n".encode())
             self.process.stdin.flush()
+
+    def end_for_the_launcher(self) -> None:
+        """End the process, as torchrun does; under SLURM it does not obey SIGTERM, which comes to every process."""
+        if is_elastic():
+            self.process.terminate()
+        else:
+            self.process.kill()
 
     @property
     def is_ready(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import listen, rank_info_here, rendezvous
+from labkit.cluster.rank_entry import listen, outlive_the_launchers_signal, rank_info_here, rendezvous
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
@@ -104,6 +104,7 @@ def main() -> NoReturn:
     def prepare() -> Callable[[], Part | None]:
         stacks = _open(directory, rank, number, "stacks")
         handle_signals(stacks)
+        outlive_the_launchers_signal()
         faulthandler.enable()
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]

@@ -131,7 +131,7 @@ class Supervisor:
                 append(records, ["Interrupted", int(self._rank)])
                 self._child.send("stop")
         else:
-            self._child.process.terminate()
+            self._child.end_for_the_launcher()
 
     def _exit_code(self, code: int) -> int:
         if self._signals and not is_elastic():
