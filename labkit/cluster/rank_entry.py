@@ -104,19 +104,29 @@ def outlive_the_launchers_signal() -> None:
 
 def _obey_others_only() -> None:
     """Have SIGTERM end this forked process, unless it is SLURM's."""
-    continued_s = float("-inf")
+    continued_s, is_meant = float("-inf"), False
 
     def note(*_: Any) -> None:
         nonlocal continued_s
         continued_s = time.monotonic()
 
-    def obey(*_: Any) -> None:
-        time.sleep(SIGCONT_S)  # `note` may have to run first: of signals that wait, SIGTERM has the least number
+    def decide() -> None:
+        nonlocal is_meant
         if time.monotonic() - continued_s > SIGCONT_SINCE_S:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            is_meant = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    for number, handler in ((signal.SIGCONT, note), (signal.SIGTERM, obey)):
+    def take(*_: Any) -> None:
+        if is_meant:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        # Later, in another thread: of signals that have come together Python handles SIGTERM first, and SIGCONT only
+        # when this has returned.
+        later = threading.Timer(SIGCONT_S, decide)
+        later.daemon = True
+        later.start()
+
+    for number, handler in ((signal.SIGCONT, note), (signal.SIGTERM, take)):
         signal.signal(number, handler)
         signal.siginterrupt(number, False)
 
