@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from labkit.cluster.run_directory import RunFolder
     from labkit.protocol import events
     from labkit.protocol.job import Job
 
 
-class Launcher(Protocol):
+class Target(Protocol):
     """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
 
     is_here: bool
@@ -21,7 +21,13 @@ class Launcher(Protocol):
         """Number of ranks."""
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
-        """Give what carries one run."""
+        """Return what carries one run."""
+
+
+class Directory(Protocol):
+    """Where ranks and notebook speak through files."""
+
+    path: Path
 
 
 class Engine(Protocol):
@@ -41,8 +47,8 @@ class Engine(Protocol):
     """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
-    def folder(self) -> RunFolder | None:
-        """Through which ranks and notebook speak, if they do."""
+    def folder(self) -> Directory | None:
+        """Through which ranks and notebook speak, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""

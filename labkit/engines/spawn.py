@@ -44,7 +44,7 @@ class RankProcess:
         """Whether it is known to have imported all that it may import before its job."""
 
     def send_job(self, rank: int, job: Job) -> None:
-        """Give the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
+        """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         self._send((rank, job))

@@ -49,7 +49,7 @@ def is_complete(text: str) -> bool:
 
 
 def parse(text: str, thread: str = "main") -> list[Frame]:
-    """Give the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
+    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
     sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*)$", text, flags=re.MULTILINE)
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
     if thread == "current":
@@ -150,7 +150,7 @@ class RankStack:
 
 @functools.lru_cache(maxsize=64)
 def _calls(source: str, line: int) -> list[str]:
-    """Give the calls on a line of source, outermost first, as they are written there."""
+    """Return the calls on a line of source, outermost first, as they are written there."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a cell with a %magic
