@@ -137,7 +137,9 @@ def train(worker, seed=42):
 
 @pytest.mark.parametrize("seed", [0, 1, None])
 def test_a_seed_that_the_function_would_not_get_is_refused_whatever_it_is(seed):
-    with pytest.raises(ValueError, match=r"train has a parameter called 'seed', but launch\(\) keeps seed=… for itself"):
+    with pytest.raises(
+        ValueError, match=r"train has a parameter called 'seed', but launch\(\) keeps seed=… for itself"
+    ):
         launcher.launch(train, seed=seed)
 
 

@@ -125,7 +125,14 @@ def test_what_says_nothing_of_progress_is_none(event):
 
 
 def test_what_one_rank_says_of_itself_is_kept_with_it():
-    said = [Expect(0, 5), Memory(0, 7, 8), Stack(0, "a"), Stack(0, "b"), Output(0, "x\ny"), Exit(0, 3, True, unseen=True)]
+    said = [
+        Expect(0, 5),
+        Memory(0, 7, 8),
+        Stack(0, "a"),
+        Stack(0, "b"),
+        Output(0, "x\ny"),
+        Exit(0, 3, True, unseen=True),
+    ]
     rank = after(*said).ranks[0]
     assert (rank.expected_steps, rank.peak_bytes, rank.peak_device_bytes, rank.stack_text) == (5, 7, 8, "ab")
     assert (str(rank.output), rank.exit_code, rank.exit_s) == ("x\ny\n", 3, 3.0)

@@ -54,7 +54,7 @@ class Engine(Protocol):
         """Start the ranks."""
 
     def poll(self, timeout_s: float) -> list[events.Event]:
-        """Give records that have arrived; every rank's last is its `Exit`."""
+        """Return events that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.

@@ -107,7 +107,7 @@ def memory() -> list[int]:
 
 
 def take(count: int) -> list[RankProcess]:
-    """Give processes for a run: those that stand by, then new ones. Balanced by `done`."""
+    """Return processes for a run: those that stand by, then new ones. Balanced by `done`."""
     from labkit.engines.spawn import spawn
 
     global _ready, _runs, _wanted

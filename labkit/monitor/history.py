@@ -81,7 +81,7 @@ class Thinned:
         return list(zip(lows, highs, strict=True))
 
     def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Give x and y of the points to draw, in the order in which they were added."""
+        """Return x and y of the points to draw, in the order in which they were added."""
         buckets = self._full if self._last is None else [*self._full, self._last]
         kept = {point.place: point for bucket in buckets for point in sorted(bucket)}
         if self._end is not None:
@@ -259,7 +259,7 @@ class History:
             kept.append(log._replace(steps=log.steps[:], times_s=log.times_s[:], values=log.values[:]))
 
     def curves(self, name: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Give thinned (steps, values) of `name` for each rank that has logged it, as "rank 0" …, and for their "mean".
+        """Return thinned (steps, values) of `name` by rank ("rank 0" …), and of their "mean".
 
         There is a mean only of steps that every rank of the run has logged, and only with several ranks.
         """
@@ -270,7 +270,7 @@ class History:
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
     def mean_curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Give thinned (steps, means) of `name` over the ranks that have logged it, at the steps that all of them have.
+        """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.
 
         For a run that is over: in a pipeline, say, only the last stages know the loss.
         """
@@ -288,7 +288,7 @@ class History:
             return mean.curve.points()
 
     def progress(self, rank: int) -> Progress:
-        """Say where a rank stands."""
+        """Return where a rank stands."""
         with self._lock:
             return Progress(
                 self._steps[rank],

@@ -232,7 +232,7 @@ def _plural(what: str, count: int) -> str:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Say several ranks: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
+    """Return several ranks in words: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -26,7 +26,7 @@ def show_lines_of(cells: Mapping[str, Cell]) -> None:
 
 
 def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
-    """Tell the notebook of a failure.
+    """Report a failure to the notebook.
 
     Before leaving the process group: once this rank is gone the others fail too, and their errors would bury the one
     that matters.
