@@ -11,7 +11,7 @@ import statistics
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -193,6 +193,37 @@ class Measured(NamedTuple):
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
     """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+
+    @staticmethod
+    def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
+        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
+
+        `difference`, the greatest of a weight to the first run's, and whether the strategy claims to be `equal`;
+        milliseconds of a step and of its parts, the mean over ranks; KiB sent per rank and step, counted and by the
+        formula, means over ranks; KiB of each kind of memory on the rank that has most of it.
+        """
+        mean_ms = {f"{part} ms": 1000 * statistics.fmean(r.parts_s[part] for r in ranks) for part in PARTS}
+        return {
+            "difference": difference(whole_weights(first), whole_weights(ranks)),
+            "equal": ranks[0].equal,
+            "step ms": sum(mean_ms.values()),
+            **mean_ms,
+            "sent KiB": statistics.fmean(r.bytes_sent for r in ranks) / 1024,
+            "formula KiB": statistics.fmean(r.bytes_expected for r in ranks) / 1024,
+            **{f"{what} KiB": max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory},
+        }
+
+
+def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
+    """Return the weights that the ranks hold, put together."""
+    return {name: tensor for measured in ranks for name, tensor in measured.weights.items()}
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
+    if one.keys() != other.keys():
+        raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
+    return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
 def run_strategy(

@@ -51,7 +51,7 @@ def write(folder, name, *sources):
 def test_a_click_on_a_heading_sorts_a_table(page):
     source = (
         "import labkit, pandas as pd\n"
-        "labkit.charts.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
+        "labkit.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
     )
     write(page.folder, "table.ipynb", source)
     page.open("table.ipynb")

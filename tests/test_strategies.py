@@ -14,7 +14,6 @@ import labkit
 from labkit import measure
 from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
 from labkit.strategies.base import cut, equal_part, layers
-from labkit.ui import comparison
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 BATCH_SIZE = 24
@@ -85,7 +84,7 @@ def reference(seed=0):
 
 
 def difference(ranks, seed=0):
-    return comparison.difference(reference(seed), comparison.whole_weights(ranks))
+    return measure.difference(reference(seed), measure.whole_weights(ranks))
 
 
 CASES = [

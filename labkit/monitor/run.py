@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import cloudpickle
 
@@ -22,9 +22,9 @@ from labkit.protocol import events
 
 if TYPE_CHECKING:
     import pandas as pd
+    from plotly.graph_objects import Figure
 
     from labkit.protocol.job import Cell, Job
-    from labkit.ui.charts import Chart
 
 KILL_AGAIN_S = 0.5
 """Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
@@ -78,11 +78,24 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         return RuntimeError, (str(self),)
 
 
+class Presenter(Protocol):
+    """What gives runs their looks. Set from outside, so that following a run needs no Plotly and no widgets."""
+
+    def show(self, run: Run) -> None:
+        """Show a run in the cell."""
+
+    def figure(self, run: Run) -> Figure:
+        """Return the chart of what a run has logged so far."""
+
+
 class Run:
     """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
 
-    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
+    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a summary and a chart afterwards.
     """
+
+    presenter: ClassVar[Presenter]
+    """Set by `labkit.ui.present`."""
 
     def __init__(
         self,
@@ -294,11 +307,9 @@ class Run:
         with self._lock:
             return self._standings()
 
-    def figure(self) -> Chart:
-        """Give the chart of what was logged: a curve per rank and their mean, a panel per name."""
-        from labkit.ui import charts
-
-        return charts.logged(self.recorded, title=self.name)
+    def figure(self) -> Figure:
+        """Return the chart of what was logged: a curve per rank and their mean, a panel per name."""
+        return self.presenter.figure(self)
 
     # Following the ranks
 
@@ -553,9 +564,7 @@ class Run:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
 
     def _ipython_display_(self) -> None:
-        from labkit.ui import view
-
-        view.show(self)
+        self.presenter.show(self)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
