@@ -32,8 +32,10 @@ def history_of(world_size=2, steps=20):
 def drawn(figure):
     """Label → (x, y) of every curve, panel by panel."""
     panels = {}
+    heads = [note.text for note in figure.layout.annotations]
     for trace in figure.data:
-        name = figure.layout["yaxis" + (trace.yaxis or "y")[1:]].title.text
+        number = (trace.yaxis or "y")[1:]
+        name = figure.layout[f"yaxis{number}"].title.text or heads[int(number or 1) - 1]
         panels.setdefault(name, {})[trace.name] = (list(trace.x), list(trace.y))
     return panels
 
@@ -130,14 +132,17 @@ def test_bars_have_their_values_beside_them():
     assert figure.layout.xaxis.title.text == "ms"
 
 
-def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html():
+def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html(monkeypatch):
+    shown = []
+    monkeypatch.setattr(kernel, "display", lambda bundle, raw: shown.append(bundle))
     chart = charts.logged(history_of(), title="DDP")
-    bundle, _ = DisplayFormatter().format(chart)
-    for found in (bundle, chart._repr_mimebundle_()):
-        assert set(found) == {"application/vnd.plotly.v1+json", "image/png", "text/plain"}
+    assert DisplayFormatter().format(chart) == ({}, {}), "shown by itself"
+    for found in (*shown, chart._repr_mimebundle_()):
+        assert set(found) == {charts.PLOTLY, "image/png", "text/plain"}
         assert found["text/plain"] == "<Chart: DDP>"
-        assert len(found["application/vnd.plotly.v1+json"]["data"]) == 6
+        assert len(found[charts.PLOTLY]["data"]) == 6
         assert "<script" not in str(found)
+    assert len(shown) == 1
 
 
 def test_where_a_person_watches_a_chart_gives_no_picture_which_jupyterlab_would_show_instead(monkeypatch):

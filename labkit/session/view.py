@@ -76,7 +76,7 @@ class _Live(threading.Thread):
 
         self._close_later = close_later
         self._session = session
-        self._table = widgets.HTML(_html(session))
+        self._table = widgets.HTML(_html(session), layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._button = widgets.Button(
             description="Close",
             icon="power-off",

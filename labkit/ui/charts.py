@@ -53,10 +53,18 @@ class Chart(go.Figure):
     one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here.
     """
 
-    _ipython_display_ = None
     _repr_html_ = None  # would put a script that needs the network into the notebook
 
+    def _ipython_display_(self) -> None:
+        # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
+        # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
+        kernel.display(self.bundle(), raw=True)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, validate: bool = True, **_: Any) -> Any:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, Any]:
+        """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         return bundle if kernel.is_interactive() else {**bundle, "image/png": picture(self)}
@@ -79,7 +87,12 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
         template="plotly_white",
         autosize=True,
         height=height or figure.layout.height or 360,
-        margin={"l": 50, "r": 16, "t": 24 + 19 * len(lines) if lines else 16, "b": 46},
+        margin={
+            "l": 50,
+            "r": 16,
+            "t": (24 + 19 * len(lines) if lines else 16) + (12 if figure.layout.annotations else 0),
+            "b": 46,
+        },
         font={"size": FONT_SIZE},
         hovermode="x unified" if figure.data and figure.data[0].type == "scatter" else None,
         # At the side it would take its width from the panels, and be cut off where there is none left to take.
@@ -143,18 +156,26 @@ def logged(history: History, title: str = "") -> Chart:
     names = list(dict.fromkeys(name for name, *_ in curves))
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
-    figure = make_subplots(rows=rows, cols=columns, horizontal_spacing=0.16, vertical_spacing=0.22 / rows)
+    # Names stand above: beside, each would take its width from the panel to its left.
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=names or None,
+        horizontal_spacing=0.12,
+        vertical_spacing=0.24 / rows,
+    )
+    figure.update_annotations(font_size=FONT_SIZE + 1)
     in_legend = set()
     for name, label, x, y in curves:
         panel = names.index(name)
         where = {"row": panel // columns + 1, "col": panel % columns + 1}
         figure.add_trace(_line(name, label, x, y, first=label not in in_legend), **where)
         in_legend.add(label)
-        figure.update_yaxes(title_text=name, title_standoff=4, **where)
-        figure.update_xaxes(title_text="step", title_standoff=2, **where)
+        if panel + columns >= len(names):  # none below
+            figure.update_xaxes(title_text="step", title_standoff=2, **where)
     if not names:
         figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
-    return Chart(style(figure, title, height=(130 if title else 96) + PANEL_HEIGHT * rows))
+    return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
 
 
 def refresh(figure: go.Figure, history: History) -> bool:

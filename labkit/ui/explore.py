@@ -61,5 +61,5 @@ class _Explorer:
         """Draw for what the sliders say now."""
         figure = self._draw(**{name: slider.value for name, slider in self._sliders.items()})
         self._shown, self._empty = self._empty, self._shown
-        self._shown.update(present.as_chart(figure))
+        self._shown.update(present.as_chart(figure).bundle(), raw=True)
         self._empty.update({"text/plain": ""}, raw=True)

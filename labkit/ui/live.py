@@ -43,7 +43,7 @@ class LiveView(threading.Thread):
         self._title = widgets.HTML(title_html(run))
         # Apart from the title, which is always new: what is selected would be lost.
         self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
-        self._head = widgets.VBox([self._title, self._notice])
+        self._head = widgets.VBox([self._title, self._notice], layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._states = widgets.HTML(states_html(run))
         self._button = widgets.Button(
             description="Stop",
@@ -89,7 +89,9 @@ class LiveView(threading.Thread):
             # What stays is small and needs no kernel: no widget, no script.
             self._handle.update(summary.bundle(self._run), raw=True)
             if self._run.recorded.names:
-                self._chart_handle.update(self._run.figure())
+                from labkit.ui import charts
+
+                self._chart_handle.update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
         finally:
             parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
             close_later([self._box, *parts, self._keeper, *self._texts, self._figure])
