@@ -126,7 +126,7 @@ def look_at(page, kinds):
     for theme in ("Light", "Dark"):
         page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
         for width in (800, 1100, 1600):
-            page.page.set_viewport_size({"width": width, "height": 900})
+            page.page.set_viewport_size({"width": width, "height": 1300})
             for kind in kinds:
                 cell = settle(page, list(CHARTS).index(kind))
                 for test in (TOO_WIDE, LIES_OVER):

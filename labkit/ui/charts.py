@@ -36,6 +36,9 @@ PANEL_HEIGHT = 250
 """Pixels per row of panels."""
 
 FONT_SIZE = 12
+LINE_HEIGHT = 19
+"""Pixels per line of a title."""
+
 TITLE_CHARACTERS = 50
 """In a line of a title: Plotly breaks none, and cuts off what does not fit into a narrow cell."""
 
@@ -81,26 +84,23 @@ class Chart(go.Figure):
 
 
 def style(figure: go.Figure, title: str | None = None, height: int | None = None) -> go.Figure:
-    """Give any figure the look of this package's own: as wide as its cell, the legend in lines at its foot."""
+    """Return a figure, changed to the look of this package's own: as wide as its cell, the legend in lines below."""
     lines = textwrap.wrap(title or "", TITLE_CHARACTERS)
+    top = (24 + LINE_HEIGHT * len(lines) if lines else 16) + (12 if figure.layout.annotations else 0)
+    # A legend at the side would take its width from the panels, and be cut off where there is none left to take.
+    at_the_foot = {"x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(
         template="plotly_white",
         autosize=True,
-        height=height or figure.layout.height or 360,
-        margin={
-            "l": 50,
-            "r": 16,
-            "t": (24 + 19 * len(lines) if lines else 16) + (12 if figure.layout.annotations else 0),
-            "b": 46,
-        },
+        height=(height or figure.layout.height or 360) + LINE_HEIGHT * max(0, len(lines) - 1),
+        margin={"l": 50, "r": 16, "t": top, "b": 46},
         font={"size": FONT_SIZE},
         hovermode="x unified" if figure.data and figure.data[0].type == "scatter" else None,
-        # At the side it would take its width from the panels, and be cut off where there is none left to take.
-        legend={"orientation": "h", "x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"},
+        legend={"orientation": "h", "traceorder": "normal", **at_the_foot},
     )
     if title is not None:
-        look = {"x": 0.01, "xref": "container", "font": {"size": FONT_SIZE + 2}}
-        figure.update_layout(title={"text": "<br>".join(lines), **look})
+        at_the_top = {"x": 0.01, "xref": "container", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 10}}
+        figure.update_layout(title={"text": "<br>".join(lines), "font": {"size": FONT_SIZE + 2}, **at_the_top})
     return figure
 
 
@@ -179,7 +179,7 @@ def logged(history: History, title: str = "") -> Chart:
 
 
 def refresh(figure: go.Figure, history: History) -> bool:
-    """Bring a figure made by `logged` up to date in place; False if a new curve needs a new figure."""
+    """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = _curves(history)
     if [tuple(trace.meta) for trace in figure.data] != [(name, label) for name, label, *_ in curves]:
         return False

@@ -59,7 +59,7 @@ def _name(direction: str, trace: Any) -> str:
 
 def _panels(figure: go.Figure, page: Any) -> dict[str, Any]:
     """Return Matplotlib's axes by Plotly's name of the x axis, in a grid as Plotly's domains have it."""
-    corners = {}
+    corners: dict[str, tuple[float, float]] = {}
     for trace in figure.data:
         x, y = figure.layout[_name("x", trace)].domain, figure.layout[_name("y", trace)].domain
         corners.setdefault(trace.xaxis or "x", ((x or (0, 1))[0], -(y or (0, 1))[0]))
@@ -142,7 +142,7 @@ def _draw_heatmap(panel: Any, page: Any, trace: Any, layout: Any, places: Places
 
     scale = layout.coloraxis if trace.coloraxis else trace
     low, high = (scale.cmin, scale.cmax) if trace.coloraxis else (trace.zmin, trace.zmax)
-    colors = [(place, _rgb(color)) for place, color in scale.colorscale or ()]
+    colors = [(share, _rgb(color)) for share, color in scale.colorscale or ()]
     panel.grid(False)
     image = panel.imshow(
         np.asarray(trace.z, dtype=float),

@@ -44,7 +44,8 @@ def ranks_html(rows: Iterable[tuple[int, str, Sequence[str]]]) -> str:
         texts = (f"{dot} <b>rank {rank}</b> {state}", *cells)
         lines.append("<tr>" + "".join(f'<td style="{style}">{text}</td>' for text in texts) + "</tr>")
     table = f'<table style="border:0;line-height:1.4;margin:0">{"".join(lines)}</table>'
-    return f'<div style="overflow-x:auto;max-width:100%">{table}</div>'
+    # Contained, so that the widget around it does not ask how wide the table would like to be.
+    return f'<div style="overflow-x:auto;contain:inline-size">{table}</div>'
 
 
 def sortable(table: pd.DataFrame | Styler) -> Styler:
