@@ -10,7 +10,7 @@
             ▼                                               ▼
           run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
             ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
-            ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
+            ├──► diagnosis   (which rank failed first, and why; stacks: where each rank stands)
             ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
             └──► ui        (`live`: widgets while it runs; `summary`: what stays; `lines`: text where nobody watches)
                      └──► charts   (history in, Plotly figure out; `png`: figure in, picture out)
@@ -147,8 +147,10 @@ def _get_ahead(is_interactive: bool) -> None:
     The ranks come first: a chart has a second's time once its run has begun.
     """
     idle = importlib.import_module("labkit.engines.idle")
+    standby = importlib.import_module("labkit.engines.standby")
+    importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
     if is_interactive:
-        importlib.import_module("labkit.engines.standby").ahead_of_the_first_launch()
+        standby.ahead_of_the_first_launch()
     idle.wait()
     importlib.import_module("labkit.ui.ahead").wait()
     if not is_interactive:  # where a person watches, the browser draws the pictures

@@ -1,4 +1,4 @@
-"""The public call: check the arguments, start the ranks, give a `Run`."""
+"""The public call: check the arguments, start the ranks, return a `Run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from labkit.engines.base import Launcher
+from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from labkit.session import Session
 
 
+class _DefaultSeed(int):
+    """Tells the seed that nobody gave from a 0 that somebody gave."""
+
+
+DEFAULT_SEED = _DefaultSeed(0)
+
+
 def launch(
     fn: Callable[..., Any],
     /,
@@ -33,13 +40,13 @@ def launch(
     backend: str | None = None,
     wait: bool = True,
     timeout_s: float | None = None,
-    seed: int | None = 0,
+    seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
-    on: Launcher | None = None,
+    on: Target | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and give the `Run`.
+    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
@@ -71,7 +78,8 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    own = {"world_size": world_size, "backend": backend, "seed": seed, "name": name, "on": on}
+    given_seed = None if seed is DEFAULT_SEED else (seed,)
+    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
@@ -88,7 +96,7 @@ def launch(
         backend=backend,
         cuda_devices=gpus,
         threads=max(1, cores() // world_size) if is_here else None,
-        seed=seed,
+        seed=None if seed is None else int(seed),
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
@@ -99,7 +107,12 @@ def launch(
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s)
-    run.start(job)
+    try:
+        run.start(job)
+    except KeyboardInterrupt:
+        if not run.is_followed:  # nothing has been started, or what was has been ended
+            raise
+        run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
     return _show(run, live, wait)
@@ -172,7 +185,7 @@ def _stop_what_this_cell_launched_before(now: kernel.Execution | None) -> None:
     for run in earlier:
         run.ask_to_stop()
     for run in earlier:
-        run.over.wait()
+        run.wait_for_the_end()
         _launched_by.pop(run, None)
 
 
@@ -187,7 +200,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         signature = inspect.signature(fn)
     except ValueError:  # some built-in functions do not say
         return
-    taken = [n for n, value in own.items() if n in signature.parameters and n not in kwargs and value]
+    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
     if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         name = taken[0]
         raise ValueError(
@@ -205,16 +218,16 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
-def ranks_on(on: Any, world_size: Any) -> Launcher:
+def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
         raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
-        found: Launcher = on.first(check_world_size(world_size, 0))
+        found: Target = on.first(check_world_size(world_size, 0))
         return found
     if world_size not in (None, on.world_size):
         raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    checked: Launcher = on
+    checked: Target = on
     return checked
 
 

@@ -178,6 +178,6 @@ def trial(row, world_size, rank, on=None):
         if "failed_s" in history:
             failed_s = history["failed_s"].max()
         else:
-            failed_s = error.run._start_s + error.run.failures[rank].time_s
-        return Outcome(error, raised_s - failed_s, failed_s - error.run._start_s)
+            failed_s = error.run.start_s + error.run.failures[rank].time_s
+        return Outcome(error, raised_s - failed_s, failed_s - error.run.start_s)
     raise AssertionError(f"{row} did not fail: {run}")

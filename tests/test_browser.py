@@ -281,7 +281,7 @@ def die(worker):
 try:
     labkit.launch(die, on=ranks, live=False)
 except labkit.WorkerFailed as failure:
-    print(failure.verdict.headline)
+    print(failure.diagnosis.headline)
 """,
     "print(labkit.launch(train, 3, on=ranks, live=False).status)",
     "labkit.processes()",

@@ -22,6 +22,7 @@ class Recorded:
     pids: list[int] = []
     outlives_notebook = False
     failure_grace_s = 0.4
+    stacks_s = 1.0
 
     def __init__(self, records):
         self._records = records

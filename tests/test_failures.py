@@ -44,15 +44,15 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(where, row, 
         AFTER.append(after_s / until_s)
     # Of two ranks that meet in different collectives neither is wrong.
     assert error.rank == rank or (row == "other collective" and world_size == 2)
-    verdict, run = error.verdict, error.run
-    assert re.match(ROWS[row].said.format(rank=rank), verdict.headline)
-    assert "\n" not in verdict.headline
+    diagnosis, run = error.diagnosis, error.run
+    assert re.match(ROWS[row].said.format(rank=rank), diagnosis.headline)
+    assert "\n" not in diagnosis.headline
     assert ROWS[row].cause in error.cause
-    assert str(error).startswith(f"{verdict.headline}\n\n{error.cause}")
-    assert [line.split()[:2] for line in verdict.others] == [
+    assert str(error).startswith(f"{diagnosis.headline}\n\n{error.cause}")
+    assert [line.split()[:2] for line in diagnosis.others] == [
         ["rank", str(other)] for other in range(world_size) if other != error.rank
     ]
-    assert not any("\n" in line for line in verdict.others)
+    assert not any("\n" in line for line in diagnosis.others)
     assert on or after_s <= 2 * until_s
 
     assert run.status == "failed"
@@ -84,8 +84,8 @@ def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypat
     assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
-    assert len(error.verdict.others) == 1
-    assert "memory" not in error.verdict.others[0], "the victim was not killed"
+    assert len(error.diagnosis.others) == 1
+    assert "memory" not in error.diagnosis.others[0], "the victim was not killed"
 
 
 @pytest.mark.spawns

@@ -605,7 +605,7 @@ def test_no_rank_outlives_its_kernel(fresh_notebook, end):
             time.sleep(0.05)
     """)
     start_s = notebook.start_of()
-    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run._engine.pids]"))
+    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run.engine.pids]"))
     assert len(ranks) == 2
     assert all(rank.is_running() for rank in ranks)
     if end == "killed":

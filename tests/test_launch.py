@@ -251,7 +251,7 @@ def test_the_rank_that_failed_is_named_with_its_cause(how, said):
     assert error.run.error is error
     history = error.run.history
     assert history[history["rank"] == 0]["step"].max() >= 5, "what was logged is kept"
-    assert len(error.verdict.others) == world_size - 1
+    assert len(error.diagnosis.others) == world_size - 1
     if how == "raises":
         assert "workloads.py" in error.cause
         assert 'throw(ValueError("bad batch"))' in error.cause, "the source line is shown"
@@ -487,7 +487,7 @@ def test_a_stuck_run_is_ended_because_it_is_stuck_and_keeps_its_history(where):
 def test_a_run_ends_though_another_thread_was_told_how_its_ranks_ended(kept, monkeypatch):
     """The system tells a process's end once; whichever thread asks first has it, a moment before all know."""
     run = labkit.launch(workloads.stuck, "lock", wait=False, live=False)
-    waitpid, pids = os.waitpid, run._engine.pids
+    waitpid, pids = os.waitpid, run.engine.pids
 
     def slow(pid, options):
         if pid not in pids:
@@ -608,7 +608,7 @@ def test_a_script_that_ends_takes_its_background_run_along(tmp_path):
         run = labkit.launch(forever, wait=False)
         while not len(run.history):
             time.sleep(0.1)
-        print("ranks:", *run._engine.pids)
+        print("ranks:", *run.engine.pids)
         """,
     )
     assert done.returncode == 0, done.stderr

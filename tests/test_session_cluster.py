@@ -189,12 +189,12 @@ def test_a_failing_cell_names_its_line_and_a_dead_rank_costs_the_others_nothing(
     with pytest.raises(labkit.WorkerFailed) as failure:
         ranks.run("\nif rank == 1:\n    raise ValueError('bad batch')", title="Cell In[7]")
     assert "Cell In[7], line 3, in <cell>" in failure.value.cause
-    assert failure.value.verdict.others == ["rank 0 ran the cell to its end"]
+    assert failure.value.diagnosis.others == ["rank 0 ran the cell to its end"]
     assert ranks.values("kept") == [0, 1]
     with pytest.raises(labkit.WorkerFailed) as failure:
         ranks.run("import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()")
-    assert failure.value.verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
-    assert failure.value.verdict.others[-1] == "so rank 1 is replaced: its variables are gone"
+    assert failure.value.diagnosis.headline == "rank 1 died (SIGKILL) and left no traceback"
+    assert failure.value.diagnosis.others[-1] == "so rank 1 is replaced: its variables are gone"
     capsys.readouterr()
     assert ranks.values("globals().get('kept')") == [0, None]
     assert "rank 1 is new (its process had ended: SIGKILL): its variables are gone" in capsys.readouterr().out

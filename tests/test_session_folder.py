@@ -379,13 +379,13 @@ def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch
         rank.send(1, events.Started(rank.rank))
         rank.end(1, -15, ended=True)
     again = Run(reserve.pick_up(1, held.append, held.remove), 2, "again")
-    again._engine.follow()
+    again.engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
-    run._engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken."))
+    run.engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken."))
     over(run)
     later = Run(reserve.pick_up(1, held.append, held.remove), 2, "later")
-    later._engine.follow()
+    later.engine.follow()
     later.follow(A_JOB)
     assert str(over(later)).startswith("the job lost a node\n\nIt is broken."), "who saw it has written it down"
 

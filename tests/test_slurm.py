@@ -58,7 +58,7 @@ def launch(slurm, tmp_path):
 
 
 def job_of(run):
-    return run._engine.job_id
+    return run.engine.job_id
 
 
 def logged(run):
@@ -300,7 +300,7 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
         from tests import elsewhere
         on = labkit.Slurm(2, 1, folder={str(tmp_path / "runs")!r})
         run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "go")!r}, on=on, wait=False, live=False)
-        print(run._engine.job_id, flush=True)
+        print(run.engine.job_id, flush=True)
         if {how == "is killed"}:
             os.kill(os.getpid(), signal.SIGKILL)
     """

@@ -38,7 +38,7 @@ def launch(tmp_path):
 def ranks_of(run):
     """The processes of the ranks, by rank."""
     found = {}
-    for process in psutil.Process(run._engine._agent.pid).children(recursive=True):
+    for process in psutil.Process(run.engine._agent.pid).children(recursive=True):
         command = command_of(process)
         if "labkit.cluster.rank_entry" in command:
             found[int(command.split()[-2])] = process
@@ -57,7 +57,7 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     run = launch(elsewhere.fit_and_show, go)
     wait_for_step(run, 9)
     assert (run.status, run.states, run.notice) == ("running", ["running"] * 2, "")
-    agent = psutil.Process(run._engine._agent.pid).net_connections("tcp")
+    agent = psutil.Process(run.engine._agent.pid).net_connections("tcp")
     assert {c.laddr.ip for c in agent if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     go.touch()
     run.wait(LONG_S)
@@ -162,7 +162,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
 def test_stop_while_another_machine_is_waited_for(launch):
     run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), timeout_s=0.1)
     assert run.status == "queued"
-    assert f"--rdzv-endpoint={run._engine._on.rdzv_endpoint}" in run.notice
+    assert f"--rdzv-endpoint={run.engine._on.rdzv_endpoint}" in run.notice
     time.sleep(0.5)
     assert run.status == "queued", "waiting for others is no hang"
     run.stop()
@@ -186,7 +186,7 @@ def test_ranks_under_an_agent_stop_by_the_same_rules_as_others(launch):
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)
-    run._engine._agent.kill()
+    run.engine._agent.kill()
     error = end_of(run)
     assert error.rank is None
     assert str(error).startswith("torchrun was ended by SIGKILL, and its ranks with it")

@@ -29,6 +29,7 @@ class NoRanks:
 
     outlives_notebook = False
     failure_grace_s = 0.4
+    stacks_s = 1.0
     stop_grace_s = 2.0
     quiet_s = 0.0
 
@@ -55,7 +56,7 @@ def started(world_size=2, name="train", steps=0):
     """A run whose ranks have all begun; rank r has logged loss 1 / (1 + step) + r and 64 samples at each step."""
     run = Run(NoRanks(), world_size, name)
     for rank in range(world_size):
-        run._take(Started(rank))
+        run._follower.take(Started(rank))
         if steps:
             log(run, rank, range(steps), loss=1 / (1 + np.arange(steps)) + rank, samples=[64] * steps)
     return run
@@ -65,24 +66,24 @@ def log(run, rank, steps, **columns):
     """What arrives when a rank has logged these columns, ten steps a second."""
     rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
     times_s = array("d", [step / 10 for step in steps])
-    run._take(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
+    run._follower.take(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
 
 
 def finish(run):
     for rank in range(run.world_size):
-        run._take(Result(rank, cloudpickle.dumps(rank)))
-        run._take(Exit(rank, 0))
-    run._settle()
+        run._follower.take(Result(rank, cloudpickle.dumps(rank)))
+        run._follower.take(Exit(rank, 0))
+    run._follower.settle()
     return run
 
 
 def fail(run, rank=1, summary="ValueError: bad batch", cause="Cell In[3], line 2, in train\nValueError: bad batch"):
     """The rank reports an error; the others are ended."""
-    run._take(Failure(rank, 1.5, "running", summary, cause))
-    run._engine.ended = set(range(run.world_size)) - {rank}
+    run._follower.take(Failure(rank, 1.5, "running", summary, cause))
+    run.engine.ended = set(range(run.world_size)) - {rank}
     for each in range(run.world_size):
-        run._take(Exit(each, 1 if each == rank else -9))
-    run._settle()
+        run._follower.take(Exit(each, 1 if each == rank else -9))
+    run._follower.settle()
     return run
 
 
@@ -149,11 +150,11 @@ def printed(capsys):
 
 def test_the_line_says_name_phase_step_values_rate_and_seconds():
     run = Run(NoRanks(), 2, "train")
-    run._start_s -= 12
+    run._follower.start_s -= 12
     assert re.fullmatch(r"train: starting · 2 ranks · 12\.\d s", summary.line(run))
-    run._take(Started(0))
+    run._follower.take(Started(0))
     assert "train: starting" in summary.line(run), "one rank is still on its way"
-    run._take(Started(1))
+    run._follower.take(Started(1))
     log(run, 0, range(21), loss=np.linspace(2, 1, 21), samples=[64] * 21)
     log(run, 1, range(11), loss=np.linspace(4, 3, 11), samples=[64] * 11)
     # The step that all have reached, the mean over ranks, and samples per second of all ranks together.
@@ -173,11 +174,11 @@ def test_the_line_ends_with_the_status():
     assert summary.line(fail(started())).startswith("train: failed · 2 ranks")
     run = started()
     run.ask_to_stop()
-    assert run._engine.asked_to_stop
+    assert run.engine.asked_to_stop
     for rank in range(2):
-        run._take(Stopped(rank))
-        run._take(Exit(rank, 0))
-    run._settle()
+        run._follower.take(Stopped(rank))
+        run._follower.take(Exit(rank, 0))
+    run._follower.settle()
     assert summary.line(run).startswith("train: stopped · 2 ranks")
 
 
@@ -230,7 +231,7 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
 
 def test_what_ranks_print_and_name_is_escaped():
     run = started(name="<i>mine</i>")
-    run._take(Output(1, "<script>alert('from a rank')</script> & more\n"))
+    run._follower.take(Output(1, "<script>alert('from a rank')</script> & more\n"))
     log(run, 0, [0], **{"<img>": [1.0]})
     fail(run, summary="ValueError: <b>bad</b>", cause="Cell In[3]\nValueError: <b>bad</b>")
     shown = "".join((summary.as_html(run), live.states_html(run), live.title_html(run)))
@@ -242,19 +243,19 @@ def test_what_ranks_print_and_name_is_escaped():
 
 def test_what_a_cluster_says_is_shown_and_a_line_to_type_can_be_copied():
     run = started()
-    run._take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
+    run._follower.take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
     shown = live.notice_html(run)
     assert ">waits for &lt;2&gt; nodes:</div>" in shown
     assert "user-select:all" in shown
     assert ">python -m x</pre>" in shown
     assert "queued" in live.states_html(run)
-    run._take(Notice(-1, ""))
+    run._follower.take(Notice(-1, ""))
     assert live.notice_html(run) == ""
 
 
 def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     run = started(3, steps=5)
-    run._take(Output(0, "before the end\n"))
+    run._follower.take(Output(0, "before the end\n"))
     shown = summary.bundle(fail(run))
     headline = "rank 1 failed: ValueError: bad batch (after logging step 4)"
     assert shown["text/plain"].splitlines()[0].startswith("train: failed · 3 ranks · step 4")
@@ -280,7 +281,7 @@ def test_a_summary_stays_small_however_much_is_printed():
     run = started()
     for rank in range(2):
         for line in range(LINES_KEPT + 5):
-            run._take(Output(rank, f"line {line:05d}\n"))
+            run._follower.take(Output(rank, f"line {line:05d}\n"))
     assert len(run.output[0].splitlines()) == LINES_KEPT + 1, "the last lines, and one that says how many were dropped"
     page = summary.as_html(finish(run))
     listed = re.findall(r"line (\d{5})", page)
@@ -291,7 +292,7 @@ def test_a_summary_stays_small_however_much_is_printed():
 def test_a_summary_stays_small_however_long_the_lines_are():
     run = started()
     for rank in range(2):
-        run._take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
+        run._follower.take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
     page = summary.as_html(finish(run))
     assert "x 299" in page
     assert len(page) < 100_000, "two ranks' tails, in a saved notebook"
@@ -310,7 +311,7 @@ def test_a_summary_stays_small_however_long_the_lines_are():
 def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
     run = started(1)
     for text in printed:
-        run._take(Output(0, text))
+        run._follower.take(Output(0, text))
     assert run.output_tail(10) == [shown]
     assert f"<pre>{shown}</pre>" in summary.as_html(run)
 
@@ -321,12 +322,12 @@ def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
 def test_the_states_table_has_a_row_for_every_state():
     run = Run(NoRanks(), 6, "train")
     for rank in range(1, 6):
-        run._take(Started(rank))
-    run._take(Result(2, cloudpickle.dumps(None)))
-    run._take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
-    run._take(Stopped(4))
-    run._engine.ended = {5}
-    run._take(Exit(5, -9))
+        run._follower.take(Started(rank))
+    run._follower.take(Result(2, cloudpickle.dumps(None)))
+    run._follower.take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
+    run._follower.take(Stopped(4))
+    run.engine.ended = {5}
+    run._follower.take(Exit(5, -9))
     assert run.states == ["starting", "running", "finished", "failed", "stopped", "ended"]
     rows = re.findall("<tr>(.*?)</tr>", live.states_html(run))
     for rank, (row, state) in enumerate(zip(rows, run.states, strict=True)):
@@ -336,7 +337,7 @@ def test_the_states_table_has_a_row_for_every_state():
 
 def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
     run = started(steps=21)
-    run._take(Expect(0, 40))
+    run._follower.take(Expect(0, 40))
     first, second = re.findall("<tr>(.*?)</tr>", live.states_html(run))
     assert "step 20 of 40" in first
     assert "width:52%" in first
@@ -351,7 +352,7 @@ def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
 def test_the_title_tells_the_time_that_is_left():
     run = started(steps=21)
     assert "left" not in live.title_html(run)
-    run._take(Expect(0, 71))
+    run._follower.take(Expect(0, 71))
     assert "about 5 s left" in live.title_html(run)
     assert "left" not in live.title_html(finish(run))
 
@@ -395,13 +396,13 @@ def test_lines_are_labelled_and_end_with_a_summary(printed):
     run = started(steps=20)
     lines = Lines(run, in_notebook=False, wait=True)
     lines.start()
-    run._take(Output(0, "hello\nun"))
-    run._take(Output(1, "hi\n"))
+    run._follower.take(Output(0, "hello\nun"))
+    run._follower.take(Output(1, "hi\n"))
     wait_until(lambda: len(printed()) == 3)
     early = printed()
     assert sorted(early[:2]) == ["[rank 0] hello", "[rank 1] hi"], "printed at once, whole lines only"
     assert re.fullmatch(r"train: running · 2 ranks · step 19 .* \d+\.\d s", early[2]), "then where the run stands"
-    run._take(Output(0, "finished"))
+    run._follower.take(Output(0, "finished"))
     finish(run)
     lines.join(LONG_S)
     *more, output, line, curve = printed()[3:]
@@ -416,7 +417,7 @@ def test_a_background_run_prints_what_its_ranks_do_but_no_progress(printed):
     lines = Lines(run, in_notebook=False, wait=False)
     lines.start()
     Lines(waited_for, in_notebook=False, wait=True).start()
-    run._take(Output(1, "hi\n"))
+    run._follower.take(Output(1, "hi\n"))
     wait_until(lambda: sum(line.startswith("another: running") for line in printed()) == 2)  # the first after a second
     assert [line for line in printed() if not line.startswith("another")] == ["[rank 1] hi"]
     finish(run)
@@ -464,7 +465,7 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     for step in range(30):
         for rank in range(2):
             log(run, rank, [step], loss=[1 / (1 + step)])
-        run._take(Output(0, f"printed at {step}\n"))
+        run._follower.take(Output(0, f"printed at {step}\n"))
         time.sleep(0.01)
     wait_until(lambda: "step 29" in view._states.value)
     wait_until(lambda: "printed at 29" in view._texts[0].value)
@@ -523,13 +524,13 @@ def test_the_states_are_drawn_while_plotly_is_being_imported(page, monkeypatch):
 def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
     run = started()
     view = watch(run)
-    run._take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
+    run._follower.take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
     wait_until(lambda: "line 999" in view._texts[1].value)
     assert re.findall(r"&lt;line (\d+)&gt;", view._texts[1].value) == [
         str(line) for line in range(1000 - summary.TAIL_LINES, 1000)
     ]
     assert view._texts[0].value == ""
-    run._take(Output(1, "10%\r20%\r"))
+    run._follower.take(Output(1, "10%\r20%\r"))
     wait_until(lambda: "\n20%</pre>" in view._texts[1].value)
     end(run, view)
 
@@ -538,7 +539,7 @@ def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
     monkeypatch.setattr(widgets, "CLOSE_AFTER_S", 0)
     before = set(open_widgets)
     run = started(steps=20)
-    run._take(Output(0, "hello\n"))
+    run._follower.take(Output(0, "hello\n"))
     view = watch(run)
     wait_until(lambda: view._figure is not None)
     end(run, view)
@@ -562,7 +563,7 @@ def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
     run = started(steps=20)
     view = live.LiveView(run)
     view._button.click()
-    assert run._engine.asked_to_stop
+    assert run.engine.asked_to_stop
     assert view._button.description == "End now"
     view._draw()
     assert "stopping after this step" in view._title.value
@@ -576,12 +577,12 @@ def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
     run = started(steps=20)
     view = live.LiveView(run)
     view._button.click()
-    run._mind_the_time()
-    assert not run._engine.kills, "there is time"
+    run._follower.mind_the_time()
+    assert not run.engine.kills, "there is time"
     view._button.click()
     assert view._button.disabled
-    run._mind_the_time()
-    assert run._engine.kills
+    run._follower.mind_the_time()
+    assert run.engine.kills
     assert run.cut_short == "late"
     view.start()
     end(run, view)

@@ -36,6 +36,7 @@ class FolderEngine:
     stop_grace_s = 10.0
     """How long ranks that were asked to stop may take: the word travels through a file."""
     failure_grace_s = float("inf")
+    stacks_s = 10.0
     """The launcher ends the others when a rank fails, and may start them all again."""
     quiet_s = 1.0
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from labkit.cluster.run_directory import RunFolder
     from labkit.protocol import events
     from labkit.protocol.job import Job
 
 
-class Launcher(Protocol):
+class Target(Protocol):
     """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
 
     is_here: bool
@@ -21,7 +21,13 @@ class Launcher(Protocol):
         """Number of ranks."""
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
-        """Give what carries one run."""
+        """Return what carries one run."""
+
+
+class Directory(Protocol):
+    """Where ranks and notebook speak through files."""
+
+    path: Path
 
 
 class Engine(Protocol):
@@ -34,13 +40,15 @@ class Engine(Protocol):
     """How long ranks that were asked to stop may take at least to return what they have."""
     failure_grace_s: float
     """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
-    itself, or starts all again. Reports of victims make the verdict clearer."""
+    itself, or starts all again. Reports of victims make the diagnosis clearer."""
+    stacks_s: float
+    """How long ranks may take to say where they stand, in s: longer over a network's file system."""
     quiet_s: float
     """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
-    def folder(self) -> RunFolder | None:
-        """Through which ranks and notebook speak, if they do."""
+    def folder(self) -> Directory | None:
+        """Through which ranks and notebook speak, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""

@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 
 from labkit.protocol.job import Job
 from labkit.rank import main
-from labkit.rank.channels import RankPipes
+from labkit.rank.channels import EventQueue, RankPipes
 from labkit.rank.signals import STACKS_SIGNAL
 
 EXIT_CODE_S = 1.0
@@ -38,15 +38,13 @@ class RankProcess:
         self.pid: int = process.pid
         self.queue, self.output, self.stacks = queue, output, stacks
         self._inbox, self._inbox_lock = inbox, threading.Lock()
+        self._is_closed, self._close_lock = False, threading.Lock()
         self._is_ready, self._ready_lock = False, threading.Lock()
         self.warm = False
         """Whether it is known to have imported all that it may import before its job."""
-        self.born_with: list[Any] = []
-        """The queues of all that were spawned together. A process that is still starting opens their semaphores, which
-        must be there even if another of them has ended."""
 
     def send_job(self, rank: int, job: Job) -> None:
-        """Give the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
+        """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         self._send((rank, job))
@@ -72,8 +70,9 @@ class RankProcess:
     @property
     def is_alive(self) -> bool:
         """Whether the process has not ended."""
-        alive: bool = self.process.is_alive()
-        return alive
+        # Whoever asks may be another thread than the one that lets go of the process at the end of its run.
+        with self._close_lock:
+            return not self._is_closed and bool(self.process.is_alive())
 
     def forget_output(self) -> None:
         """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
@@ -97,15 +96,21 @@ class RankProcess:
 
         `faulthandler` answers the signal below Python, so also while the process sits in native code.
         """
-        if STACKS_SIGNAL is None or not self.process.is_alive():
+        if STACKS_SIGNAL is None or not self.is_alive:
             return False
-        os.kill(self.pid, STACKS_SIGNAL)
+        try:
+            os.kill(self.pid, STACKS_SIGNAL)
+        except ProcessLookupError:  # it has just ended
+            return False
         return True
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
         children = _children(self.pid)
-        self.process.kill()
+        with self._close_lock:
+            if self._is_closed:
+                return
+            self.process.kill()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -126,13 +131,17 @@ class RankProcess:
         return code
 
     def close(self) -> None:
-        """End the process if it lives, and let go of it and its channels."""
-        if self.process.is_alive():
+        """End the process if it lives, and let go of it and its channels. Closing twice does nothing."""
+        if self.is_alive:
             self.kill()
-        self.wait_for_exit()
-        for end in (self._inbox, self.queue, self.output, self.stacks):
-            end.close()
-        self.process.close()
+        with self._close_lock:
+            if self._is_closed:
+                return
+            self.wait_for_exit()
+            self._is_closed = True
+            for end in (self._inbox, self.queue, self.output, self.stacks):
+                end.close()
+            self.process.close()
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -163,7 +172,7 @@ def _spawn(count: int) -> list[RankProcess]:
         output_reader, output_writer = context.Pipe(duplex=False)
         stacks_reader, stacks_writer = context.Pipe(duplex=False)
         # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
-        queue = context.SimpleQueue()
+        queue = EventQueue()
         ends.append(RankPipes(inbox_reader, queue, output_writer, stacks_writer))
         mine.append((inbox_writer, queue, output_reader, stacks_reader))
     if STACKS_SIGNAL is not None:
@@ -171,18 +180,15 @@ def _spawn(count: int) -> list[RankProcess]:
         # is still importing does not die of it; `main.main` then ignores the signal. Set for each launch, because
         # multiprocessing's resource tracker, when it starts, takes the mask away.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
-    with _birth_in_place_of_main():
+    with _nothing_in_place_of_main():
         started = mp.spawn(main.main, args=(ends,), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
         end.inbox.close()
         end.output.close()
         end.stacks.close()
-        end.queue._writer.close()  # type: ignore[attr-defined]
-    made = [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
-    for one in made:
-        one.born_with = [other.queue for other in made]
-    return made
+        end.queue.close_writer()
+    return [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
 
 
 _work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
@@ -216,8 +222,8 @@ def _serve() -> None:
 
 
 @contextlib.contextmanager
-def _birth_in_place_of_main() -> Iterator[None]:
-    """Have the processes that this thread spawns import `birth` first of all, and not the script that is running.
+def _nothing_in_place_of_main() -> Iterator[None]:
+    """Have the processes that this thread spawns import `die_with_parent` first, and not the script that is running.
 
     The function travels by value, so a rank has no need of the script. A script without an `if __name__ == "__main__"`
     guard would otherwise launch again in every rank.

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from labkit.engines import holders, idle
-from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
@@ -44,7 +43,6 @@ _wanted = 0
 _runs = 0
 """Runs that are going; nothing is spawned ahead meanwhile."""
 _keeper: threading.Thread | None = None
-_watches_cells = False
 
 
 def on(world_size: int | None = None) -> None:
@@ -91,9 +89,9 @@ def ahead_of_the_first_launch() -> None:
 
 
 def pids() -> list[int]:
-    """Give the process ids of the ranks that stand by."""
+    """Return the process ids of the ranks that stand by."""
     with _lock:
-        return [process.pid for process in _ready if process.process.is_alive()]
+        return [process.pid for process in _ready if process.is_alive]
 
 
 def warm() -> bool:
@@ -104,7 +102,7 @@ def warm() -> bool:
 
 
 def memory() -> list[int]:
-    """Give the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
+    """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
     return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
@@ -119,7 +117,7 @@ def take(count: int) -> list[RankProcess]:
         _changed.notify_all()  # whoever waits for a moment of rest need wait no longer
         if _ready and _born_in != _surroundings():
             _drop()  # a changed environment, folder or path: a process started now would see it, these do not
-        alive = [process for process in _ready if process.process.is_alive()]
+        alive = [process for process in _ready if process.is_alive]
         for process in _ready:
             if process not in alive:
                 process.close()
@@ -176,7 +174,6 @@ def _is_due() -> bool:
 
 
 def _keep() -> None:
-    _watch_the_cells()
     while True:
         with _changed:
             _changed.wait_for(_is_due)
@@ -222,18 +219,14 @@ def _look_who_is_warm() -> bool:
         if not process.warm and process.is_alive and process.is_ready:
             process.warm = True
             idle.seen_to_start_in(time.monotonic() - _born_s)
-    return all(process.warm or not process.process.is_alive() for process in _ready)
+    return all(process.warm or not process.is_alive for process in _ready)
 
 
-def _watch_the_cells() -> None:
-    """After each cell of a notebook, replace standby ranks that would miss what the cell has changed."""
-    global _watches_cells
-    if not _watches_cells and kernel.has_kernel():
-        _watches_cells = True
-        kernel.after_each_cell(_renew)
+def renew() -> None:
+    """Replace standby ranks that would miss what has changed since: the environment, the folder, the path.
 
-
-def _renew() -> None:
+    A notebook's kernel calls it after each cell.
+    """
     # A keeper that is spawning holds the lock: it will see the surroundings as they are, and the cell need not wait.
     if _lock.acquire(blocking=False):
         try:
@@ -256,7 +249,7 @@ class _Standby:
     def processes(self) -> list[holders.HeldProcess]:
         with _lock:
             _look_who_is_warm()
-            there = [(one.pid, "ready" if one.warm else "importing") for one in _ready if one.process.is_alive()]
+            there = [(one.pid, "ready" if one.warm else "importing") for one in _ready if one.is_alive]
         return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
 
     def end(self, pid: int) -> None:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labkit.monitor.stacks import Stacks, Standing, rank_list
+from labkit.monitor.stacks import RankStack, Stacks, rank_list
 from labkit.protocol.events import Failure, JobEnded
 
 LOST_PEER = re.compile(
@@ -21,8 +21,8 @@ LOST_PEER = re.compile(
 )
 """How the communication libraries say that another rank has gone."""
 
-LOST_OTHER = re.compile(r"(ConnectionResetError|ConnectionRefusedError|BrokenPipeError|EOFError)\b")
-"""Python's own errors of the kind; they concern other connections, a DataLoader's, say."""
+TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
+"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
@@ -64,13 +64,13 @@ class RankFacts:
     """Peak resident memory of the process, as far as it was seen."""
     out_of_memory: bool = False
     """The system was ending processes for want of memory, and this one was killed."""
-    standing: Standing | None = None
+    stack: RankStack | None = None
     """Where the rank stood when it failed."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
 
 
-class Verdict(NamedTuple):
+class Diagnosis(NamedTuple):
     """Which rank failed first, why, and what became of the others."""
 
     rank: int | None
@@ -83,7 +83,7 @@ class Verdict(NamedTuple):
     """A line for each other rank."""
 
 
-def judge(ranks: list[RankFacts]) -> Verdict:
+def diagnose(ranks: list[RankFacts]) -> Diagnosis:
     """Find the rank that failed first.
 
     A process that ended by itself, in the middle of the function and without a report, is the cause: it cannot be a
@@ -96,7 +96,7 @@ def judge(ranks: list[RankFacts]) -> Verdict:
         if found := better(culprit, cause, ranks):
             blamed, headline, cause = found
             break
-    return Verdict(blamed, headline, cause, [_fate(r) for r in ranks if r.rank != blamed])
+    return Diagnosis(blamed, headline, cause, [_outcome(r) for r in ranks if r.rank != blamed])
 
 
 def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
@@ -117,14 +117,14 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
     """Name the odd one out, and say in which collectives ranks met that do not fit."""
     if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
         return None
-    met = Stacks(r.standing for r in ranks if r.standing)
-    blamed, *_ = met.odd or [culprit.rank]
-    if len({standing.in_words for standing in met}) > 1:
+    met = Stacks(r.stack for r in ranks if r.stack)
+    blamed, *_ = met.outliers or [culprit.rank]
+    if len({stack.in_words for stack in met}) > 1:
         headline = f"ranks met in different collectives: {met.in_words}"
     else:
-        place = culprit.standing.in_words.partition(" ")[2] if culprit.standing else "in a collective"
+        place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
         headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
-    others = [str(r.standing) for r in ranks if r.standing and r is not culprit]
+    others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause])
 
 
@@ -161,24 +161,38 @@ def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> F
     return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}"
 
 
-def judge_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Verdict:
+def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Diagnosis:
     """Say where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
-    blamed = stacks.odd[0] if stacks.odd else first_silent
+    blamed = stacks.outliers[0] if stacks.outliers else first_silent
     headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {stacks.in_words}"
     hint = (
-        f"{rank_list(stacks.odd).capitalize()} stood apart; the others may be waiting for what never comes."
-        if stacks.odd
+        f"{rank_list(stacks.outliers).capitalize()} stood apart; the others may be waiting for what never comes."
+        if stacks.outliers
         else f"No rank stood apart; rank {first_silent} was the first to fall silent."
     )
     cause = "\n\n".join([f"{hint} Give a longer timeout_s if such silence is expected.", *stacks.blocks()])
     others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
-    return Verdict(blamed, headline, cause, others)
+    return Diagnosis(blamed, headline, cause, others)
 
 
-def judge_ended(ended: JobEnded, ranks: list[RankFacts]) -> Verdict:
+def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
+    """Say that labkit itself could not go on: no rank is to blame.
+
+    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended.
+    """
+    after = (
+        f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
+        if folder
+        else "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
+    )
+    headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
+    return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [])
+
+
+def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
     """Say that whoever carried the ranks ended them, and how far each had come."""
     rank = ended.rank if ended.rank >= 0 else None
-    return Verdict(rank, ended.headline, ended.cause, [_fate(r) for r in ranks if r.rank != rank])
+    return Diagnosis(rank, ended.headline, ended.cause, [_outcome(r) for r in ranks if r.rank != rank])
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -196,7 +210,15 @@ def _report_order(rank: RankFacts) -> tuple[bool, float]:
 
 
 def _lost_peer(rank: RankFacts) -> bool:
-    if rank.failure is None or LOST_OTHER.match(rank.failure.summary):
+    """Whether the rank failed because another had gone.
+
+    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
+    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
+    bare RuntimeError in these words, called by the reader's own line.
+    """
+    if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
+        return False
+    if rank.stack is not None and rank.stack.is_in_other_library:
         return False
     return LOST_PEER.search(rank.failure.summary) is not None
 
@@ -242,8 +264,8 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
         ]
     elif how in hints:
         lines.append(hints[how])
-    if culprit.standing:
-        lines.append(str(culprit.standing))
+    if culprit.stack:
+        lines.append(str(culprit.stack))
     if culprit.exit_code >= 0:
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
@@ -251,7 +273,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
     return headline, "\n".join(lines)
 
 
-def _fate(rank: RankFacts) -> str:
+def _outcome(rank: RankFacts) -> str:
     name = f"rank {rank.rank}"
     if rank.returned:
         return f"{name} had returned; its result is kept"

@@ -90,7 +90,7 @@ class Thinned:
 
 
 def _wider(a: tuple[_Point, _Point], b: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
-    """Give the lowest and the highest point of two buckets."""
+    """Return the lowest and the highest point of two buckets."""
     low = b[0] if np.isnan(a[0].y) or b[0].y < a[0].y else a[0]
     high = b[1] if np.isnan(a[1].y) or b[1].y > a[1].y else a[1]
     return low, high
@@ -235,7 +235,7 @@ class History:
                     self._sample_rate[rank].add(times_s, y)
 
     def before(self, rank: int, step: int) -> History:
-        """Give the history without this rank's log calls from `step` on: it went back there, and takes them again."""
+        """Return the history without this rank's log calls from `step` on: it went back there, and takes them again."""
         kept = History(self.world_size)
         with self._lock:
             batches = [log for of_rank in self._batches for log in of_rank]
@@ -300,7 +300,7 @@ class History:
             )
 
     def frame(self) -> pd.DataFrame:
-        """Give all log calls as a DataFrame: `rank`, `step`, `time_s`, then a column per name; NaN where not logged.
+        """Return all log calls as a DataFrame: `rank`, `step`, `time_s`, then a column per name; NaN where not logged.
 
         Rows are in each rank's own order, rank after rank.
         """

@@ -1,51 +1,28 @@
-"""A run: its state, history and results, and how to wait for it and stop it. The one place that reads records."""
+"""What the reader holds of a run: its history, results and output, and how to wait for it and stop it."""
 
 from __future__ import annotations
 
 import atexit
-import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.engines import holders
 from labkit.engines.base import Engine
-from labkit.monitor.diagnosis import RankFacts, Verdict, judge, judge_ended, judge_hang
+from labkit.monitor.diagnosis import Diagnosis
+from labkit.monitor.follower import Follower
 from labkit.monitor.history import History, Progress
-from labkit.monitor.output import RankOutput
-from labkit.monitor.stacks import Frame, Stacks, Standing, is_complete, parse
-from labkit.monitor.stopping import STEPS, Pace, Stopping
+from labkit.monitor.stacks import Stacks
 from labkit.protocol import events
+from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
     import pandas as pd
-    from plotly.graph_objects import Figure
 
-    from labkit.protocol.job import Cell, Job
-
-KILL_AGAIN_S = 0.5
-"""Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
-
-RETURN_GRACE_S = 10.0
-"""How long a rank may take to end its process after its function has returned."""
-
-STARTING_S = 120.0
-"""Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
-
-STACKS_S = 1.0
-"""How long ranks may take to say where they stand."""
-
-USAGE_EVERY_S = 0.25
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
-
-POLL_S = 0.05
-"""How long to wait for what comes from ranks before looking at the clock again …"""
-
-POLL_STOPPING_S = 0.01
-"""… and once they were asked to stop."""
+END_S = 60.0
+"""How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 
@@ -59,16 +36,16 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         run: the `Run`, with the history, output and results that had arrived.
     """
 
-    def __init__(self, verdict: Verdict, run: Run) -> None:
-        self.rank = verdict.rank
-        self.cause = verdict.cause
+    def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
+        self.rank = diagnosis.rank
+        self.cause = diagnosis.cause
         self.run = run
-        self.verdict = verdict
-        super().__init__(verdict.headline)
+        self.diagnosis = diagnosis
+        super().__init__(diagnosis.headline)
 
     def __str__(self) -> str:
-        others = "".join(f"\n  {line}" for line in self.verdict.others)
-        return f"{self.verdict.headline}\n\n{self.cause}\n{others}".rstrip()
+        others = "".join(f"\n  {line}" for line in self.diagnosis.others)
+        return f"{self.diagnosis.headline}\n\n{self.cause}\n{others}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -78,24 +55,16 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         return RuntimeError, (str(self),)
 
 
-class Presenter(Protocol):
-    """What gives runs their looks. Set from outside, so that following a run needs no Plotly and no widgets."""
-
-    def show(self, run: Run) -> None:
-        """Show a run in the cell."""
-
-    def figure(self, run: Run) -> Figure:
-        """Return the chart of what a run has logged so far."""
-
-
 class Run:
     """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
 
-    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a summary and a chart afterwards.
+    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
     """
 
-    presenter: ClassVar[Presenter]
-    """Set by `labkit.ui.present`."""
+    show: ClassVar[Callable[[Run], object] | None] = None
+    """How a run shows itself in a cell. `labkit.ui` fills it in: this side knows nothing of charts."""
+    draw: ClassVar[Callable[[Run], Any] | None] = None
+    """How `figure` draws it; likewise."""
 
     def __init__(
         self,
@@ -111,67 +80,25 @@ class Run:
         """Number of ranks."""
         self.error: WorkerFailed | None = None
         """Why the run failed, or None."""
-        self.peak_bytes: list[int] = [0] * world_size
-        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say."""
-        self.peak_device_bytes: list[int] = [0] * world_size
-        """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
-        self.notice = ""
-        """What a cluster says of the run: its job and place in the queue, say."""
-        self.attempt = 0
-        """How often all ranks have been started again."""
-        self._engine = engine
-        self._timeout_s = timeout_s
-        self.recorded = History(world_size)
-        """What was logged so far, in the form that charts draw."""
-        self._states = ["starting"] * world_size
-        self._results: list[Any] = [None] * world_size
-        self._returned = [False] * world_size
-        self._output = [RankOutput() for _ in range(world_size)]
-        self._expected = [0] * world_size
-        self._failures: list[events.Failure | None] = [None] * world_size
-        self._exit_codes: list[int | None] = [None] * world_size
-        self._exits_s = [float("inf")] * world_size
-        self._out_of_memory = [False] * world_size
-        self._unseen = [False] * world_size
-        self._absent: set[int] = set()
-        self._when_returned = when_returned
-        """What is said of a rank that has done its part."""
-        self._cells: dict[str, Cell] = {}
-        self._stack_texts: dict[int, str] = {}
-        self._stacks_asked: list[int] = []
-        self._begun_again: set[int] = set()
-        self._job_ended: events.JobEnded | None = None
-        self._hang_asked_s: float | None = None
-        self._hang: Verdict | None = None
-        self._look_due_s = 0.0
-        self._status = "running"
-        self._stop_asked = False
-        self._pace = Pace(world_size)
-        self._stopping: Stopping | None = None
-        self._stop_grace_s: float | None = None
-        self.cut_short = ""
-        """Why ranks that were asked to stop were ended: "in vain", they waited for what cannot come; "late", they took
-        longer than the grace. "" if they ended by themselves."""
-        self._failed = False
-        self._kill_at_s = float("inf")
-        self._lock = threading.RLock()
-        self.over = threading.Event()
+        self.engine = engine
+        """What carries the ranks."""
+        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle)
+        self._state, self._lock = self._follower.state, self._follower.lock
+        self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
-        self._start_s = time.time()
-        self._end_s: float | None = None
-        self._last_progress_s = time.monotonic()
+        self._status = "running"
 
     # What the reader asks of a run
 
     @property
     def status(self) -> str:
         """ "running", "finished", "failed" or "stopped"; "queued" while a cluster has no machines for it yet."""
-        return "queued" if self._status == "running" and "queued" in self._states else self._status
+        return "queued" if self._status == "running" and self._state.is_queued else self._status
 
     @property
     def folder(self) -> Path | None:
         """Where a run on a cluster keeps what its ranks write: `labkit.attach(run.folder)` finds it again."""
-        return self._engine.folder.path if self._engine.folder else None
+        return self.engine.folder.path if self.engine.folder else None
 
     @property
     def history(self) -> pd.DataFrame:
@@ -179,61 +106,99 @@ class Run:
         return self.recorded.frame()
 
     @property
+    def recorded(self) -> History:
+        """What was logged so far, in the form that charts draw."""
+        return self._state.recorded
+
+    @property
     def results(self) -> list[Any]:
         """What the function returned, by rank; None for a rank that has not returned."""
         with self._lock:
-            return list(self._results)
+            return [rank.result for rank in self._state.ranks]
 
     @property
     def returned(self) -> list[bool]:
         """Whether the function has returned, by rank."""
         with self._lock:
-            return list(self._returned)
+            return [rank.returned for rank in self._state.ranks]
 
     @property
     def failures(self) -> list[events.Failure | None]:
         """What each rank reported of its failure, by rank; None for a rank that has reported none."""
         with self._lock:
-            return list(self._failures)
+            return [rank.failure for rank in self._state.ranks]
 
     @property
     def output(self) -> list[str]:
         """What each rank printed to stdout and stderr, by rank; of very long output, the end."""
         with self._lock:
-            return [str(text) for text in self._output]
+            return [str(rank.output) for rank in self._state.ranks]
 
     def output_tail(self, lines: int) -> list[str]:
-        """Give the last lines that each rank printed, an unfinished one included."""
+        """Return the last lines that each rank printed, an unfinished one included."""
         with self._lock:
-            return [text.tail(lines) for text in self._output]
+            return [rank.output.tail(lines) for rank in self._state.ranks]
 
     def take_new_output(self) -> list[list[str]]:
-        """Give the complete lines that each rank printed since this was last called. For one reader."""
+        """Return the complete lines that each rank printed since this was last called. For one reader."""
         with self._lock:
-            return [text.take_new() for text in self._output]
+            return [rank.output.take_new() for rank in self._state.ranks]
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say."""
+        return [rank.peak_bytes for rank in self._state.ranks]
+
+    @property
+    def peak_device_bytes(self) -> list[int]:
+        """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
+        return [rank.peak_device_bytes for rank in self._state.ranks]
+
+    @property
+    def notice(self) -> str:
+        """What a cluster says of the run: its job and place in the queue, say."""
+        return self._state.notice
+
+    @property
+    def attempt(self) -> int:
+        """How often all ranks have been started again."""
+        return self._state.attempt
 
     @property
     def pids(self) -> list[int]:
         """Process id of each rank, as far as it runs on this machine: for a debugger, say."""
-        return list(self._engine.pids)
+        return list(self.engine.pids)
+
+    @property
+    def start_s(self) -> float:
+        """When the run was launched, as `time.time()`."""
+        return self._follower.start_s
 
     @property
     def elapsed_s(self) -> float:
         """Seconds from the launch until the end, or until now."""
-        return (self._end_s or time.time()) - self._start_s
+        return self._follower.elapsed_s
 
     @property
     def states(self) -> list[str]:
         """Each rank: "queued", "starting", "running", "finished", "failed", "stopped" or "ended" (not by itself)."""
         with self._lock:
-            return list(self._states)
+            return [rank.phase for rank in self._state.ranks]
+
+    @property
+    def cut_short(self) -> str:
+        """Why ranks that were asked to stop were ended, or "" if they ended by themselves.
+
+        "in vain": they waited for what cannot come; "late": they took longer than the grace.
+        """
+        return self._follower.cut_short
 
     def progress(self, rank: int) -> tuple[Progress, int]:
-        """Say where a rank stands, and how many steps it expects to take (0 if it has not said)."""
-        return self.recorded.progress(rank), self._expected[rank]
+        """Return where a rank stands, and how many steps it expects to take (0 if it has not said)."""
+        return self.recorded.progress(rank), self._state.ranks[rank].expected_steps
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Block until the run is over and give it back.
+        """Block until the run is over, and return it.
 
         Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
         goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once.
@@ -245,8 +210,8 @@ class Run:
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
                 late, deadline = False, float("inf")
-                if self._stop_asked:
-                    self._engine.kill()
+                if self._state.stop_asked:
+                    self.engine.kill()
                 self.ask_to_stop()
             if late:
                 raise TimeoutError(
@@ -264,299 +229,96 @@ class Run:
         default the grace is four of the run's longest recent steps, and 2 s at least, 10 s on a cluster. Stopping a
         run that is being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over
         does nothing.
+
+        Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
+        reached, say. The run is followed on.
         """
         self.ask_to_stop(grace_s)
-        self.over.wait()
+        self.wait_for_the_end()
         return self
+
+    def wait_for_the_end(self) -> None:
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
+        began_s = time.monotonic()
+        while not self.over.wait(0.1):
+            if time.monotonic() - began_s > self._follower.grace_s + END_S:
+                said = f" ({self.notice})" if self.notice else ""
+                raise TimeoutError(
+                    f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
+                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again"
+                )
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:
         """Begin to stop the run, without waiting until it is over."""
-        with self._lock:
-            if self.over.is_set():
-                return
-            if grace_s is not None:
-                self._stop_grace_s = grace_s
-            if self._stopping is not None:
-                return
-            self._stop_asked = True
-            self._stopping = Stopping(time.monotonic(), self._engine.quiet_s)
-            if {"starting", "queued"} & set(self._states):
-                self._engine.kill()  # nothing to keep
-            else:
-                self._engine.ask_to_stop()
+        self._follower.ask_to_stop(grace_s)
 
     def kill(self) -> None:
         """End the ranks now, without asking them, and without waiting until they have ended."""
-        self._engine.kill()
+        self.engine.kill()
 
     @property
     def stopping(self) -> bool:
         """Whether the run was asked to stop and is not over yet."""
-        return self._stop_asked and not self.over.is_set()
+        return self._state.stop_asked and not self.over.is_set()
 
     def stacks(self) -> Stacks:
-        """Say where every rank stands: its Python stack, the reader's own line first, also in native code.
+        """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
-        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers.
+        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers, a few on
+        a cluster.
         """
         with self._lock:
-            self._ask_for_stacks()
-        deadline = time.monotonic() + STACKS_S
-        while not self._stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+            self._follower.ask_for_stacks()
+        deadline = time.monotonic() + self.engine.stacks_s
+        while not self._follower.stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
             time.sleep(0.005)
         with self._lock:
-            return self._standings()
+            return self._follower.stacks()
 
-    def figure(self) -> Figure:
-        """Return the chart of what was logged: a curve per rank and their mean, a panel per name."""
-        return self.presenter.figure(self)
+    def figure(self) -> Any:
+        """Return the chart of what was logged, a Plotly figure: a curve per rank and their mean, a panel per name."""
+        assert Run.draw is not None, "labkit.launch has imported the room that draws"
+        return Run.draw(self)
 
     # Following the ranks
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the ranks have been started, and are minded."""
+        return self._follower.has_begun
+
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
-        self._engine.start(job)
-        self.follow(job)
+        try:
+            self.engine.start(job)
+            self.follow(job)
+        except BaseException:
+            if not self._follower.has_begun:  # interrupted before anybody minds the ranks
+                self.engine.kill()
+                self.engine.close()
+            raise
 
     def follow(self, job: Job, stopping: bool = False) -> None:
         """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`.
 
         `stopping` is whether they were asked to stop before.
         """
-        self._cells, self._start_s, self._stop_asked = job.cells, job.start_s, stopping
-        for event in self._engine.poll(timeout_s=0):
-            self._take(event)
         _live.add(self)
-        self._thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
-        self._thread.start()
-
-    def _follow(self) -> None:
         try:
-            while None in self._exit_codes:
-                for event in self._engine.poll(timeout_s=POLL_STOPPING_S if self._stopping else POLL_S):
-                    with self._lock:
-                        self._take(event)
-                self._mind_the_time()
-        finally:
-            try:
-                self._engine.close()
-            finally:
-                self._settle()  # whatever happens, who waits for the run does not wait for ever
-
-    def _take(self, event: events.Event) -> None:
-        rank = event.rank
-        if isinstance(event, events.Log):
-            if rank in self._begun_again:
-                self._begun_again.remove(rank)
-                self.recorded = self.recorded.before(rank, event.steps[0])
-            self.recorded.add(event)
-            self._pace.add(event)
-            self._last_progress_s = time.monotonic()
-        elif isinstance(event, events.Output):
-            self._output[rank].add(event.text)
-        elif isinstance(event, events.Started):
-            self._states[rank] = "running"
-            self._pace.begin(rank, self.elapsed_s)
-            self._last_progress_s = time.monotonic()
-        elif isinstance(event, events.Expect):
-            self._expected[rank] = event.steps
-        elif isinstance(event, events.Result):
-            self._last_progress_s = time.monotonic()
-            self._take_result(event)
-        elif isinstance(event, events.Stopped):
-            self._states[rank] = "stopped"
-        elif isinstance(event, events.Failure):
-            self._take_failure(event)
-        elif isinstance(event, events.Absent):
-            self._absent.add(rank)
-            self._states[rank], self._exit_codes[rank] = "idle", 0
-        elif isinstance(event, events.Memory):
-            self.peak_bytes[rank], self.peak_device_bytes[rank] = event.peak_bytes, event.peak_device_bytes
-        elif isinstance(event, events.Stack):
-            self._stack_texts[rank] = self._stack_texts.get(rank, "") + event.text
-        elif isinstance(event, events.Waits):
-            if self._stopping is not None:
-                self._stopping.take(event, time.monotonic())
-        elif isinstance(event, events.Exit):
-            self._exit_codes[rank] = event.code
-            self._out_of_memory[rank], self._unseen[rank] = event.out_of_memory, event.unseen
-            self._output[rank].end()
-            self._take_exit(event)
-        elif isinstance(event, events.Notice):
-            self._take_notice(event)
-        elif isinstance(event, events.Restarted):
-            self._begin_again(event.attempt)
-        elif isinstance(event, events.JobEnded):
-            self._job_ended = event
-
-    def _take_notice(self, notice: events.Notice) -> None:
-        self.notice = notice.text
-        self._last_progress_s = time.monotonic()
-        if not notice.queued:
-            self._states = ["starting" if state == "queued" else state for state in self._states]
-        elif self.status != "queued":
-            self._forget_the_attempt("queued")
-
-    def _begin_again(self, attempt: int) -> None:
-        self.attempt = attempt
-        self._begun_again = set(range(self.world_size))
-        self._last_progress_s = time.monotonic()
-        self._forget_the_attempt("starting")
-
-    def _forget_the_attempt(self, state: str) -> None:
-        """Forget how the ranks fared. What they logged is kept, up to where they begin again."""
-        self._states = [state] * self.world_size
-        self._results, self._returned = [None] * self.world_size, [False] * self.world_size
-        self._failures, self._exit_codes = [None] * self.world_size, [None] * self.world_size
-        self._exits_s, self._out_of_memory = [float("inf")] * self.world_size, [False] * self.world_size
-        self._failed = False
-
-    def _take_result(self, event: events.Result) -> None:
-        rank = event.rank
-        try:
-            self._results[rank] = cloudpickle.loads(event.blob)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self._take_failure(
-                events.Failure(rank, self.elapsed_s, "its result was being unpacked in the notebook", what, what)
-            )
-            return
-        self._returned[rank] = True
-        self._states[rank] = "finished"
-        if all(self._returned):
-            self._kill_at_s = min(self._kill_at_s, time.monotonic() + RETURN_GRACE_S)
-
-    def _take_failure(self, failure: events.Failure) -> None:
-        self._failures[failure.rank] = failure
-        self._states[failure.rank] = "failed"
-        self._rank_failed()
-
-    def _take_exit(self, event: events.Exit) -> None:
-        rank = event.rank
-        self._exits_s[rank] = event.at_s - self._start_s if event.at_s else self.elapsed_s
-        if self._states[rank] in ("queued", "starting", "running"):
-            if self._engine.killed(rank):
-                self._states[rank] = "ended"
-            else:
-                self._states[rank] = "failed"
-                self._rank_failed()
-
-    def _rank_failed(self) -> None:
-        # A rank that fails after the run was asked to stop is a consequence of stopping.
-        self._failed = self._failed or not self._stop_asked
-        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._engine.failure_grace_s)
-
-    def _mind_the_time(self) -> None:
-        now = time.monotonic()
-        if self._stopping is not None:
-            with self._lock:
-                self._mind_the_stop(self._stopping, now)
-        if now >= self._kill_at_s:
-            self._kill_at_s = now + KILL_AGAIN_S
-            self._engine.kill()
-            return
-        if now > self._look_due_s:
-            with self._lock:
-                self._look_at_usage(now)
-        if self._timeout_s is not None and not self._stop_asked and self.status != "queued":
-            patience_s = max(self._timeout_s, STARTING_S) if "starting" in self._states else self._timeout_s
-            if now - self._last_progress_s > patience_s:
-                with self._lock:
-                    self._end_the_hang(now)
-
-    def _mind_the_stop(self, stopping: Stopping, now: float) -> None:
-        """End ranks that were asked to stop when their grace is over, or nothing can come of it; see `stopping`."""
-        grace_s = self._stop_grace_s
-        if grace_s is None:
-            grace_s = max(self._engine.stop_grace_s, STEPS * self._pace.longest_step_s)
-        end_s = stopping.began_s + grace_s
-        ended = zip(self._states, self._exit_codes, strict=True)
-        living = {r for r, (state, code) in enumerate(ended) if state in ("starting", "running") and code is None}
-        in_vain = stopping.in_vain(living, end_s, now)
-        if self.cut_short:
-            return
-        if in_vain or now >= end_s:
-            self.cut_short = "in vain" if in_vain else "late"
-            self._kill_at_s = min(self._kill_at_s, now)
-        elif stopping.ask_again(living, now):
-            self._engine.ask_to_stop()
-
-    def _look_at_usage(self, now: float) -> None:
-        self._look_due_s = now + USAGE_EVERY_S
-        usage = [used for rank in range(self.world_size) if (used := self._engine.usage(rank)) is not None]
-        if usage:
-            self.peak_bytes = [max(seen, peak) for seen, (peak, _) in zip(self.peak_bytes, usage, strict=True)]
-
-    def _end_the_hang(self, now: float) -> None:
-        """Ask the silent ranks where they stand, and end the run when they have said so."""
-        if self._hang_asked_s is None:
-            self._hang_asked_s = now
-            self._ask_for_stacks()
-        elif self._hang is None and (self._stacks_have_come() or now - self._hang_asked_s > STACKS_S):
-            silent = [rank for rank in range(self.world_size) if not self._returned[rank] and rank not in self._absent]
-            first = min(silent, key=lambda rank: self.recorded.progress(rank).time_s)
-            assert self._timeout_s is not None
-            self._hang = judge_hang(self._standings(), self._timeout_s, first)
-            if self._hang.rank is not None:
-                self._states[self._hang.rank] = "failed"
-            self._failed, self._kill_at_s = True, now
-
-    def _ask_for_stacks(self) -> None:
-        self._stack_texts = {}
-        self._stacks_asked = self._engine.ask_for_stacks() if not self.over.is_set() else []
-
-    def _stacks_have_come(self) -> bool:
-        return all(is_complete(self._stack_texts.get(rank, "")) for rank in self._stacks_asked)
-
-    def _standings(self) -> Stacks:
-        found = Stacks()
-        for rank, state in enumerate(self._states):
-            frames = parse(self._stack_texts.get(rank, ""))
-            if rank in self._absent:
-                frames, note = [], "has no part in the cell"
-            elif self._returned[rank]:
-                frames, note = [], self._when_returned
-            elif self._exit_codes[rank] is not None or state == "failed":
-                frames, note = [], f"has ended ({state})"
-            else:
-                note = "is still starting" if state in ("queued", "starting") else "did not answer"
-            found.append(Standing(rank, frames, self._cells, note))
-        return found
+            self._follower.begin(job.cells, job.start_s, stopping)
+        except BaseException:
+            if not self._follower.has_begun:
+                _live.discard(self)
+            raise
 
     def _settle(self) -> None:
-        with self._lock:
-            self._end_s = min(time.time(), self._start_s + max(self._exits_s))
-            ended = self._job_ended if not self._stop_asked else None
-            if self._failed or ended is not None:
-                facts = [self._facts(rank) for rank in range(self.world_size)]
-                verdict = self._hang or (judge_ended(ended, facts) if ended else judge(facts))
-                self.error = WorkerFailed(verdict, self)
-                self._status = "failed"
-            elif self._stop_asked:
-                self._status = "stopped"
-            else:
-                self._status = "finished"
+        diagnosis = self._follower.diagnosis
+        if diagnosis is not None:
+            self.error = WorkerFailed(diagnosis, self)
+            self._status = "failed"
+        else:
+            self._status = "stopped" if self._state.stop_asked else "finished"
         _live.discard(self)
-        self.over.set()
-
-    def _facts(self, rank: int) -> RankFacts:
-        output, _, dump = self._output[rank].tail(300).partition("Fatal Python error: ")
-        failure = self._failures[rank]
-        frames = [Frame(*frame) for frame in failure.frames] if failure else parse(dump, thread="current")
-        return RankFacts(
-            rank,
-            failure=failure,
-            returned=self._returned[rank],
-            exit_code=self._exit_codes[rank],
-            exit_s=self._exits_s[rank],
-            ended_by_us=self._engine.killed(rank),
-            last_step=self.recorded.progress(rank).last_step,
-            output_end=output,
-            peak_bytes=self.peak_bytes[rank],
-            out_of_memory=self._out_of_memory[rank],
-            unseen=self._unseen[rank],
-            standing=Standing(rank, frames, self._cells) if frames else None,
-        )
 
     # Showing
 
@@ -564,7 +326,8 @@ class Run:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
 
     def _ipython_display_(self) -> None:
-        self.presenter.show(self)
+        assert Run.show is not None, "labkit.launch has imported the room that shows"
+        Run.show(self)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
@@ -572,7 +335,7 @@ class Run:
 
 def run_of(engine: Engine) -> Run | None:
     """Return the run that this engine carries, if it is not over."""
-    return next((run for run in list(_live) if run._engine is engine), None)
+    return next((run for run in list(_live) if run.engine is engine), None)
 
 
 class _Runs:
@@ -602,9 +365,9 @@ holders.add(_runs)
 @atexit.register
 def _end_live_runs() -> None:
     """Leave no rank behind when the notebook's kernel, or a script, ends."""
-    ending = [run for run in _live if not run._engine.outlives_notebook]
+    ending = [run for run in _live if not run.engine.outlives_notebook]
     for run in ending:
         run.ask_to_stop()
-        run._engine.kill()
+        run.engine.kill()
     for run in ending:
         run.over.wait(5)  # until its processes have been waited for

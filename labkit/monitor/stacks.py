@@ -9,6 +9,7 @@ import ast
 import functools
 import html
 import linecache
+import os
 import re
 import sysconfig
 from collections.abc import Mapping
@@ -23,8 +24,11 @@ WAITING = re.compile(
 )
 """Calls in which a rank may wait for others."""
 
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-HERE = str(Path(__file__).parent)
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+HERE = str(Path(__file__).parents[1]) + os.sep
+"""labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
+
+TORCH = os.sep + "torch" + os.sep
 
 SHOWN_FRAMES = 12
 """Library frames shown of a rank at most."""
@@ -45,7 +49,7 @@ def is_complete(text: str) -> bool:
 
 
 def parse(text: str, thread: str = "main") -> list[Frame]:
-    """Give the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
+    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
     sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*)$", text, flags=re.MULTILINE)
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
     if thread == "current":
@@ -56,7 +60,7 @@ def parse(text: str, thread: str = "main") -> list[Frame]:
     return [Frame(file, int(line), function) for file, line, function in found]
 
 
-class Standing:
+class RankStack:
     """Where one rank stands."""
 
     def __init__(self, rank: int, frames: list[Frame], cells: Mapping[str, Cell], note: str = "") -> None:
@@ -71,6 +75,15 @@ class Standing:
 
     def _is_readers(self, frame: Frame) -> bool:
         return frame.file in self._cells or not frame.file.startswith((*LIBRARIES, HERE, "<"))
+
+    @property
+    def is_in_other_library(self) -> bool:
+        """Whether the innermost frame is of a library that is not torch: urllib, say.
+
+        The reader's own frame is innermost where it calls torch's C++: `work.wait()`.
+        """
+        innermost = self.frames[0].file if self.frames else ""
+        return innermost.startswith(LIBRARIES) and TORCH not in innermost
 
     @property
     def place(self) -> str:
@@ -88,7 +101,7 @@ class Standing:
         return next(iter(known or calls or [name for name in reversed(deeper) if name != "wrapper"]), "")
 
     @property
-    def waits(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether it is in a call that waits for other ranks."""
         return WAITING.search(self.call) is not None
 
@@ -101,7 +114,7 @@ class Standing:
             return f"is at {self.place}"
         return (
             f"waits in {self.call.rpartition('.')[2]} at {self.place}"
-            if self.waits
+            if self.is_blocked
             else (f"is in {self.call} at {self.place}")
         )
 
@@ -137,7 +150,7 @@ class Standing:
 
 @functools.lru_cache(maxsize=64)
 def _calls(source: str, line: int) -> list[str]:
-    """Give the calls on a line of source, outermost first, as they are written there."""
+    """Return the calls on a line of source, outermost first, as they are written there."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a cell with a %magic
@@ -152,19 +165,19 @@ def _calls(source: str, line: int) -> list[str]:
     return [ast.unparse(call.func) for call in calls]
 
 
-class Stacks(list[Standing]):
+class Stacks(list[RankStack]):
     """Where every rank stands, by rank. Shows itself in a cell, the odd one first."""
 
     @property
-    def odd(self) -> list[int]:
+    def outliers(self) -> list[int]:
         """The ranks that do something else than the others, which may be why nothing goes on; empty if none stands out.
 
         Where some wait for others in a collective, the odd ones are those that do not; else the smallest group.
         """
         answering = [s for s in self if s.place or s.note]
         groups: dict[tuple[bool, str], list[int]] = {}
-        for standing in answering:
-            groups.setdefault((standing.waits, standing.in_words), []).append(standing.rank)
+        for stack in answering:
+            groups.setdefault((stack.is_blocked, stack.in_words), []).append(stack.rank)
         busy = [rank for (waits, _), ranks in groups.items() if not waits for rank in ranks]
         if 0 < len(busy) < len(answering):
             return sorted(busy)
@@ -177,19 +190,19 @@ class Stacks(list[Standing]):
     def in_words(self) -> str:
         """One sentence: "rank 1 is in time.sleep at Cell In[3], line 9; ranks 0 and 2 wait in all_reduce at …"."""
         groups: dict[str, list[int]] = {}
-        for standing in self._odd_first():
-            groups.setdefault(standing.in_words, []).append(standing.rank)
+        for stack in self._outliers_first():
+            groups.setdefault(stack.in_words, []).append(stack.rank)
         return "; ".join(f"{rank_list(ranks)} {_plural(what, len(ranks))}" for what, ranks in groups.items())
 
-    def _odd_first(self) -> list[Standing]:
-        odd = self.odd
-        return sorted(self, key=lambda standing: standing.rank not in odd)
+    def _outliers_first(self) -> list[RankStack]:
+        odd = self.outliers
+        return sorted(self, key=lambda stack: stack.rank not in odd)
 
     def blocks(self) -> list[str]:
         """The stacks in full, the odd one first; ranks that stand alike share a block."""
         groups: dict[tuple[str, str], list[int]] = {}
-        for standing in self._odd_first():
-            groups.setdefault((standing.in_words, standing.details), []).append(standing.rank)
+        for stack in self._outliers_first():
+            groups.setdefault((stack.in_words, stack.details), []).append(stack.rank)
         return [
             f"{rank_list(ranks)} {_plural(what, len(ranks))}\n{details}".rstrip()
             for (what, details), ranks in groups.items()
@@ -202,11 +215,11 @@ class Stacks(list[Standing]):
         return str(self)
 
     def _repr_html_(self) -> str:
-        odd = self.odd
+        odd = self.outliers
         details = "".join(
             f"<details{' open' if s.rank in odd else ''}><summary>rank {s.rank} {html.escape(s.in_words)}</summary>"
             f"<pre>{html.escape(s.details)}</pre></details>"
-            for s in self._odd_first()
+            for s in self._outliers_first()
         )
         return f"<b>{html.escape(self.in_words)}</b>{details}"
 

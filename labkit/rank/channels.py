@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+from multiprocessing import get_context
+from multiprocessing.context import assert_spawning
+from multiprocessing.queues import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
@@ -16,7 +19,34 @@ from labkit.rank.waiting import look
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.queues import SimpleQueue
+
+
+class EventQueue(SimpleQueue[Any]):
+    """A queue from one process to one other, with nothing that a kill could leave behind.
+
+    `multiprocessing.SimpleQueue` guards both of its ends with semaphores, for several processes at each. They have
+    names in the system, which stay when this process, its ranks and multiprocessing's resource tracker are killed at
+    once. Here threads of one process share an end, so a lock of the process's own does.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = get_context("spawn").Pipe(duplex=False)
+        self._lock_the_ends()
+
+    def __getstate__(self) -> Any:
+        assert_spawning(self)
+        return self._reader, self._writer
+
+    def __setstate__(self, state: Any) -> None:
+        self._reader, self._writer = state
+        self._lock_the_ends()
+
+    def _lock_the_ends(self) -> None:
+        self._rlock, self._wlock, self._poll = threading.Lock(), threading.Lock(), self._reader.poll
+
+    def close_writer(self) -> None:
+        """Let go of the writing end in this process: once the other's is gone, reading raises EOFError."""
+        self._writer.close()
 
 
 class RankPipes(NamedTuple):
@@ -25,8 +55,8 @@ class RankPipes(NamedTuple):
     inbox: Connection
     """Receives (rank, `Job`), then perhaps "stop"; on reserved ranks over and over, and at last "leave". Its closing
     means that the notebook is gone."""
-    queue: SimpleQueue[Any]
-    """Carries `records` to the notebook."""
+    queue: EventQueue
+    """Carries events to the notebook."""
     output: Connection
     """The write end that becomes the rank's stdout and stderr."""
     stacks: Connection
@@ -67,7 +97,7 @@ class Channel:
 class PipeChannel(Channel):
     """The channel of a rank that the notebook's process started."""
 
-    def __init__(self, queue: SimpleQueue[Any], rank: int) -> None:
+    def __init__(self, queue: EventQueue, rank: int) -> None:
         super().__init__()
         self.rank = rank
         self._queue = queue

@@ -38,7 +38,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
 
 
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
-    """Give an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
+    """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """

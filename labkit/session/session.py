@@ -17,7 +17,7 @@ import torch
 
 from labkit.engines import holders
 from labkit.engines.base import Engine
-from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, judge
+from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed, run_of
 from labkit.monitor.stacks import Stacks, rank_list
 from labkit.protocol.job import Cell, Job
@@ -524,28 +524,28 @@ class Session:
     def _failed(self, run: Run, asked: list[int], stuck: Stacks | None, before: list[int]) -> Exception:
         """Say which rank failed first in a cell, and what it cost the others. `before` are the processes of then."""
         assert run.error is not None
-        verdict = run.error.verdict
+        diagnosis = run.error.diagnosis
         failures = {rank: failure for rank, failure in enumerate(run.failures) if failure}
         is_lost = any(LOST_PEER.search(failure.summary) for failure in failures.values())
         aside = set(range(self.world_size)) - set(asked)
         if is_lost and aside and (dead := self._lost(before, aside, DEATH_S)):
-            verdict = judge([RankFacts(rank, exit_code=self._reserve.exit_code(rank)) for rank in dead])
+            diagnosis = diagnose([RankFacts(rank, exit_code=self._reserve.exit_code(rank)) for rank in dead])
         if is_lost or any(MISMATCH.search(failure.summary) for failure in failures.values()):
             self._group = None  # connections are broken: it is made anew for the next cell
         others = []
-        for rank in sorted({*asked} - {verdict.rank}):
+        for rank in sorted({*asked} - {diagnosis.rank}):
             if rank in failures:
-                alike = verdict.rank in failures and failures[rank].summary == failures[verdict.rank].summary
+                alike = diagnosis.rank in failures and failures[rank].summary == failures[diagnosis.rank].summary
                 others.append(f"rank {rank} failed {'alike' if alike else f'too: {failures[rank].summary:.200}'}")
             elif run.returned[rank]:
                 others.append(f"rank {rank} ran the cell to its end")
             elif stuck:
                 others.append(f"rank {rank} {stuck[rank].in_words}")
             else:
-                others += [line for line in verdict.others if line.startswith(f"rank {rank} ")]
+                others += [line for line in diagnosis.others if line.startswith(f"rank {rank} ")]
         if lost := self._lost(before, set(range(self.world_size))):
             others.append(f"so {_lost_in_words(lost)}")
-        return WorkerFailed(verdict._replace(others=others), run)
+        return WorkerFailed(diagnosis._replace(others=others), run)
 
     def _lost(self, before: list[int], ranks: set[int], patience_s: float = 0.0) -> list[int]:
         """Return which of these ranks have lost their process of before; they may take a moment to end."""

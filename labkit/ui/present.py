@@ -1,7 +1,6 @@
 """How a run or a figure is shown: live where a person watches, as lines of text where not, still once it is over.
 
-This module is the `Run.presenter`: what a run asks for its looks, so that `labkit.monitor` knows neither Plotly nor
-widgets.
+This module tells `Run` how to show and draw itself, so that `labkit.monitor` knows neither Plotly nor widgets.
 """
 
 from __future__ import annotations
@@ -92,4 +91,4 @@ def _live_view(run: Run) -> Watcher:
     return LiveView(run)
 
 
-Run.presenter = sys.modules[__name__]
+Run.show, Run.draw = show, figure

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from labkit.monitor.diagnosis import Verdict
+from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.ui.tables import STATE_COLORS
@@ -77,7 +77,7 @@ def sparkline(run: Run, width: int = 40) -> str:
 
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
-    headline = run.error.verdict.headline if run.error is not None else ""
+    headline = run.error.diagnosis.headline if run.error is not None else ""
     return "\n".join(filter(None, (line(run), sparkline(run), headline)))
 
 
@@ -85,13 +85,13 @@ def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
     if run.error is not None:
-        verdict = run.error.verdict
+        diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]
-        parts.append(f'<div style="color:{color}"><b>{html.escape(verdict.headline)}</b></div>')
-        parts.append(f'<pre style="{WRAPPED}">{html.escape(verdict.cause)}</pre>')
-        if verdict.others:
-            listed = "".join(f"<li>{html.escape(each)}</li>" for each in verdict.others)
-            parts.append(f"<details><summary>{_others_title(verdict)}</summary><ul>{listed}</ul></details>")
+        parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
+        parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
+        if diagnosis.others:
+            listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
+            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
     for rank, text in enumerate(run.output):
         if text:
             tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
@@ -104,8 +104,8 @@ def bundle(run: Run) -> dict[str, str]:
     return {"text/html": as_html(run), "text/plain": as_text(run)}
 
 
-def _others_title(verdict: Verdict) -> str:
-    count = len(verdict.others)
-    if verdict.rank is None:
+def _others_title(diagnosis: Diagnosis) -> str:
+    count = len(diagnosis.others)
+    if diagnosis.rank is None:
         return "what became of the ranks"
     return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"

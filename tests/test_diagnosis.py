@@ -1,15 +1,19 @@
 import re
 import signal
+import sysconfig
 
 import pytest
 
-from labkit.monitor.diagnosis import RankFacts, exit_in_words, judge, judge_hang, rank_list
-from labkit.monitor.stacks import Frame, Stacks, Standing
+from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_hang, exit_in_words, rank_list
+from labkit.monitor.stacks import Frame, RankStack, Stacks
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
+
+REFUSED = "<urlopen error [Errno 111] Connection refused>"
+STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 
 DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
@@ -32,6 +36,12 @@ def lost(rank, time_s, summary=CLOSED):
 def died(rank, exit_s, code, **facts):
     """A rank whose process ended without a report."""
     return RankFacts(rank, exit_code=int(code), exit_s=exit_s, **facts)
+
+
+def failed_in(rank, time_s, summary, *files):
+    """A rank whose exception was raised in the first of these files, which the next one called."""
+    stack = RankStack(rank, [Frame(file, 1, "called") for file in (*files, "/home/me/train.py")], {})
+    return raised(rank, time_s, summary, stack=stack)
 
 
 def returned(rank, exit_s=1.0):
@@ -98,22 +108,42 @@ SCENARIOS = {
         2,
         "rank 2 did not come to monitored_barrier within 1.5 s",
     ),
+    "a network error of the reader's own, beside a rank that returned": (
+        [failed_in(0, 1.1, f"urllib.error.URLError: {REFUSED}", f"{STDLIB}/urllib/request.py"), returned(1)],
+        0,
+        "rank 0 failed: urllib.error.URLError",
+    ),
+    "another library's error in the same words and of the same type": (
+        [failed_in(0, 1.1, f"RuntimeError: {REFUSED}", f"{SITE}/database/client.py"), returned(1)],
+        0,
+        "rank 0 failed: RuntimeError",
+    ),
+    "a lost connection in torch": (
+        [failed_in(0, 1.1, CLOSED, f"{SITE}/torch/distributed/distributed_c10d.py"), returned(1)],
+        1,
+        "rank 1 returned while rank 0 was still in a collective",
+    ),
+    "a lost connection where the reader's own line calls torch's C++": (
+        [failed_in(0, 1.1, CLOSED), returned(1)],
+        1,
+        "rank 1 returned while rank 0 was still in a collective",
+    ),
     "lost connections and nothing else": ([lost(0, 1.1), lost(1, 1.0)], 1, "rank 1 failed.*Connection closed by peer"),
 }
 
 
 @pytest.mark.parametrize(("ranks", "culprit", "said"), SCENARIOS.values(), ids=SCENARIOS)
 def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, said):
-    verdict = judge(ranks)
-    assert verdict.rank == culprit
-    assert re.search(rf"ranks? {culprit} ", verdict.headline)
-    assert re.search(said, verdict.headline)
-    assert "\n" not in verdict.headline
-    assert len(verdict.others) == len(ranks) - 1
+    diagnosis = diagnose(ranks)
+    assert diagnosis.rank == culprit
+    assert re.search(rf"ranks? {culprit} ", diagnosis.headline)
+    assert re.search(said, diagnosis.headline)
+    assert "\n" not in diagnosis.headline
+    assert len(diagnosis.others) == len(ranks) - 1
 
 
 def test_the_cause_is_the_ranks_own_traceback():
-    assert judge([lost(0, 1.1), raised(1, 1.0)]).cause == "Traceback of rank 1\nValueError: bad batch"
+    assert diagnose([lost(0, 1.1), raised(1, 1.0)]).cause == "Traceback of rank 1\nValueError: bad batch"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +157,7 @@ def test_the_cause_is_the_ranks_own_traceback():
     ],
 )
 def test_without_a_traceback_the_cause_says_what_is_known(code, said):
-    cause = judge([lost(0, 1.1), died(1, 1.0, code, output_end="loading\nheap corrupted\n")]).cause
+    cause = diagnose([lost(0, 1.1), died(1, 1.0, code, output_end="loading\nheap corrupted\n")]).cause
     assert [words for words in said if words not in cause] == []
     assert cause.endswith("Its last output:\nloading\nheap corrupted")
 
@@ -144,7 +174,7 @@ def test_without_a_traceback_the_cause_says_what_is_known(code, said):
     ],
 )
 def test_the_others_lines_say_what_became_of_them(other, line):
-    (said,) = judge([other, died(1, 1.0, 3)]).others
+    (said,) = diagnose([other, died(1, 1.0, 3)]).others
     assert said.startswith(line)
 
 
@@ -163,9 +193,9 @@ def test_the_others_lines_say_what_became_of_them(other, line):
     ],
 )
 def test_however_a_library_says_that_a_peer_is_gone_it_is_a_consequence(summary):
-    verdict = judge([lost(0, 0.5, summary), raised(1, 1.0)])
-    assert verdict.rank == 1
-    assert "rank 0 lost its connection" in verdict.others[0]
+    diagnosis = diagnose([lost(0, 0.5, summary), raised(1, 1.0)])
+    assert diagnosis.rank == 1
+    assert "rank 0 lost its connection" in diagnosis.others[0]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +232,7 @@ TITLED = {CELL: Cell("Cell In[3]", "dist.all_reduce(a)\ndist.barrier()\ntime.sle
 
 
 def at(rank, line, deeper=()):
-    return Standing(rank, [*(Frame("<library>", 1, name) for name in deeper), Frame(CELL, line, "train")], TITLED)
+    return RankStack(rank, [*(Frame("<library>", 1, name) for name in deeper), Frame(CELL, line, "train")], TITLED)
 
 
 def reduces(rank):
@@ -219,9 +249,9 @@ MISMATCHES = {
     "one of three is elsewhere": (
         [
             lost(0, 1.0),
-            raised(1, 1.1, GLOO_SIZES, standing=meets(1)),
-            raised(2, 1.2, CLOSED, standing=reduces(2)),
-            raised(3, 1.3, CLOSED, standing=reduces(3)),
+            raised(1, 1.1, GLOO_SIZES, stack=meets(1)),
+            raised(2, 1.2, CLOSED, stack=reduces(2)),
+            raised(3, 1.3, CLOSED, stack=reduces(3)),
         ],
         1,
         "ranks met in different collectives: rank 1 waits in barrier at Cell In[3], line 2; "
@@ -229,31 +259,31 @@ MISMATCHES = {
     ),
     "the one that is elsewhere is not the one that noticed": (
         [
-            raised(0, 1.0, GLOO_SIZES, standing=reduces(0)),
-            raised(1, 1.1, CLOSED, standing=meets(1)),
-            raised(2, 1.2, CLOSED, standing=reduces(2)),
+            raised(0, 1.0, GLOO_SIZES, stack=reduces(0)),
+            raised(1, 1.1, CLOSED, stack=meets(1)),
+            raised(2, 1.2, CLOSED, stack=reduces(2)),
         ],
         1,
         "ranks met in different collectives: rank 1 waits in barrier at Cell In[3], line 2; "
         "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1",
     ),
     "two that differ": (
-        [raised(0, 1.0, CLOSED, standing=reduces(0)), raised(1, 1.1, GLOO_SIZES, standing=meets(1))],
+        [raised(0, 1.0, CLOSED, stack=reduces(0)), raised(1, 1.1, GLOO_SIZES, stack=meets(1))],
         1,
         "ranks met in different collectives: rank 0 waits in all_reduce at Cell In[3], line 1; "
         "rank 1 waits in barrier at Cell In[3], line 2",
     ),
     "an abort in native code, which has left where it was": (
         [
-            raised(0, 1.0, CLOSED, standing=meets(0)),
-            died(1, 1.1, -signal.SIGABRT, output_end=GLOO_ABORT, standing=reduces(1)),
+            raised(0, 1.0, CLOSED, stack=meets(0)),
+            died(1, 1.1, -signal.SIGABRT, output_end=GLOO_ABORT, stack=reduces(1)),
         ],
         1,
         "ranks met in different collectives: rank 0 waits in barrier at Cell In[3], line 2; "
         "rank 1 waits in all_reduce at Cell In[3], line 1",
     ),
     "the same line, other sizes": (
-        [raised(0, 1.0, CLOSED, standing=reduces(0)), raised(1, 1.1, GLOO_SIZES, standing=reduces(1))],
+        [raised(0, 1.0, CLOSED, stack=reduces(0)), raised(1, 1.1, GLOO_SIZES, stack=reduces(1))],
         1,
         "ranks met in all_reduce at Cell In[3], line 1 with tensors of different sizes; rank 1 noticed",
     ),
@@ -267,19 +297,19 @@ MISMATCHES = {
 
 @pytest.mark.parametrize(("ranks", "culprit", "headline"), MISMATCHES.values(), ids=MISMATCHES)
 def test_ranks_that_met_in_different_collectives_are_told_apart(ranks, culprit, headline):
-    verdict = judge(ranks)
-    assert verdict.rank == culprit
-    assert verdict.headline == headline
-    assert [line.split()[1] for line in verdict.others] == [str(r.rank) for r in ranks if r.rank != culprit]
+    diagnosis = diagnose(ranks)
+    assert diagnosis.rank == culprit
+    assert diagnosis.headline == headline
+    assert [line.split()[1] for line in diagnosis.others] == [str(r.rank) for r in ranks if r.rank != culprit]
 
 
 def test_in_a_mismatch_the_cause_shows_where_each_rank_was_and_what_was_noticed():
     ranks = [
-        raised(0, 1.0, CLOSED, standing=reduces(0)),
-        raised(1, 1.1, GLOO_SIZES, standing=meets(1)),
-        raised(2, 1.2, CLOSED, standing=reduces(2)),
+        raised(0, 1.0, CLOSED, stack=reduces(0)),
+        raised(1, 1.1, GLOO_SIZES, stack=meets(1)),
+        raised(2, 1.2, CLOSED, stack=reduces(2)),
     ]
-    cause = judge(ranks).cause
+    cause = diagnose(ranks).cause
     assert "rank 0 waits in all_reduce at Cell In[3], line 1" in cause
     assert "rank 2 waits in all_reduce at Cell In[3], line 1" in cause
     assert cause.endswith(f"Traceback of rank 1\n{GLOO_SIZES}")
@@ -296,13 +326,13 @@ def test_in_a_mismatch_the_cause_shows_where_each_rank_was_and_what_was_noticed(
 )
 def test_pythons_own_errors_of_a_connection_concern_another_one_and_are_no_consequence(summary):
     """A DataLoader's, say, whose worker died; the ranks' own connections are not Python's."""
-    verdict = judge([lost(0, 0.9), raised(1, 1.0, summary)])
-    assert verdict.rank == 1
-    assert verdict.headline == f"rank 1 failed: {summary}"
+    diagnosis = diagnose([lost(0, 0.9), raised(1, 1.0, summary)])
+    assert diagnosis.rank == 1
+    assert diagnosis.headline == f"rank 1 failed: {summary}"
 
 
 def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
-    assert judge([raised(0, 1.0), lost(1, 0.9, "RuntimeError: BrokenPipeError: Broken pipe")]).rank == 0
+    assert diagnose([raised(0, 1.0), lost(1, 0.9, "RuntimeError: BrokenPipeError: Broken pipe")]).rank == 0
 
 
 # Memory and native code
@@ -310,27 +340,27 @@ def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
 
 def test_a_rank_killed_for_want_of_memory_is_said_to_be_with_its_peak():
     facts = {"out_of_memory": True, "peak_bytes": 3 * 2**30, "last_step": 7}
-    verdict = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, **facts)])
-    assert verdict.rank == 1
-    assert verdict.headline == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7"
-    assert "peak at 3.00 GiB" in verdict.cause
-    assert "smaller batch" in verdict.cause
-    assert "dmesg" not in verdict.cause, "there is no need to look it up"
+    diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, **facts)])
+    assert diagnosis.rank == 1
+    assert diagnosis.headline == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7"
+    assert "peak at 3.00 GiB" in diagnosis.cause
+    assert "smaller batch" in diagnosis.cause
+    assert "dmesg" not in diagnosis.cause, "there is no need to look it up"
 
 
 def test_a_rank_killed_otherwise_is_not_said_to_have_run_out_of_memory():
-    verdict = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, peak_bytes=2**29)])
-    assert verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
-    assert "peak at 0.50 GiB" in verdict.cause
-    assert "dmesg" in verdict.cause
+    diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, peak_bytes=2**29)])
+    assert diagnosis.headline == "rank 1 died (SIGKILL) and left no traceback"
+    assert "peak at 0.50 GiB" in diagnosis.cause
+    assert "dmesg" in diagnosis.cause
 
 
 def test_a_peak_that_was_not_seen_is_not_mentioned():
-    assert "peak" not in judge([died(0, 1.0, -signal.SIGKILL)]).cause
+    assert "peak" not in diagnose([died(0, 1.0, -signal.SIGKILL)]).cause
 
 
 def test_of_a_crash_in_native_code_the_readers_line_is_shown():
-    cause = judge([lost(0, 1.1), died(1, 1.0, -signal.SIGSEGV, standing=at(1, 3))]).cause
+    cause = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGSEGV, stack=at(1, 3))]).cause
     assert "rank 1 is in time.sleep at Cell In[3], line 3\n  Cell In[3], line 3, in train\n    time.sleep(9)" in cause
 
 
@@ -338,26 +368,30 @@ def test_of_a_crash_in_native_code_the_readers_line_is_shown():
 
 
 def test_a_hang_is_blamed_on_the_odd_rank_and_shows_it_first():
-    verdict = judge_hang(Stacks([reduces(0), at(1, 3), reduces(2)]), silent_s=1.5, first_silent=0)
-    assert verdict.rank == 1
-    assert verdict.headline == (
+    diagnosis = diagnose_hang(Stacks([reduces(0), at(1, 3), reduces(2)]), silent_s=1.5, first_silent=0)
+    assert diagnosis.rank == 1
+    assert diagnosis.headline == (
         "no rank logged or returned anything for 1.5 s (timeout_s): rank 1 is in time.sleep at Cell In[3], line 3; "
         "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1"
     )
-    assert verdict.cause.startswith("Rank 1 stood apart; the others may be waiting for what never comes. Give a longer")
-    assert verdict.cause.index("time.sleep(9)") < verdict.cause.index("dist.all_reduce(a)")
-    assert verdict.others == [f"rank {r} waits in all_reduce at Cell In[3], line 1" for r in (0, 2)]
+    assert diagnosis.cause.startswith(
+        "Rank 1 stood apart; the others may be waiting for what never comes. Give a longer"
+    )
+    assert diagnosis.cause.index("time.sleep(9)") < diagnosis.cause.index("dist.all_reduce(a)")
+    assert diagnosis.others == [f"rank {r} waits in all_reduce at Cell In[3], line 1" for r in (0, 2)]
 
 
 def test_a_hang_in_which_no_rank_stands_apart_is_blamed_on_the_first_to_fall_silent():
-    verdict = judge_hang(Stacks([reduces(0), meets(1)]), silent_s=60, first_silent=1)
-    assert verdict.rank == 1
-    assert "60 s (timeout_s): rank 0 waits in all_reduce" in verdict.headline
-    assert verdict.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
-    assert verdict.others == ["rank 0 waits in all_reduce at Cell In[3], line 1"]
+    diagnosis = diagnose_hang(Stacks([reduces(0), meets(1)]), silent_s=60, first_silent=1)
+    assert diagnosis.rank == 1
+    assert "60 s (timeout_s): rank 0 waits in all_reduce" in diagnosis.headline
+    assert diagnosis.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
+    assert diagnosis.others == ["rank 0 waits in all_reduce at Cell In[3], line 1"]
 
 
 def test_a_hang_in_which_a_rank_did_not_answer_is_blamed_on_it():
-    verdict = judge_hang(Stacks([reduces(0), Standing(1, [], TITLED, "did not answer")]), silent_s=2, first_silent=0)
-    assert verdict.rank == 1
-    assert "rank 1 did not answer; rank 0 waits in all_reduce" in verdict.headline
+    diagnosis = diagnose_hang(
+        Stacks([reduces(0), RankStack(1, [], TITLED, "did not answer")]), silent_s=2, first_silent=0
+    )
+    assert diagnosis.rank == 1
+    assert "rank 1 did not answer; rank 0 waits in all_reduce" in diagnosis.headline
