@@ -46,7 +46,7 @@ class Clock:
         self._marks: list[Mark] = []
 
     def now(self) -> float:
-        """Give the time in seconds, once the device has done what it was given."""
+        """Return the time in seconds, once the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.time()
@@ -59,7 +59,7 @@ class Clock:
         self._marks.append(Mark(what, start_s, self.now()))
 
     def timed(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Give a function that does the same and is marked."""
+        """Return a function that does the same and is marked."""
 
         @functools.wraps(call)
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ class Clock:
 
 
 def split(marks: list[Mark]) -> dict[str, float]:
-    """Give the seconds of one step by part (`PARTS`); they add up to the step.
+    """Return the seconds of one step by part (`PARTS`); they add up to the step.
 
     `marks` begins with the whole step. An instant in which something is being communicated counts as communication,
     whatever is computed meanwhile; one that no mark covers is waiting.
@@ -115,7 +115,7 @@ def bytes_sent() -> int:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give the part of a tensor that lies on this rank."""
+    """Return the part of a tensor that lies on this rank."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -179,7 +179,7 @@ class Measured(NamedTuple):
     """What one rank found out about a strategy; what `run_strategy` returns."""
 
     title: str
-    equal: bool
+    exact: bool
     """Whether the strategy claims to compute the same step as one process."""
     weights: dict[str, Tensor]
     """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
@@ -210,17 +210,18 @@ def run_strategy(
     Args:
         worker: the rank.
         strategy: the class; see `labkit.strategies.Strategy`.
-        network: makes the whole network, with the same weights on every rank.
-        loss: of (outputs, targets): the mean over the samples.
+        network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
+        loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
         optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
-        batches: of a device: gives whole batches (inputs, targets), the same on every rank, for ever.
+        batches: of a device: yields whole batches, (inputs, targets) of (batch_size, …) each, the same on every rank,
+            for ever.
         steps: how many to take; the first quarter warms up and is not measured.
         check_after: after how many steps the weights are kept.
     """
     if not 0 < check_after <= steps or steps < 4:
         raise ValueError(f"steps must be at least 4 and check_after between 1 and steps, got {steps} and {check_after}")
     clock = Clock(worker.device)
-    way = strategy(worker, network(), loss, optimizer, clock)
+    trainer = strategy(worker, network(), loss, optimizer, clock)
     stream = batches(worker.device)
     warm = steps // 4
     worker.expect(steps)
@@ -229,35 +230,35 @@ def run_strategy(
         with clock.step():
             with clock("data"):
                 inputs, targets = next(stream)
-            return len(inputs), way.step(inputs, targets)
+            return len(inputs), trainer.step(inputs, targets)
 
     for count in range(1, steps + 1):
         batch_size, value = one_step()
         logged: dict[str, Any] = {} if value is None else {"loss": value}
         worker.log(samples=batch_size / worker.world_size, **logged)
         if count == check_after:
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in way.weights().items()}
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
         if count == warm or (count == check_after and check_after > warm):
             sent_before, counted_from = _count_sent(), count
     sent = (_count_sent() - sent_before) / max(1, steps - counted_from)
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
-    with activations(way.model) as kept:
+    with activations(trainer.model) as kept:
         one_step()
     return Measured(
-        way.title,
-        way.equal,
+        trainer.title,
+        trainer.exact,
         weights,
         {part: statistics.median(step[part] for step in measured) for part in PARTS},
         traced[-1],
         sent if steps > counted_from else float("nan"),
-        way.bytes_expected(batch_size),
-        {**memory(way.model, way.optimizer), **kept},
+        trainer.bytes_expected(batch_size),
+        {**memory(trainer.model, trainer.optimizer), **kept},
     )
 
 
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
-    """Take some steps under `torch.profiler`; give their marks, and those of every collective or send on the way.
+    """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
 
     What waits to receive is not marked: the time may go by in computing, or it is waiting.
     """

@@ -1,4 +1,4 @@
-"""Every way to be parallel against one process: the same step, the bytes of its formula, the memory that adds up."""
+"""Every strategy against one process: the same step, the bytes of its formula, the memory that adds up."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 import labkit
 from labkit import measure
 from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
-from labkit.strategies.base import cut, equal_part, layers
+from labkit.strategies.base import equal_part, layers, split_stages
 from labkit.ui import comparison
+from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 BATCH_SIZE = 24
@@ -63,29 +64,41 @@ def measure_all(worker, strategies, seed, steps=8):
     return found
 
 
-@functools.cache
-def launched(world_size, seed):
-    """Launch every strategy that runs on so many ranks; a failure is kept as well, so that it happens once."""
-    strategies = [s for s in (*ALL.values(), Summed, SkipsABucket) if s.ranks(world_size) == world_size]
-    run = labkit.launch(measure_all, strategies, seed, world_size=world_size, wait=False, live=False)
-    run.over.wait()
-    return [s.title for s in strategies], run
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(4) as ranks:
+        yield ranks
 
 
-def measured(world_size, seed=0):
-    """Give, by title, what every rank has measured of every strategy that runs on so many ranks."""
-    titles, run = launched(world_size, seed)
-    run.wait()
-    return {title: [of_rank[index] for of_rank in run.results] for index, title in enumerate(titles)}
+@pytest.fixture(scope="module")
+def measured(ranks):
+    """Returns, by title, what every rank has measured of every strategy that runs on so many ranks."""
+
+    @functools.cache
+    def launched(world_size, seed):
+        """Launch them all; a failure is kept as well, so that it happens once."""
+        strategies = [s for s in (*ALL.values(), Summed, SkipsABucket) if s.ranks(world_size) == world_size]
+        run = labkit.launch(measure_all, strategies, seed, on=ranks, world_size=world_size, wait=False, live=False)
+        run.over.wait()
+        return [s.title for s in strategies], run
+
+    def by_title(world_size, seed=0):
+        titles, run = launched(world_size, seed)
+        run.wait()
+        return {title: [of_rank[index] for of_rank in run.results] for index, title in enumerate(titles)}
+
+    return by_title
 
 
-@functools.cache
-def reference(seed=0):
-    return measured(1, seed)["one process"][0].weights
+@pytest.fixture(scope="module")
+def difference(measured):
+    """Returns the greatest difference of any weight from those of one process."""
 
+    def of(found, seed=0):
+        reference = measured(1, seed)["one process"][0].weights
+        return comparison.difference(reference, comparison.whole_weights(found))
 
-def difference(ranks, seed=0):
-    return comparison.difference(reference(seed), comparison.whole_weights(ranks))
+    return of
 
 
 CASES = [
@@ -101,39 +114,39 @@ def test_every_strategy_is_tried():
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_a_strategy_takes_the_step_of_one_process_if_it_claims_so(title, world_size):
-    ranks = measured(world_size)[title]
-    if ALL[title].equal:
-        assert difference(ranks) <= 1e-12
+def test_a_strategy_takes_the_step_of_one_process_if_it_claims_so(title, world_size, measured, difference):
+    found = measured(world_size)[title]
+    if ALL[title].exact:
+        assert difference(found) <= 1e-12
     else:
-        assert 0 < difference(ranks) < 0.1, "not equal, but not far off"
+        assert 0 < difference(found) < 0.1, "not exact, but not far off"
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("title", [t for t in ALL if ALL[t].equal and ALL[t].ranks(2) == 2])
-def test_the_same_with_another_seed(title):
+@pytest.mark.parametrize("title", [t for t in ALL if ALL[t].exact and ALL[t].ranks(2) == 2])
+def test_the_same_with_another_seed(title, measured, difference):
     assert difference(measured(2, seed=7)[title], seed=7) <= 1e-12
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("wrong", [Summed, SkipsABucket])
-def test_a_wrong_strategy_is_caught_by_the_same_check(wrong):
+def test_a_wrong_strategy_is_caught_by_the_same_check(wrong, measured, difference):
     for world_size in (2, 4):
         assert difference(measured(world_size)[wrong.title]) > 1e-5
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size):
-    ranks = measured(world_size)[title]
-    sent = sum(r.bytes_sent for r in ranks) / world_size
-    expected = sum(r.bytes_expected for r in ranks) / world_size
+def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size, measured):
+    found = measured(world_size)[title]
+    sent = sum(r.bytes_sent for r in found) / world_size
+    expected = sum(r.bytes_expected for r in found) / world_size
     assert sent == pytest.approx(expected, rel=0.1, abs=2000)
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_every_part_of_the_cost_is_known(title, world_size):
+def test_every_part_of_the_cost_is_known(title, world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     for measured_ in measured(world_size)[title]:
         assert tuple(measured_.parts_s) == measure.PARTS
@@ -149,7 +162,7 @@ def test_every_part_of_the_cost_is_known(title, world_size):
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_parameters_on_all_ranks_add_up_to_the_whole(world_size):
+def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     found = measured(world_size)
     for strategy in (ModelParallel, GPipe, FSDP2):
@@ -161,15 +174,15 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size):
 
 
 @pytest.mark.spawns
-def test_communication_is_seen_where_there_is_some():
+def test_communication_is_seen_where_there_is_some(measured):
     found = measured(2)
-    for title in ("averaged by hand", "one flat buffer", "DDP", "ZeRO-1", "FSDP2", "tensor parallel"):
+    for title in ("manual all-reduce", "one flat buffer", "DDP", "ZeRO-1", "FSDP2", "tensor parallel"):
         assert any(mark.what == "communication" for mark in found[title][0].marks), title
     assert not any(mark.what == "communication" for mark in measured(1)["one process"][0].marks)
 
 
 @pytest.mark.spawns
-def test_a_strategy_of_the_readers_own_joins_the_comparison():
+def test_a_strategy_of_the_readers_own_joins_the_comparison(ranks):
     class ByTheRoot(DataParallelStrategy):
         """Gradients are added up on rank 0, divided there, and sent to all."""
 
@@ -193,6 +206,7 @@ def test_a_strategy_of_the_readers_own_joins_the_comparison():
             OPTIMIZER,
             batches_,
             steps=6,
+            on=ranks,
             world_size=strategy.ranks(2),
             live=False,
         )
@@ -219,17 +233,17 @@ def test_a_network_is_cut_where_layers_have_parameters():
     whole = labkit.models.ConvNet()
     assert [name for name, _ in layers(whole)][:2] == ["features.conv1", "features.pool1"]
     for parts in (1, 2, 3, 4):
-        stages = cut(labkit.models.ConvNet(), parts)
+        stages = split_stages(labkit.models.ConvNet(), parts)
         assert all(any(True for _ in stage.parameters()) for stage in stages)
-        names = [name for stage in stages for name in stage.whole_names()]
+        names = [name for stage in stages for name in stage.full_names()]
         assert names == list(whole.state_dict())
     images = torch.randn(3, 1, 28, 28)
     outputs = images
-    for stage in cut(whole, 3):
+    for stage in split_stages(whole, 3):
         outputs = stage(outputs)
     assert torch.equal(outputs, whole(images))
     with pytest.raises(ValueError, match="4 layers with parameters cannot be cut into 5 stages"):
-        cut(whole, 5)
+        split_stages(whole, 5)
 
 
 def test_an_instant_of_communication_counts_as_communication():

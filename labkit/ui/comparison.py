@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.measure import PARTS, Measured
 from labkit.monitor.history import SAMPLES
 
 if TYPE_CHECKING:
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
     from labkit.monitor.run import Run
     from labkit.ui.charts import Chart
+
+Measured = Any
 
 
 def compare(runs: Mapping[str, Run], name: str = "loss") -> Comparison:
@@ -57,7 +58,7 @@ class Comparison:
         host or, for ranks with a GPU, allocated on it.
 
         For runs of `labkit.measure.run_strategy` also: `difference`, the greatest of a weight to the first run's, and
-        whether the strategy claims to be `equal`; milliseconds of a step and of its parts, the mean over ranks;
+        whether the strategy claims to be `exact`; milliseconds of a step and of its parts, the mean over ranks;
         KiB sent per rank and step, counted and by the formula, means over ranks; KiB of parameters, gradients,
         optimizer state and activations on the rank that has most of them.
         """
@@ -90,10 +91,10 @@ class Comparison:
         if not ranks:
             return {}
         first = next(filter(None, map(_measured, self.runs.values())))
-        mean_ms = {f"{part} ms": 1000 * float(np.mean([r.parts_s[part] for r in ranks])) for part in PARTS}
+        mean_ms = {f"{part} ms": 1000 * float(np.mean([r.parts_s[part] for r in ranks])) for part in ranks[0].parts_s}
         return {
             "difference": difference(whole_weights(first), whole_weights(ranks)),
-            "equal": ranks[0].equal,
+            "exact": ranks[0].exact,
             "step ms": sum(mean_ms.values()),
             **mean_ms,
             "sent KiB": float(np.mean([r.bytes_sent for r in ranks])) / 1024,
@@ -105,8 +106,11 @@ class Comparison:
         """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.measure.run_strategy`."""
         from labkit.ui import charts
 
-        table = self.frame()
-        rows = {str(t): {part: float(row[f"{part} ms"]) for part in PARTS} for t, row in table.iterrows()}
+        rows = {
+            title: {part: 1000 * float(np.mean([r.parts_s[part] for r in ranks])) for part in ranks[0].parts_s}
+            for title, run in self.runs.items()
+            if (ranks := _measured(run))
+        }
         return charts.stacked(rows, "milliseconds", "one step: mean over ranks")
 
     def memory(self) -> Chart:
@@ -140,8 +144,9 @@ class Comparison:
 
 
 def _measured(run: Run) -> list[Measured]:
-    """Give what the ranks have measured, if the run was one of `labkit.measure.run_strategy`."""
-    return run.results if all(isinstance(result, Measured) for result in run.results) else []
+    """Return what the ranks have measured, if the run was one of `labkit.measure.run_strategy`, which nothing here
+    imports: a comparison is of any runs."""
+    return run.results if all(hasattr(result, "parts_s") for result in run.results) else []
 
 
 def _memory_kib(ranks: list[Measured]) -> dict[str, float]:
