@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import labkit
-from labkit import measure
+from labkit import profiling
 from labkit.checkpoint import CheckpointError, agreement, checkpoints, files, load, saving, shards
 from tests import resumable
 from tests.conftest import shared_session
@@ -463,8 +463,8 @@ def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
     folder = tmp_path / "killed"
     dice = random.Random(1)
     for rank in (0, 2):  # in the middle of writing
-        assert resumable.kill(folder, world_size, die=(rank, dice.randrange(100, 500)))
-    assert resumable.kill(folder, world_size, ranks=range(world_size), after_steps=2)
+        assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(100, 500)))
+    assert resumable.kill(folder, world_size, on=ranks, ranks=range(world_size), after_steps=2)
     results = launch(resumable.train, folder, world_size=world_size, on=ranks)
     assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
     for (_, losses), (_, all_losses) in zip(results, expected, strict=True):
@@ -624,7 +624,7 @@ def count_hashed(worker, folder, kind):
         checkpoint.save()
     finally:
         hashlib.sha256 = Counted.real
-    return Counted.bytes, measure.size_bytes(network.parameters()) * 3
+    return Counted.bytes, profiling.size_bytes(network.parameters()) * 3
 
 
 @pytest.mark.spawns

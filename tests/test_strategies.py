@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import labkit
-from labkit import measure
+from labkit import benchmark, profiling
 from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
 from labkit.strategies.base import equal_part, layers, split_stages
 from labkit.ui import comparison
@@ -59,7 +59,7 @@ def measure_all(worker, strategies, seed, steps=8):
     found = []
     for strategy in strategies:
         network_, batches_ = functools.partial(network, seed), functools.partial(batches, seed=seed)
-        found.append(measure.run_strategy(worker, strategy, network_, cross_entropy, OPTIMIZER, batches_, steps))
+        found.append(benchmark.run_strategy(worker, strategy, network_, cross_entropy, OPTIMIZER, batches_, steps))
         dist.barrier()
     return found
 
@@ -149,7 +149,7 @@ def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world
 def test_every_part_of_the_cost_is_known(title, world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     for measured_ in measured(world_size)[title]:
-        assert tuple(measured_.parts_s) == measure.PARTS
+        assert tuple(measured_.parts_s) == profiling.PARTS
         assert measured_.parts_s["forward"] > 0
         assert measured_.parts_s["backward"] > 0
         assert all(size > 0 for size in measured_.memory.values())
@@ -157,7 +157,7 @@ def test_every_part_of_the_cost_is_known(title, world_size, measured):
         step, *marks = measured_.marks
         assert step.what == "step"
         assert all(step.start_s <= mark.start_s < mark.end_s <= step.end_s for mark in marks)
-        assert sum(measure.split(measured_.marks).values()) == pytest.approx(step.end_s - step.start_s, rel=1e-6)
+        assert sum(profiling.split(measured_.marks).values()) == pytest.approx(step.end_s - step.start_s, rel=1e-6)
 
 
 @pytest.mark.spawns
@@ -199,7 +199,7 @@ def test_a_strategy_of_the_readers_own_joins_the_comparison(ranks):
     for strategy in (OneProcess, ByTheRoot):
         network_, batches_ = functools.partial(network, 0), functools.partial(batches, seed=0)
         runs[strategy.title] = labkit.launch(
-            measure.run_strategy,
+            benchmark.run_strategy,
             strategy,
             network_,
             cross_entropy,
@@ -215,8 +215,8 @@ def test_a_strategy_of_the_readers_own_joins_the_comparison(ranks):
     assert list(table.index) == ["one process", "by the root"]
     assert table.loc["by the root", "difference"] <= 1e-12
     assert not table.isna().any(axis=None)
-    assert {f"{part} ms" for part in measure.PARTS} <= set(table)
-    assert [trace.name for trace in compared.steps().data] == list(measure.PARTS)
+    assert {f"{part} ms" for part in profiling.PARTS} <= set(table)
+    assert [trace.name for trace in compared.steps().data] == list(profiling.PARTS)
     assert [trace.name for trace in compared.memory().data][0] == "parameters"
     assert set(compared.gantt("by the root").data[0].y) == {"rank 0", "rank 1"}
 
@@ -248,12 +248,12 @@ def test_a_network_is_cut_where_layers_have_parameters():
 
 def test_an_instant_of_communication_counts_as_communication():
     marks = [
-        measure.Mark("step", 0.0, 10.0),
-        measure.Mark("forward", 1.0, 4.0),
-        measure.Mark("backward", 4.0, 8.0),
-        measure.Mark("communication", 6.0, 9.0),
+        profiling.Mark("step", 0.0, 10.0),
+        profiling.Mark("forward", 1.0, 4.0),
+        profiling.Mark("backward", 4.0, 8.0),
+        profiling.Mark("communication", 6.0, 9.0),
     ]
-    assert measure.split(marks) == {
+    assert profiling.split(marks) == {
         "data": 0.0,
         "forward": 3.0,
         "backward": 2.0,
@@ -266,11 +266,11 @@ def test_an_instant_of_communication_counts_as_communication():
 def test_activations_are_counted_without_weights():
     model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10))
     inputs = torch.randn(8, 100)
-    with measure.activations(model) as kept:
+    with profiling.activations(model) as kept:
         model(inputs).sum().backward()
     assert kept["activations"] == 4 * 8 * (100 + 50), "the input, and what the ReLU has let through"
 
 
 def test_too_few_steps_are_refused():
     with pytest.raises(ValueError, match="steps must be at least 4 and check_after between 1 and steps, got 3 and 5"):
-        measure.run_strategy(None, OneProcess, None, None, None, None, steps=3)
+        benchmark.run_strategy(None, OneProcess, None, None, None, None, steps=3)

@@ -32,7 +32,8 @@ PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "checkpoint", "lessons", "strategies"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script", "measure", "scaling")
+    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
+    *("benchmark", "profiling", "scaling"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""
 

@@ -1,7 +1,7 @@
 """Strategies: ways to train in parallel, one short file each, with the same small interface (`Strategy`).
 
 `ALL` has them by title, in the order in which the lessons meet them. None launches or draws: a rank makes one and calls
-`step`; see `labkit.measure.run_strategy`.
+`step`; see `labkit.benchmark.run_strategy`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.measure import Clock, size_bytes
+from labkit.profiling import Clock, size_bytes
 from labkit.rank.worker import Worker
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.measure import size_bytes
+from labkit.profiling import size_bytes
 from labkit.strategies.base import DataParallelStrategy, equal_part, has_parameters
 from labkit.strategies.ddp import DDP
 

@@ -57,7 +57,7 @@ class Comparison:
         to the last (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
         host or, for ranks with a GPU, allocated on it.
 
-        For runs of `labkit.measure.run_strategy` also: `difference`, the greatest of a weight to the first run's, and
+        For runs of `labkit.benchmark.run_strategy` also: `difference`, the greatest of a weight to the first run's, and
         whether the strategy claims to be `exact`; milliseconds of a step and of its parts, the mean over ranks;
         KiB sent per rank and step, counted and by the formula, means over ranks; KiB of parameters, gradients,
         optimizer state and activations on the rank that has most of them.
@@ -103,7 +103,7 @@ class Comparison:
         }
 
     def steps(self) -> Chart:
-        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
         rows = {
@@ -114,7 +114,7 @@ class Comparison:
         return charts.stacked(rows, "milliseconds", "one step: mean over ranks")
 
     def memory(self) -> Chart:
-        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
         rows = {title: _memory_kib(ranks) for title, run in self.runs.items() if (ranks := _measured(run))}
@@ -144,7 +144,7 @@ class Comparison:
 
 
 def _measured(run: Run) -> list[Measured]:
-    """Return what the ranks have measured, if the run was one of `labkit.measure.run_strategy`, which nothing here
+    """Return what the ranks have measured, if the run was one of `labkit.benchmark.run_strategy`, which nothing here
     imports: a comparison is of any runs."""
     return run.results if all(hasattr(result, "parts_s") for result in run.results) else []
 
