@@ -15,6 +15,7 @@ Where the formulas are from:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
@@ -42,10 +43,7 @@ def split(batch_size: int, ranks: int) -> list[int]:
 
     Raises ValueError where a rank would have nothing to do.
     """
-    _check_whole("ranks", ranks)
-    _check_whole("batch_size", batch_size)
-    if batch_size < ranks:
-        raise ValueError(f"a batch of {batch_size} leaves nothing to do for {ranks - batch_size} of {ranks} ranks")
+    _check_split(batch_size, ranks)
     return [batch_size // ranks + (rank < batch_size % ranks) for rank in range(ranks)]
 
 
@@ -117,7 +115,8 @@ class CostModel:
         if ranks % chain:
             raise ValueError(f"{ranks} ranks do not make whole chains of {chain} stages; take a multiple of {chain}")
         copies = ranks // chain
-        share = split(batch_size, copies)[0]  # the largest: everyone waits for it
+        _check_split(batch_size, copies)
+        share = math.ceil(batch_size / copies)  # the largest: everyone waits for it
         crowd = max(1.0, ranks / self.cores) if self.cores else 1.0
         compute_s = self.fixed_s * crowd + share * self.sample_s / chain
         stragglers_s = compute_s * self.spread * _expected_greatest(ranks)
@@ -227,29 +226,29 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     guess = np.array([_to_free(name, getattr(start, name)) for name in free])
     logs = np.log([point.step_s for point in points])
 
-    def model_at(place: _Array) -> CostModel:
-        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(free, place, strict=True)}
+    def model_at(theta: _Array) -> CostModel:
+        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(free, theta, strict=True)}
         return dataclasses.replace(start, **values)
 
-    def errors(place: _Array) -> _Array:
-        model = model_at(place)
+    def errors(theta: _Array) -> _Array:
+        model = model_at(theta)
         return np.log([model.step_s(p.ranks, p.batch_size, p.strategy) for p in points]) - logs
 
     def best(begin: _Array, noise: float, off: _Array, doubt: _Array) -> _Array:
         return _least_squares(
-            lambda place: np.concatenate([errors(place) / noise - off, (place - guess) / math.log(10) - doubt]), begin
+            lambda theta: np.concatenate([errors(theta) / noise - off, (theta - guess) / math.log(10) - doubt]), begin
         )
 
     known = math.sqrt(sum(point.error**2 for point in points) / len(points))
     spare = len(points) - len(free)
     exact = np.zeros(len(points)), np.zeros(len(free))
-    place, noise = guess, max(known, 0.01)
+    theta, noise = guess, max(known, 0.01)
     for _ in range(3):  # how much the model leaves unexplained is known only once it is fitted
-        place = best(place, noise, *exact)
-        noise = max(known, float(np.linalg.norm(errors(place))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
+        theta = best(theta, noise, *exact)
+        noise = max(known, float(np.linalg.norm(errors(theta))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
     random = np.random.default_rng(0).standard_normal((draws, len(points) + len(free)))
-    drawn = (best(place, noise, row[: len(points)], row[len(points) :]) for row in random)
-    return Fit(model_at(place), free, noise, tuple(map(model_at, drawn)))
+    drawn = (best(theta, noise, row[: len(points)], row[len(points) :]) for row in random)
+    return Fit(model_at(theta), free, noise, tuple(map(model_at, drawn)))
 
 
 def _check_fit(points: list[Point], start: CostModel, free: tuple[str, ...]) -> None:
@@ -266,38 +265,46 @@ def _check_fit(points: list[Point], start: CostModel, free: tuple[str, ...]) -> 
             raise ValueError(f"a step takes more than 0 s, got {point.step_s!r} for {point.ranks} ranks")
 
 
-def _least_squares(residuals: Callable[[_Array], _Array], place: _Array) -> _Array:
-    """Return the place of the least sum of squares, by Levenberg and Marquardt's method."""
-    damping, here = 1e-3, residuals(place)
+def _least_squares(residuals: Callable[[_Array], _Array], theta: _Array) -> _Array:
+    """Return the theta with the least sum of squares, by Levenberg and Marquardt's method."""
+    damping, here = 1e-3, residuals(theta)
     for _ in range(50):
-        slopes = np.stack([(residuals(place + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(len(place))], axis=1)
+        slopes = np.stack([(residuals(theta + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(len(theta))], axis=1)
         square = slopes.T @ slopes
         while damping < 1e9:
             step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ here)
-            there = residuals(place + np.clip(step, -2, 2))
+            there = residuals(theta + np.clip(step, -2, 2))
             if there @ there < here @ here:
                 break
             damping *= 4
         else:
-            return place
+            return theta
         gained = 1 - (there @ there) / (here @ here)
-        place, here, damping = place + np.clip(step, -2, 2), there, damping / 5
+        theta, here, damping = theta + np.clip(step, -2, 2), there, damping / 5
         if gained < 1e-6:
-            return place
-    return place
+            return theta
+    return theta
 
 
 def _to_free(name: str, value: float) -> float:
     return math.log(value / (1 - value)) if name == "overlap" else math.log(value)
 
 
-def _from_free(name: str, place: float) -> float:
-    return 1 / (1 + math.exp(-place)) if name == "overlap" else math.exp(place)
+def _from_free(name: str, theta: float) -> float:
+    return 1 / (1 + math.exp(-theta)) if name == "overlap" else math.exp(theta)
 
 
+@functools.cache
 def _expected_greatest(count: int) -> float:
     """Return the expected greatest of `count` standard normal values, to within .03."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _check_split(batch_size: int, ranks: int) -> None:
+    _check_whole("ranks", ranks)
+    _check_whole("batch_size", batch_size)
+    if batch_size < ranks:
+        raise ValueError(f"a batch of {batch_size} leaves nothing to do for {ranks - batch_size} of {ranks} ranks")
 
 
 def _check_whole(name: str, value: int) -> None:

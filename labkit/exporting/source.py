@@ -38,7 +38,7 @@ class Definition(NamedTuple):
 
     name: str
     text: str
-    place: tuple[int, int]
+    position: tuple[int, int]
     """Where it stands in the notebook: (cell, line). Constants come first."""
     at_once: set[str]
     """Names that must be there before it."""
@@ -85,9 +85,9 @@ class Script:
         )
         ordered = self._in_order()
         future = FUTURE.rstrip() if any(definition.postponed for definition in ordered) else ""
-        constants = "\n".join(d.text for d in ordered if d.place < (0, 0))
+        constants = "\n".join(d.text for d in ordered if d.position < (0, 0))
         top = "\n\n".join(filter(None, [future, "\n".join(import_lines(self._imports.values())), constants]))
-        body = "\n\n\n".join(d.text for d in ordered if d.place >= (0, 0))
+        body = "\n\n\n".join(d.text for d in ordered if d.position >= (0, 0))
         tail = (
             '\n\n\nif __name__ == "__main__":\n'
             "    import labkit.exporting.script\n\n"
@@ -122,8 +122,8 @@ class Script:
         else:
             text = f"{name} = {self._expression(value, f'{why} {name!r}', set())}"
             used, at_once = names_in(text)
-            place = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
-            self._definitions[name] = Definition(name, text, place, at_once, used)
+            position = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
+            self._definitions[name] = Definition(name, text, position, at_once, used)
 
     def _need_code(self, name: str, value: Any, why: str) -> None:
         """Provide for a function or a class: from the notebook as source, from elsewhere by import."""
@@ -131,7 +131,7 @@ class Script:
             self._import_object(name, value, why)
             return
         what = f"{why} {name!r}" if why else name
-        node, text, place = self._sources.statement_of(value, what)
+        node, text, position = self._sources.statement_of(value, what)
         if isinstance(node, ast.Assign):  # a lambda with a name
             known_as = ast.unparse(node.targets[0])
         else:
@@ -140,14 +140,14 @@ class Script:
         if known_as != name:
             # The same thing under another name: define it as it was, then name it.
             self._need(known_as, value, why)
-            self._definitions[name] = Definition(name, f"{name} = {known_as}", place, {known_as}, {known_as})
+            self._definitions[name] = Definition(name, f"{name} = {known_as}", position, {known_as}, {known_as})
             return
         code = getattr(inspect.unwrap(value), "__code__", None)
         postponed = bool(code and code.co_flags & annotations.compiler_flag) or _postpones(value)
         used, at_once = names_in((FUTURE if postponed else "") + text)
         hints = names_in(text)[0] - used
         if_called = set() if isinstance(value, type) else used
-        self._definitions[name] = Definition(name, text, place, at_once, if_called, postponed)
+        self._definitions[name] = Definition(name, text, position, at_once, if_called, postponed)
         self._made |= made_global(text)
         for used_name in sorted(used | hints):
             self._need_name(used_name, name, must=used_name in used)
@@ -296,7 +296,7 @@ class Script:
             under_way.pop()
             done[definition.name] = definition
 
-        for definition in sorted(self._definitions.values(), key=lambda d: d.place):
+        for definition in sorted(self._definitions.values(), key=lambda d: d.position):
             add(definition)
         return list(done.values())
 
