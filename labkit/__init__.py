@@ -23,9 +23,10 @@ holds (`engines.holders`), each with a button that ends it.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
 rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
-`measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
-ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`
-(`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that needs no notebook.
+`benchmark` and `profiling` find out what a step of each costs; `compare` puts runs side by side; `scaling` predicts
+other numbers of ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its
+ranks. `export` (`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that
+needs no notebook.
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
 """
@@ -38,7 +39,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import checkpoint, measure, scaling, strategies
+    from labkit import benchmark, checkpoint, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
@@ -66,15 +67,16 @@ __all__ = [
     "Worker",
     "WorkerFailed",
     "attach",
+    "benchmark",
     "charts",
     "checkpoint",
     "compare",
     "datasets",
     "export",
     "launch",
-    "measure",
     "models",
     "processes",
+    "profiling",
     "scaling",
     "show",
     "sortable",
@@ -104,11 +106,12 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
+    "benchmark": "benchmark",
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
     "datasets": "lessons.datasets",
-    "measure": "measure",
     "models": "lessons.models",
+    "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",

@@ -41,7 +41,7 @@ STILL = {
     "run.figure()": "run.figure()",
     "labkit.show": "labkit.show(px.scatter(x=[1, 2, 3], y=[3, 1, 2], title='three points'))",
     "bars": "labkit.charts.bars(['steps of one rank', 'steps of all ranks'], [1234.5, 2], 'ms', 'a long title ' * 9)",
-    "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.measure.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
+    "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.profiling.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
     "labkit.compare": "labkit.compare({'one process': run, 'distributed data parallel': many})",
     "explore": """
 def draw(batch_size=128, latency_us=10):

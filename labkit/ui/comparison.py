@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Measurement(Protocol):
-    """A rank's result that says more of its run than the run itself knows: `labkit.measure.run_strategy`'s, say."""
+    """A rank's result that says more of its run than the run itself knows: `labkit.benchmark.run_strategy`'s, say."""
 
     marks: Sequence[tuple[str, float, float]]
     """(what, start_s, end_s) of one step on this rank."""
@@ -69,7 +69,7 @@ class Comparison:
         to the last (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
         host or, for ranks with a GPU, allocated on it.
 
-        For runs of `labkit.measure.run_strategy` also what `labkit.measure.Measured.columns` says.
+        For runs of `labkit.benchmark.run_strategy` also what `labkit.benchmark.Measured.columns` says.
         """
         import pandas as pd
 
@@ -114,13 +114,13 @@ class Comparison:
         }
 
     def steps(self) -> Chart:
-        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
         return charts.stacked(self._parts("ms", without=["step"]), "milliseconds", "one step: mean over ranks")
 
     def memory(self) -> Chart:
-        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
         return charts.stacked(
