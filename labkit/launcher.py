@@ -19,7 +19,7 @@ from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores
-from labkit.ui import kernel
+from labkit.ui import kernel, present
 
 if TYPE_CHECKING:
     from labkit.session import Session
@@ -162,11 +162,9 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
 
 def _show(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
-    from labkit.ui import view
-
     watcher = None
     try:
-        watcher = view.attach(run, live, wait)
+        watcher = present.watch(run, live, wait)
         if wait:
             run.wait()
     except KeyboardInterrupt:  # before run.wait() could take it

@@ -27,7 +27,7 @@ from labkit.session.cells import CellCode, compile_cell, run_cell
 from labkit.session.cluster import ClusterReserve
 from labkit.session.local import LocalReserve, Replaced, ReservedRank, replaced_in_words
 from labkit.ui import kernel
-from labkit.ui.view import print_output
+from labkit.ui.lines import print_output
 
 if TYPE_CHECKING:
     from labkit.cluster.run_directory import RunFolder
