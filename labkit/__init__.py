@@ -20,8 +20,9 @@
 that do job after job: launched functions, and cells (`%load_ext labkit`, `%%ranks 4`). In such a rank `isolation` puts
 back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit
 holds (`engines.holders`), each with a button that ends it.
-On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
-rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
+On a cluster ranks and notebook speak through files in the run's directory (`cluster.run_directory`):
+`cluster.supervisor` starts each rank there, and `cluster.rank_entry` is what it runs; in a session,
+`session.supervisor` and `session.rank_entry`.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
 `benchmark` and `profiling` find out what a step of each costs; `compare` puts runs side by side; `scaling` predicts
 other numbers of ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its
@@ -41,15 +42,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit import benchmark, checkpoint, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
+    from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
     from labkit.exporting.exporter import export
-    from labkit.launcher import attach, launch
+    from labkit.launcher import launch
     from labkit.lessons import datasets, models
     from labkit.monitor.run import Run, WorkerFailed
     from labkit.rank.worker import Stopped, Worker
-    from labkit.session import Session
+    from labkit.session.session import Session
     from labkit.ui import charts
     from labkit.ui.comparison import Comparison, compare
     from labkit.ui.present import show
@@ -89,13 +91,13 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "ui.comparison",
     "Run": "monitor.run",
-    "Session": "session",
+    "Session": "session.session",
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
     "Torchrun": "cluster.torchrun",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
-    "attach": "launcher",
+    "attach": "cluster.attaching",
     "compare": "ui.comparison",
     "export": "exporting.exporter",
     "launch": "launcher",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,6 @@ from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores
 from labkit.ui import kernel, present
-
-if TYPE_CHECKING:
-    from labkit.session import Session
 
 
 class _DefaultSeed(int):
@@ -115,52 +111,10 @@ def launch(
         run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
-    return _show(run, live, wait)
+    return show_run(run, live, wait)
 
 
-def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run | Session:
-    """Follow a run on a SLURM cluster again: after a restart of the kernel, or from another notebook.
-
-    Of a session there, give the `labkit.Session` back, with its ranks and variables; its `last` is what ran last.
-
-    Args:
-        job: the number of the SLURM job, while SLURM knows it, or the folder (`run.folder`, `session.folder`).
-        wait: whether to return when the run is over.
-        live: as `launch` takes it.
-
-    Gives the `Run`, its history whole. Raises ValueError if there is no such run; WorkerFailed with `wait=True`, if a
-    rank failed.
-    """
-    from labkit.cluster.run_directory import RunFolder
-    from labkit.cluster.slurm import SlurmEngine, folder_of
-
-    is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
-    folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
-    about = folder.about()
-    if about.get("launcher") == "session":
-        raise ValueError(
-            f"{folder.path} is one job of a session; attach to the session, whose `last` is the newest job: "
-            f"labkit.attach({str(folder.path.parent.parent)!r})"
-        )
-    if about.get("launcher") != "slurm":
-        raise ValueError(
-            f"{folder.path} is a run under {about.get('launcher')}, which ended with its notebook; "
-            "only runs on a SLURM cluster go on without one"
-        )
-    if "job" not in about:
-        raise ValueError(f"{folder.path} was never given to SLURM: the notebook ended before sbatch had answered")
-    if "session" in about:
-        from labkit.session import Session
-
-        return Session.attached(folder, about)
-    engine = SlurmEngine(about["world_size"], folder, about)
-    run = Run(engine, about["world_size"], about["name"], about["timeout_s"])
-    engine.follow(about["job"])
-    run.follow(folder.job(), stopping=folder.was_asked_to("stop"))
-    return _show(run, live, wait)
-
-
-def _show(run: Run, live: bool | None, wait: bool) -> Run:
+def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     watcher = None
     try:

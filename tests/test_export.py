@@ -967,7 +967,7 @@ def test_sbatch_gives_the_notebooks_weights(moved):
             said = "\n".join(file.read_text() for file in folder.glob("slurm-*.out"))
             assert "finished" in said, said
             assert result(folder)["weights"] == weights
-            assert not list(folder.glob("log/meet*"))
+            assert not list(folder.glob("log/rendezvous*"))
             shutil.rmtree(folder / "log")
 
 

@@ -15,7 +15,7 @@ import torch
 import labkit
 from labkit.engines import standby
 from labkit.engines.spawn import RankProcess
-from labkit.session import cells, session
+from labkit.session import cell_runs, cells
 from tests.conftest import LONG_S, wait_until
 
 pytestmark = pytest.mark.spawns
@@ -168,7 +168,7 @@ def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, 
 
 
 def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "HINT_AFTER_S", 0.3)
+    monkeypatch.setattr(cell_runs, "HINT_AFTER_S", 0.3)
     shown, seen = [], tmp_path / "seen"
 
     def show(*words, **_):

@@ -1,17 +1,12 @@
-"""A run's folder, through which ranks on other machines and the notebook speak: files that only grow, read as they do.
+"""A run's directory, through which ranks on other machines and the notebook speak: files that only grow.
 
-    job.pkl                  what every rank is to do (`worker.Job`)
+    job.pkl                  what every rank is to do (`protocol.job.Job`)
     run.json                 what `labkit.attach` needs to follow the run again
     asked                    what the notebook asks of the ranks, a word a line: stop, stacks, end
     ranks/<rank>.<attempt>.records   what a rank reports: a record a line, as JSON
     ranks/<rank>.<attempt>.out       what it prints
     ranks/<rank>.<attempt>.stacks    where it stands, when asked
-
-A session has a folder, too, in which each job has one of its own, as above, with attempt 0. `asked` then speaks of
-jobs: "job:3:0,1" gives one to ranks, "stop" is meant for the last one given, "kill:3:1" ends who is still at it,
-"leave" and "idle" end the session. An attempt of the session's own ranks is a process.
-
-    jobs/<number>/...
+    failed.<attempt>                 there once a rank has failed by itself
 
 No port is needed between notebook and ranks, and nothing is lost when the notebook is closed. Only the user can read
 or write in there. Over a network's file system what is written is seen after seconds.
@@ -27,7 +22,7 @@ import os
 import re
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +37,26 @@ BLOCK_BYTES = 1 << 22
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in events.Event.__args__}
 
 
-class RunFolder:
-    """The notebook's or a rank's view of the folder; the file names are known here and in `guard` only."""
+class RunDirectory:
+    """The notebook's or a rank's view of the directory; the file names are known here and in `supervisor` only."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         self.ranks = self.path / "ranks"
         self.job_file = self.path / "job.pkl"
         self.asked = self.path / "asked"
-        self.jobs = self.path / "jobs"
 
-    def create(self, job: Job | None, about: dict[str, Any]) -> None:
-        """Make the folder with a job in it, or room for those of a session. Raises OSError with what to do."""
+    def create(self, job: Job, about: dict[str, Any]) -> None:
+        """Make the directory with a job in it. Raises OSError with what to do."""
+        self._make(about, lambda: self.write("job.pkl", cloudpickle.dumps(job)))
+
+    def _make(self, about: dict[str, Any], fill: Callable[[], None]) -> None:
         try:
             self.path.mkdir(parents=True)
             self.path.chmod(0o700)
             self.ranks.mkdir()
             self.asked.touch()
-            if job is None:
-                self.jobs.mkdir()
-            else:
-                self.write("job.pkl", cloudpickle.dumps(job))
+            fill()
         except OSError as error:
             raise OSError(
                 f"the run's folder {self.path} cannot be made: {error.strerror or error}. It must be where this "
@@ -81,7 +75,7 @@ class RunFolder:
         self.write("run.json", json.dumps(about, indent=1).encode())
 
     def about(self) -> dict[str, Any]:
-        """Give what was noted. Raises ValueError if this is no run's folder, or somebody else's."""
+        """Return what was noted. Raises ValueError if this is no run's folder, or somebody else's."""
         try:
             found: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         except (OSError, ValueError) as error:
@@ -89,29 +83,24 @@ class RunFolder:
                 f"{self.path} is not the folder of a run: run.json cannot be read ({error}). Give the folder that "
                 "`run.folder` named, or the number of a SLURM job that SLURM still knows"
             ) from error
-        self._check_owner()
+        self._check_owner(os.stat(self.path))
         return found
 
     def job(self) -> Job:
-        """Return what the ranks are to do. Raises ValueError if somebody else's folder says so."""
-        self._check_owner()
-        found: Job = cloudpickle.loads(self.job_file.read_bytes())
+        """Return what the ranks are to do. Raises ValueError if anybody else could have written it."""
+        self._check_owner(os.stat(self.path))
+        with open(self.job_file, "rb") as file:
+            # Of the file that is open, not of its name: that may stand for another file by the time it is read.
+            self._check_owner(os.fstat(file.fileno()))
+            found: Job = cloudpickle.load(file)
         return found
 
-    def _check_owner(self) -> None:
-        if hasattr(os, "getuid") and os.stat(self.path).st_uid != os.getuid():
+    def _check_owner(self, status: os.stat_result) -> None:
+        if hasattr(os, "getuid") and status.st_uid != os.getuid():
             raise ValueError(f"{self.path} belongs to another user; what lies there would be run as code: not read")
 
-    def of_job(self, number: int) -> RunFolder:
-        """Return the folder of a session's job."""
-        return RunFolder(self.jobs / str(number))
-
-    def newest_job(self) -> int:
-        """Return the number of a session's newest job; 0 before the first."""
-        return max((int(name) for name in os.listdir(self.jobs) if name.isdigit()), default=0)
-
     def ask(self, word: str) -> None:
-        """Say a word to every rank."""
+        """Append a word for every rank. Raises OSError, on a full disk, say."""
         with open(self.asked, "a") as file:
             file.write(f"{word}\n")
 
@@ -120,7 +109,7 @@ class RunFolder:
         return word in self.asked.read_text().split()
 
     def file(self, rank: int, attempt: int, kind: str) -> Path:
-        """Give the file with a rank's "records", "out" or "stacks"."""
+        """Return the file with a rank's "records", "out" or "stacks"."""
         return self.ranks / f"{rank}.{attempt}.{kind}"
 
 
@@ -146,7 +135,7 @@ class FileSender:
 
 
 def _plain(event: Any) -> Iterator[Any]:
-    """Give a record's fields as JSON knows them."""
+    """Return a record's fields as JSON knows them."""
     for value in event:
         if isinstance(value, bytes):
             yield {"bytes": base64.b64encode(value).decode()}
@@ -195,17 +184,22 @@ class _Growing:
 class _RankFiles:
     """What one rank writes in one attempt."""
 
-    def __init__(self, folder: RunFolder, rank: int, attempt: int) -> None:
+    def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
         self._rank = rank
         self._records, self._out, self._stacks = (
-            _Growing(folder.file(rank, attempt, kind)) for kind in ("records", "out", "stacks")
+            _Growing(directory.file(rank, attempt, kind)) for kind in ("records", "out", "stacks")
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.was_interrupted = False
+        """Whether its supervisor has asked the rank to stop, because the launcher takes the machine away."""
 
     def read(self, all_of_it: bool = False) -> list[events.Event]:
-        """Give what is new: what was printed before what was reported after it."""
+        """Return what is new: what was printed before what was reported after it."""
         reported: list[events.Event] = []
         for line in self._records.lines(all_of_it):  # before the output, so that what was printed first is there
+            if line.startswith(b'["Interrupted"'):
+                self.was_interrupted = True
+                continue
             with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by the end of its writer
                 reported.append(_record(line))
         ended = any(isinstance(event, events.Exit) for event in reported)  # and prints no more
@@ -217,11 +211,11 @@ class _RankFiles:
         return found + reported
 
 
-class FolderReader:
+class DirectoryReader:
     """Reads what all ranks write, from the first attempt on."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
         self._files: dict[int, _RankFiles] = {}
         self.attempt = 0
         """The newest that any rank has begun."""
@@ -231,8 +225,13 @@ class FolderReader:
         """Ranks that have begun this attempt."""
         return set(self._files)
 
+    @property
+    def interrupted(self) -> set[int]:
+        """Ranks of this attempt whose supervisors have asked them to stop."""
+        return {rank for rank, files in self._files.items() if files.was_interrupted}
+
     def read(self) -> list[events.Event]:
-        """Give what is new. Of attempts before the newest, only what was logged and printed."""
+        """Return what is new. Of attempts before the newest, only what was logged and printed."""
         found: list[events.Event] = []
         there = self._there()
         newest = max((attempt for _, attempt in there), default=0)
@@ -249,14 +248,14 @@ class FolderReader:
         return found
 
     def _there(self) -> list[tuple[int, int]]:
-        """Give (rank, attempt) of all that have begun."""
+        """Return (rank, attempt) of all that have begun."""
         names: list[str] = []
         with contextlib.suppress(OSError):
-            names = os.listdir(self._folder.ranks)
+            names = os.listdir(self._directory.ranks)
         found = (re.fullmatch(r"(\d+)\.(\d+)\.records", name) for name in names)
         return sorted((int(name[1]), int(name[2])) for name in found if name)
 
     def _open(self, there: list[tuple[int, int]]) -> None:
         for rank, attempt in there:
             if attempt == self.attempt and rank not in self._files:
-                self._files[rank] = _RankFiles(self._folder, rank, attempt)
+                self._files[rank] = _RankFiles(self._directory, rank, attempt)

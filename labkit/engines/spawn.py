@@ -40,8 +40,6 @@ class RankProcess:
         self._inbox, self._inbox_lock = inbox, threading.Lock()
         self._is_closed, self._close_lock = False, threading.Lock()
         self._is_ready, self._ready_lock = False, threading.Lock()
-        self.warm = False
-        """Whether it is known to have imported all that it may import before its job."""
 
     def send_job(self, rank: int, job: Job) -> None:
         """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""

@@ -35,6 +35,8 @@ _lock = threading.RLock()
 _changed = threading.Condition(_lock)
 _enabled = os.environ.get("LABKIT_STANDBY", "on").lower() not in ("off", "0", "no", "false")
 _ready: list[RankProcess] = []
+_importing: set[RankProcess] = set()
+"""Those that may be importing, for all that is known."""
 _born_in: Any = None
 """The surroundings that the standby ranks inherited."""
 _born_s = 0.0
@@ -98,7 +100,7 @@ def warm() -> bool:
     """Return whether as many stand by as are wanted, and all have imported what they may ahead of a run."""
     with _lock:
         _look_who_is_warm()
-        return bool(_ready) and not _wanted and all(process.warm for process in _ready)
+        return bool(_ready) and not _wanted and not _importing.intersection(_ready)
 
 
 def memory() -> list[int]:
@@ -210,16 +212,18 @@ def _fill() -> None:
         _wanted = 0
         if missing > 0:
             _born_s = time.monotonic()
-            _ready.extend(spawn(missing))
+            new = spawn(missing)
+            _ready.extend(new)
+            _importing.update(new)
 
 
 def _look_who_is_warm() -> bool:
     """Take what standby ranks say; return whether none is importing any longer. With the lock held."""
-    for process in _ready:
-        if not process.warm and process.is_alive and process.is_ready:
-            process.warm = True
-            idle.seen_to_start_in(time.monotonic() - _born_s)
-    return all(process.warm or not process.is_alive for process in _ready)
+    _importing.intersection_update(_ready)
+    for process in [one for one in _importing if one.is_alive and one.is_ready]:
+        _importing.remove(process)
+        idle.seen_to_start_in(time.monotonic() - _born_s)
+    return not any(process.is_alive for process in _importing)
 
 
 def renew() -> None:
@@ -249,7 +253,7 @@ class _Standby:
     def processes(self) -> list[holders.HeldProcess]:
         with _lock:
             _look_who_is_warm()
-            there = [(one.pid, "ready" if one.warm else "importing") for one in _ready if one.is_alive]
+            there = [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
         return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
 
     def end(self, pid: int) -> None:

@@ -105,7 +105,7 @@ class ScriptChannel(Channel):
             from labkit.cluster import rank_entry, run_directory
 
             attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-            store = rank_entry.rendezvous(info, run_directory.RunFolder(self._log), attempt)
+            store = rank_entry.rendezvous(info, run_directory.RunDirectory(self._log), attempt)
         if info.rank == 0:
             store.set("labkit/log", self._new_folder().name)
         self._folder = self._log / store.get("labkit/log").decode()
@@ -129,8 +129,8 @@ class ScriptChannel(Channel):
         elif isinstance(event, events.Expect):
             self._steps = event.steps
         elif isinstance(event, events.Started):
-            if rank == 0:  # all have met
-                for published in self._log.glob(f"meet.{os.environ.get('SLURM_JOB_ID')}.*.json"):
+            if rank == 0:  # all have joined
+                for published in self._log.glob(f"rendezvous.{os.environ.get('SLURM_JOB_ID')}.*.json"):
                     published.unlink()
             self._say(f"{_count(self._info.world_size, 'rank')}, logging to {self._folder}")
         elif isinstance(event, events.Result):

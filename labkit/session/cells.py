@@ -54,6 +54,10 @@ def _is_silenced(code: str) -> bool:
     return code.rstrip().endswith(";")
 
 
+def join(worker: Worker) -> None:
+    """Do nothing, in the cells' process group: to run this joins it."""
+
+
 def run_cell(worker: Worker, cell: CellCode) -> str | bytes:
     """Run a cell; return the value of its last expression as text ("" for none), or pickled where it is wanted."""
     variables = _variables(worker)

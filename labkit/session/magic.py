@@ -55,7 +55,7 @@ class RanksMagics(Magics):
     @no_var_expand  # braces are the expression's own
     @line_magic("ranks")  # type: ignore[arg-type]
     def evaluate(self, line: str) -> list[Any] | None:
-        """Give what an expression is on every rank, by rank: `before = %ranks x`. `%ranks --end` ends the ranks."""
+        """Return what an expression is on every rank, by rank: `before = %ranks x`. `%ranks --end` ends the ranks."""
         if line.strip() == "--end":
             self.end()
             return None
@@ -87,7 +87,7 @@ class RanksMagics(Magics):
         return self._own
 
     def _title(self) -> str:
-        """Say which cell this is, as tracebacks do. IPython counts on before the cell has run."""
+        """Return which cell this is, as tracebacks do. IPython counts on before the cell has run."""
         numbers = kernel.cell_numbers()
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename not in numbers:

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+from labkit.session.ranks import duration
 from labkit.ui import kernel
 from labkit.ui.tables import ranks_html
 
@@ -28,20 +29,14 @@ def show(session: Session) -> None:
 
 
 def _headline(session: Session) -> str:
-    """Say what the ranks do and how long they stay."""
+    """Return what the ranks do and how long they stay."""
     ranks = f"{session.world_size} reserved rank{'s' if session.world_size > 1 else ''}"
     if session.over:
         return f"{ranks} · gone: {session.why_over}"
     parts = [ranks, f"busy with {session.busy_with}" if session.busy_with else "idle"]
     if math.isfinite(left_s := session.idle_left_s):
-        parts.append(f"end in {_duration(left_s)} if nothing runs on them")
+        parts.append(f"end in {duration(left_s)} if nothing runs on them")
     return " · ".join([*parts, *session.notices])
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 90:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s"
 
 
 def _text(session: Session) -> str:

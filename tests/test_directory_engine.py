@@ -1,4 +1,4 @@
-"""What ranks write into a run's folder is what the notebook reads there, whenever it looks. No processes."""
+"""What ranks write into a run's directory is what the notebook reads there, whenever it looks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import cloudpickle
 import pytest
 
 from labkit.cluster import supervisor
-from labkit.cluster.directory_engine import FolderEngine, new_folder
+from labkit.cluster.directory_engine import LaunchedEngine, new_directory
+from labkit.cluster.launcher_job import LauncherJob
 from labkit.cluster.rank_entry import _counts
-from labkit.cluster.run_directory import FileSender, FolderReader, RunFolder
+from labkit.cluster.run_directory import DirectoryReader, FileSender, RunDirectory
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -22,8 +23,8 @@ from tests.conftest import LONG_S, wait_until
 
 
 @pytest.fixture
-def folder(tmp_path):
-    made = RunFolder(tmp_path / "run")
+def directory(tmp_path):
+    made = RunDirectory(tmp_path / "run")
     made.create(a_job(), {"launcher": "slurm"})
     return made
 
@@ -38,10 +39,10 @@ def log(rank, *steps, value=1.0):
 
 
 class Rank:
-    """Writes as a rank and its guard do."""
+    """Writes as a rank and its supervisor do."""
 
-    def __init__(self, folder, rank, attempt=0):
-        self.rank, self.files = rank, [folder.file(rank, attempt, kind) for kind in ("records", "out", "stacks")]
+    def __init__(self, directory, rank, attempt=0):
+        self.rank, self.files = rank, [directory.file(rank, attempt, kind) for kind in ("records", "out", "stacks")]
         for file in self.files:
             file.touch()
         self.send = FileSender(self.files[0]).send
@@ -69,23 +70,23 @@ EVERY_KIND = [
 ]
 
 
-def test_every_record_of_a_rank_comes_as_it_was_sent(folder):
-    rank = Rank(folder, 1)
+def test_every_record_of_a_rank_comes_as_it_was_sent(directory):
+    rank = Rank(directory, 1)
     for record in EVERY_KIND:
         rank.send(record)
-    assert FolderReader(folder).read() == EVERY_KIND
+    assert DirectoryReader(directory).read() == EVERY_KIND
 
 
-def test_values_that_are_no_numbers_come_too(folder):
-    Rank(folder, 0).send(log(0, 1, value=math.nan))
-    (read,) = FolderReader(folder).read()
+def test_values_that_are_no_numbers_come_too(directory):
+    Rank(directory, 0).send(log(0, 1, value=math.nan))
+    (read,) = DirectoryReader(directory).read()
     assert read.names == ("loss",)
     assert read.steps == array("q", [1])
     assert math.isnan(read.values[0])
 
 
-def test_a_line_is_read_once_it_is_whole(folder):
-    rank, reader = Rank(folder, 0), FolderReader(folder)
+def test_a_line_is_read_once_it_is_whole(directory):
+    rank, reader = Rank(directory, 0), DirectoryReader(directory)
     rank.send(log(0, 0))
     whole = rank.files[0].read_bytes()
     rank.files[0].write_bytes(whole[:20])
@@ -96,19 +97,19 @@ def test_a_line_is_read_once_it_is_whole(folder):
     assert reader.read() == []
 
 
-def test_a_line_cut_short_by_the_end_of_its_rank_hides_nothing(folder):
-    rank = Rank(folder, 0)
+def test_a_line_cut_short_by_the_end_of_its_rank_hides_nothing(directory):
+    rank = Rank(directory, 0)
     rank.send(log(0, 0))
     with rank.files[0].open("a") as file:
         file.write('["Log", 0, ["lo')
     rank.end(-9)
-    read = FolderReader(folder).read()
+    read = DirectoryReader(directory).read()
     assert [type(record) for record in read] == [events.Log, events.Exit]
 
 
-def test_what_a_rank_printed_comes_before_what_it_reported_after_it_and_all_of_it_before_its_end(folder, monkeypatch):
+def test_what_a_rank_printed_comes_before_what_it_then_reported_and_all_of_it_before_its_end(directory, monkeypatch):
     monkeypatch.setattr("labkit.cluster.run_directory.BLOCK_BYTES", 1000)
-    rank, reader = Rank(folder, 0), FolderReader(folder)
+    rank, reader = Rank(directory, 0), DirectoryReader(directory)
     rank.print("ä" * 2000)
     rank.send(events.Started(0))
     first = reader.read()
@@ -120,8 +121,8 @@ def test_what_a_rank_printed_comes_before_what_it_reported_after_it_and_all_of_i
     assert "".join(record.text for record in output) == "ä" * 1500
 
 
-def test_a_character_cut_in_two_is_one(folder):
-    rank, reader = Rank(folder, 0), FolderReader(folder)
+def test_a_character_cut_in_two_is_one(directory):
+    rank, reader = Rank(directory, 0), DirectoryReader(directory)
     with rank.files[1].open("ab") as file:
         file.write("ä".encode()[:1])
     assert reader.read() == []
@@ -130,11 +131,11 @@ def test_a_character_cut_in_two_is_one(folder):
     assert reader.read() == [events.Output(0, "ä")]
 
 
-def test_strange_files_among_the_ranks_are_not_theirs(folder):
-    (folder.ranks / ".nfs000000000000cafe").touch()
-    (folder.ranks / "notes.txt").touch()
-    Rank(folder, 0).send(events.Started(0))
-    assert FolderReader(folder).read() == [events.Started(0)]
+def test_strange_files_among_the_ranks_are_not_theirs(directory):
+    (directory.ranks / ".nfs000000000000cafe").touch()
+    (directory.ranks / "notes.txt").touch()
+    Rank(directory, 0).send(events.Started(0))
+    assert DirectoryReader(directory).read() == [events.Started(0)]
 
 
 # Attempts
@@ -144,45 +145,45 @@ def kinds(read):
     return [f"{type(r).__name__} {r.rank}" for r in read]
 
 
-def test_of_an_earlier_attempt_only_what_was_logged_and_printed_counts(folder):
+def test_of_an_earlier_attempt_only_what_was_logged_and_printed_counts(directory):
     for rank in (0, 1):
-        first = Rank(folder, rank)
+        first = Rank(directory, rank)
         first.send(events.Started(rank))
         first.send(log(rank, 0, 1))
         first.print("before\n")
         first.end(1)
-        Rank(folder, rank, attempt=1).send(events.Started(rank))
-    reader = FolderReader(folder)
+        Rank(directory, rank, attempt=1).send(events.Started(rank))
+    reader = DirectoryReader(directory)
     assert kinds(reader.read()) == ["Output 0", "Log 0", "Output 1", "Log 1", "Restarted -1", "Started 0", "Started 1"]
     assert reader.attempt == 1
 
 
-def test_the_last_of_an_attempt_comes_before_the_next_begins_for_any_rank(folder):
-    first = [Rank(folder, rank) for rank in (0, 1)]
-    reader = FolderReader(folder)
+def test_the_last_of_an_attempt_comes_before_the_next_begins_for_any_rank(directory):
+    first = [Rank(directory, rank) for rank in (0, 1)]
+    reader = DirectoryReader(directory)
     first[0].send(log(0, 0))
     first[1].send(log(1, 0))
     assert kinds(reader.read()) == ["Log 0", "Log 1"]
     first[1].send(log(1, 1))
-    Rank(folder, 0, attempt=1).send(log(0, 0))
+    Rank(directory, 0, attempt=1).send(log(0, 0))
     assert kinds(reader.read()) == ["Log 1", "Restarted -1", "Log 0"]
     assert reader.begun == {0}, "rank 1 has not begun again"
     first[1].end(-9)
-    Rank(folder, 1, attempt=1).send(log(1, 0))
+    Rank(directory, 1, attempt=1).send(log(1, 0))
     assert kinds(reader.read()) == ["Log 1"]
 
 
-def test_a_first_attempt_in_which_no_rank_began_is_passed_over(folder):
-    Rank(folder, 0, attempt=1).send(events.Started(0))
-    assert kinds(FolderReader(folder).read()) == ["Restarted -1", "Started 0"]
+def test_a_first_attempt_in_which_no_rank_began_is_passed_over(directory):
+    Rank(directory, 0, attempt=1).send(events.Started(0))
+    assert kinds(DirectoryReader(directory).read()) == ["Restarted -1", "Started 0"]
 
 
-def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_each(folder, monkeypatch):
+def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_each(directory, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "node1")
 
     def attempt(rank, port):
         monkeypatch.setenv("MASTER_PORT", str(port))
-        return supervisor._attempt(folder.path, str(rank), elastic=True)
+        return supervisor.claim_attempt(directory.path, str(rank), elastic=True)
 
     assert [attempt(0, 1001), attempt(1, 1001)] == [0, 0]
     assert attempt(0, 1002) == 1, "rank 1 was ended before it began"
@@ -190,43 +191,44 @@ def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_e
     assert [attempt(0, 1001), attempt(1, 1001)] == [3, 3], "a port may come again"
 
 
-def test_ranks_under_slurm_take_its_count_of_attempts(folder, monkeypatch):
+def test_ranks_under_slurm_take_its_count_of_attempts(directory, monkeypatch):
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    assert supervisor._attempt(folder.path, "0", elastic=False) == 0
+    assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert supervisor._attempt(folder.path, "0", elastic=False) == 2
+    assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 2
 
 
-def test_guard_and_rank_mean_the_same_signal():
+def test_supervisor_and_rank_mean_the_same_signal():
     assert supervisor.STACKS_SIGNAL == STACKS_SIGNAL
 
 
 # The run
 
 
-class Launcher(FolderEngine):
+class Launcher(LauncherJob):
     """Ends when it is told."""
 
     kind = "test"
     why = None
 
-    def submit(self, job):
+    def submit(self):
         return {}
 
     def end(self):
+        self.was_ended = True
         self.settle(0.0)
 
-    def ending(self, missing):
-        self.missing = missing
+    def ending(self, seen):
+        self.missing = seen.missing
         return self.why
 
 
 @pytest.fixture
 def launched(tmp_path):
     def launch(world_size=2):
-        engine = Launcher(world_size, RunFolder(tmp_path / "run"), {})
-        engine.folder.create(a_job(), {})
-        return engine, engine.folder
+        launched = Launcher(world_size, RunDirectory(tmp_path / "run"), {})
+        launched.directory.create(a_job(), {})
+        return LaunchedEngine(launched), launched.directory
 
     return launch
 
@@ -238,9 +240,9 @@ def follow(engine):
 
 
 def test_ranks_that_ended_well_are_the_end_of_the_run(launched):
-    engine, folder = launched()
+    engine, directory = launched()
     for number in (0, 1):
-        rank = Rank(folder, number)
+        rank = Rank(directory, number)
         rank.send(events.Result(number, cloudpickle.dumps(number)))
         rank.end()
     run = follow(engine).wait(LONG_S)
@@ -248,14 +250,14 @@ def test_ranks_that_ended_well_are_the_end_of_the_run(launched):
 
 
 def test_a_rank_that_failed_ends_the_run_only_when_it_cannot_be_started_again(launched):
-    engine, folder = launched(1)
-    rank = Rank(folder, 0)
+    engine, directory = launched(1)
+    rank = Rank(directory, 0)
     rank.send(log(0, 0, 1, 2))
     rank.send(events.Failure(0, 1.0, "running", "ValueError: bad batch", "Traceback"))
     rank.end(1)
     run = follow(engine)
     wait_until(lambda: run.states == ["failed"])
-    again = Rank(folder, 0, attempt=1)
+    again = Rank(directory, 0, attempt=1)
     again.send(log(0, 1, 2, 3))
     again.send(events.Result(0, cloudpickle.dumps("well")))
     again.end()
@@ -265,13 +267,13 @@ def test_a_rank_that_failed_ends_the_run_only_when_it_cannot_be_started_again(la
 
 
 def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_it(launched):
-    engine, folder = launched()
-    Rank(folder, 0).end(-15, ended=True)
-    Rank(folder, 1).send(events.Started(1))
+    engine, directory = launched()
+    Rank(directory, 0).end(-15, ended=True)
+    Rank(directory, 1).send(events.Started(1))
     run = follow(engine)
-    engine.settle(0.0)
+    engine.launched.settle(0.0)
     run.over.wait(LONG_S)
-    assert engine.missing == [1]
+    assert engine.launched.missing == [1]
     assert run.error.rank == 1
     assert str(run.error).startswith("rank 1 vanished without a word\n\nNeither rank 1 nor what minds it")
     assert run.states == ["ended", "failed"]
@@ -281,13 +283,13 @@ def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_
     ("summary", "blamed"), [("RuntimeError: Connection closed by peer", 1), ("ValueError: bad batch", 0)]
 )
 def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(launched, summary, blamed):
-    engine, folder = launched()
-    rank = Rank(folder, 0)
+    engine, directory = launched()
+    rank = Rank(directory, 0)
     rank.send(events.Failure(0, 1.0, "running", summary, "Traceback"))
     rank.end(1)
-    Rank(folder, 1).send(log(1, 7))
+    Rank(directory, 1).send(log(1, 7))
     run = follow(engine)
-    engine.settle(0.0)
+    engine.launched.settle(0.0)
     run.over.wait(LONG_S)
     assert run.error.rank == blamed
     if blamed:
@@ -295,13 +297,13 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(
 
 
 def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launched):
-    engine, folder = launched()
-    engine.why = events.JobEnded(-1, "the job lost a node", "Launch it again.")
-    rank = Rank(folder, 0)
+    engine, directory = launched()
+    engine.launched.why = events.JobEnded(-1, "the job lost a node", "Launch it again.")
+    rank = Rank(directory, 0)
     rank.send(events.Failure(0, 1.0, "running", "RuntimeError: Connection closed by peer", "Traceback"))
     rank.end(1)
     run = follow(engine)
-    engine.settle(0.0)
+    engine.launched.settle(0.0)
     run.over.wait(LONG_S)
     assert run.error.rank is None
     assert str(run.error).startswith("the job lost a node\n\nLaunch it again.")
@@ -309,8 +311,8 @@ def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launch
 
 
 def test_a_run_attached_to_later_ends_when_its_ranks_did(launched):
-    engine, folder = launched(1)
-    rank = Rank(folder, 0)
+    engine, directory = launched(1)
+    rank = Rank(directory, 0)
     rank.send(events.Result(0, cloudpickle.dumps(1)))
     ended_s = time.time()
     with rank.files[0].open("a") as file:
@@ -321,32 +323,41 @@ def test_a_run_attached_to_later_ends_when_its_ranks_did(launched):
     assert run.elapsed_s == pytest.approx(100)
 
 
-# The folder
+# The directory
 
 
-def test_only_the_user_can_look_into_the_folder(folder):
-    assert folder.path.stat().st_mode & 0o077 == 0
+def test_only_the_user_can_look_into_the_folder(directory):
+    assert directory.path.stat().st_mode & 0o077 == 0
 
 
 def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"the run's folder .*file/run cannot be made: Not a directory\. It must be"):
-        RunFolder(tmp_path / "file" / "run").create(a_job(), {})
+        RunDirectory(tmp_path / "file" / "run").create(a_job(), {})
 
 
-def test_what_is_no_runs_folder_is_not_read(tmp_path, folder, monkeypatch):
+def test_what_is_no_runs_folder_is_not_read(tmp_path, directory, monkeypatch):
     with pytest.raises(ValueError, match=r"is not the folder of a run: run\.json cannot be read .* `run\.folder`"):
-        RunFolder(tmp_path).about()
+        RunDirectory(tmp_path).about()
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
-        folder.about()
+        directory.about()
+
+
+def test_a_job_that_somebody_else_has_written_is_not_read(directory, monkeypatch):
+    mine, read = os.fstat, []
+    monkeypatch.setattr(cloudpickle, "load", read.append)
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*mine(file)[:4], os.getuid() + 1, *mine(file)[5:])))
+    with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
+        directory.job()
+    assert not read
 
 
 def test_a_runs_name_becomes_part_of_its_folders(tmp_path):
-    name = new_folder(tmp_path, "my / run\n äöü").path.name
+    name = new_directory(tmp_path, "my / run\n äöü").path.name
     assert "my-run-" in name
     assert name.isascii()
-    assert name != new_folder(tmp_path, "my / run\n äöü").path.name
+    assert name != new_directory(tmp_path, "my / run\n äöü").path.name
 
 
 def test_counts_per_node_are_read_as_slurm_writes_them():

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -16,40 +16,14 @@ from labkit.engines.holders import unique_bytes
 from labkit.engines.local import LocalEngine, open_store
 from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
 from labkit.monitor.diagnosis import exit_in_words
-from labkit.monitor.stacks import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.rank.isolation import Surroundings
+from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
+from labkit.session.turns import Turn
 
 MEASURE_EVERY_S = 2.0
 """Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
-
-Hold = Callable[["ReservedEngine"], None]
-"""Takes the ranks for an engine; raises RuntimeError if another has them."""
-
-Release = Callable[["ReservedEngine"], None]
-
-
-class Replaced(NamedTuple):
-    """A rank whose process has ended, and that has a new one."""
-
-    rank: int
-    how: str
-    """Its process ended: "SIGKILL", "exit code 3"; "" if it was ended with a run."""
-
-
-class ReservedRank(NamedTuple):
-    """One rank of a session, as it is now."""
-
-    rank: int
-    state: str
-    """As `Run.states` has it; "idle" while no job is on it."""
-    where: str
-    """Its process, or its machine."""
-    memory_bytes: int = 0
-    """That only its process uses; 0 where that is not known."""
-    note: str = ""
-    """Since when it is there, if it is not the first."""
 
 
 class LocalReserve:
@@ -62,9 +36,9 @@ class LocalReserve:
 
     kind = "local"
     is_here = True
-    minds_idleness = False
+    handles_idleness = False
     """The session does."""
-    folder: None = None
+    directory: None = None
     were_used_elsewhere = False
     ready_s = float("-inf")
     """They can be given work at once."""
@@ -86,13 +60,13 @@ class LocalReserve:
     def when_over(self, call: Callable[[str], None]) -> None:
         """Do nothing: the ranks end when the session ends them."""
 
-    def engine(self, world_size: int, hold: Hold, release: Release, about: dict[str, Any]) -> ReservedEngine:
+    def engine(self, world_size: int, turn: Turn, about: dict[str, Any]) -> ReservedEngine:
         """Return what carries one launched function on the first `world_size` ranks."""
-        return ReservedEngine(self, world_size, hold, release)
+        return ReservedEngine(self, world_size, turn)
 
-    def cell_engine(self, only: Sequence[int], hold: Hold, release: Release, about: dict[str, Any]) -> CellEngine:
+    def cell_engine(self, only: Sequence[int], turn: Turn, about: dict[str, Any]) -> CellEngine:
         """Return what carries one cell."""
-        return CellEngine(self, only, hold, release)
+        return CellEngine(self, only, turn)
 
     def new_group_store(self) -> tuple[dist.TCPStore, int]:
         """Return a store through which ranks join a process group that is to stay, and its port."""
@@ -181,6 +155,11 @@ class LocalReserve:
             return [process.pid for process in self.processes]
 
     @property
+    def pids_here(self) -> dict[int, int]:
+        """Process ids, by rank, of those that are on this machine: all of them."""
+        return dict(enumerate(self.pids))
+
+    @property
     def incarnations(self) -> list[int]:
         """What tells each rank's process from the others that the rank has had."""
         return self.pids
@@ -210,9 +189,9 @@ class LocalReserve:
 class ReservedEngine(LocalEngine):
     """Carries one launched function on reserved ranks."""
 
-    def __init__(self, reserve: LocalReserve, world_size: int, hold: Hold, release: Release) -> None:
+    def __init__(self, reserve: LocalReserve, world_size: int, turn: Turn) -> None:
         super().__init__(world_size)
-        self._reserve, self._hold, self._release = reserve, hold, release
+        self._reserve, self._turn = reserve, turn
         self._awaited: set[int] = set()
         """New processes that have not begun yet."""
 
@@ -240,13 +219,13 @@ class ReservedEngine(LocalEngine):
             self._reserve.ended_with_a_run(rank)
 
     def _take(self) -> list[RankProcess]:
-        self._hold(self)
+        self._turn.take(self)
         standby.begun()
         try:
             ranks = self._reserve.take(self.world_size)
         except BaseException:
             standby.done(0)
-            self._release(self)
+            self._turn.give_back(self)
             raise
         for process in ranks:
             process.forget_output()
@@ -255,7 +234,7 @@ class ReservedEngine(LocalEngine):
     def _give_back(self, ranks: list[RankProcess]) -> None:
         standby.done(0)
         self._reserve.replace_soon()
-        self._release(self)
+        self._turn.give_back(self)
 
 
 class CellEngine(ReservedEngine):
@@ -263,8 +242,8 @@ class CellEngine(ReservedEngine):
 
     failure_grace_s = float("inf")  # the session's to decide: who is not stuck keeps its variables
 
-    def __init__(self, reserve: LocalReserve, only: Sequence[int], hold: Hold, release: Release) -> None:
-        super().__init__(reserve, reserve.world_size, hold, release)
+    def __init__(self, reserve: LocalReserve, only: Sequence[int], turn: Turn) -> None:
+        super().__init__(reserve, reserve.world_size, turn)
         self._only = set(only)
         self.group_store: tuple[dist.TCPStore, int] | None = None
         """Through which the group is joined; kept by the session."""
@@ -287,12 +266,3 @@ def _unique_bytes(pid: int) -> int:
         return unique_bytes(psutil.Process(pid))
     except psutil.Error:  # it has ended
         return 0
-
-
-def replaced_in_words(new: Sequence[Replaced]) -> str:
-    """Say which ranks are new, and why: "rank 1 is new (its process had ended: SIGKILL)"."""
-    is_one = len(new) == 1
-    how = "; ".join(dict.fromkeys(each.how for each in new if each.how))
-    ended = f"ended: {how}" if how else f"been ended with {'its' if is_one else 'their'} run"
-    whose = f"{'its' if is_one else 'their'} process had {ended}"
-    return f"{rank_list([each.rank for each in new])} {'is' if is_one else 'are'} new ({whose})"
