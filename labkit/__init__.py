@@ -12,8 +12,8 @@
             ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
             ├──► diagnosis   (which rank failed first, and why; stacks: where each rank stands)
             ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
-            └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
-                     └──► charts   (history in, Plotly figure out; no process, no widget)
+            └──► ui        (`live`: widgets while it runs; `summary`: what stays; `lines`: text where nobody watches)
+                     └──► charts   (history in, Plotly figure out; `png`: figure in, picture out)
 
 `notebook` knows the cells, and whether a person looks; `idle` knows whether the notebook has work of its own.
 `engines.standby` keeps ranks spawned ahead, each for one run, so that a launch begins at once. `session` reserves ranks
@@ -24,9 +24,10 @@ On a cluster ranks and notebook speak through files in the run's directory (`clu
 `cluster.supervisor` starts each rank there, and `cluster.rank_entry` is what it runs; in a session,
 `session.supervisor` and `session.rank_entry`.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
-`measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
-ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`
-(`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that needs no notebook.
+`benchmark` and `profiling` find out what a step of each costs; `compare` puts runs side by side; `scaling` predicts
+other numbers of ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its
+ranks. `export` (`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that
+needs no notebook.
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
 """
@@ -39,7 +40,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import checkpoint, measure, scaling, strategies
+    from labkit import benchmark, checkpoint, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -53,8 +54,9 @@ if TYPE_CHECKING:
     from labkit.session.session import Session
     from labkit.ui import charts
     from labkit.ui.comparison import Comparison, compare
+    from labkit.ui.present import show
     from labkit.ui.processes import processes
-    from labkit.ui.view import show
+    from labkit.ui.tables import sortable
 
 __all__ = [
     "Checkpoint",
@@ -67,17 +69,19 @@ __all__ = [
     "Worker",
     "WorkerFailed",
     "attach",
+    "benchmark",
     "charts",
     "checkpoint",
     "compare",
     "datasets",
     "export",
     "launch",
-    "measure",
     "models",
     "processes",
+    "profiling",
     "scaling",
     "show",
+    "sortable",
     "standby",
     "strategies",
 ]
@@ -98,16 +102,18 @@ _HOMES = {
     "export": "exporting.exporter",
     "launch": "launcher",
     "processes": "ui.processes",
-    "show": "ui.view",
+    "show": "ui.present",
+    "sortable": "ui.tables",
 }
 """The module of each public name …"""
 
 _MODULES = {
+    "benchmark": "benchmark",
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
     "datasets": "lessons.datasets",
-    "measure": "measure",
     "models": "lessons.models",
+    "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
@@ -140,25 +146,26 @@ def unload_ipython_extension(shell: Any) -> None:
     importlib.import_module("labkit.session.magic").unload(shell)
 
 
-def _get_ahead(first_launch: bool) -> None:
-    """Do what the first launch, the first chart and its picture need while the notebook is idle and the reader reads.
+def _get_ahead(is_interactive: bool) -> None:
+    """Do what the first launch and the first chart need while the notebook is idle and the reader reads.
 
     The ranks come first: a chart has a second's time once its run has begun.
     """
     idle = importlib.import_module("labkit.engines.idle")
     standby = importlib.import_module("labkit.engines.standby")
     importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
-    if first_launch:
+    if is_interactive:
         standby.ahead_of_the_first_launch()
     idle.wait()
-    for module in ("plotly.graph_objects", "ipywidgets", "matplotlib.backends.backend_agg", "PIL"):
-        importlib.import_module(module)
-    sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for
+    importlib.import_module("labkit.ui.ahead").wait()
+    if not is_interactive:  # where a person watches, the browser draws the pictures
+        importlib.import_module("matplotlib.backends.backend_agg")
+        importlib.import_module("PIL.Image")
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
     # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
-    _reader = importlib.import_module("labkit.ui.kernel").has_a_reader()
-    threading.Thread(target=_get_ahead, args=(_reader,), name="labkit-ahead", daemon=True).start()
+    _interactive = importlib.import_module("labkit.ui.kernel").is_interactive()
+    threading.Thread(target=_get_ahead, args=(_interactive,), name="labkit-ahead", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The public call: check the arguments, start the ranks, give a `Run`."""
+"""The public call: check the arguments, start the ranks, return a `Run`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit.engines.base import Launcher
+from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores
-from labkit.ui import kernel
+from labkit.ui import kernel, present
 
 
 class _DefaultSeed(int):
@@ -39,10 +39,10 @@ def launch(
     seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
-    on: Launcher | None = None,
+    on: Target | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and give the `Run`.
+    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
@@ -116,11 +116,9 @@ def launch(
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
-    from labkit.ui import view
-
     watcher = None
     try:
-        watcher = view.attach(run, live, wait)
+        watcher = present.watch(run, live, wait)
         if wait:
             run.wait()
     except KeyboardInterrupt:  # before run.wait() could take it
@@ -174,16 +172,16 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
-def ranks_on(on: Any, world_size: Any) -> Launcher:
+def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
         raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
-        found: Launcher = on.first(check_world_size(world_size, 0))
+        found: Target = on.first(check_world_size(world_size, 0))
         return found
     if world_size not in (None, on.world_size):
         raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    checked: Launcher = on
+    checked: Target = on
     return checked
 
 

@@ -1,5 +1,6 @@
 import re
 import signal
+import sysconfig
 
 import pytest
 
@@ -10,6 +11,9 @@ from labkit.protocol.job import Cell
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
+
+REFUSED = "<urlopen error [Errno 111] Connection refused>"
+STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 
 DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
@@ -32,6 +36,12 @@ def lost(rank, time_s, summary=CLOSED):
 def died(rank, exit_s, code, **facts):
     """A rank whose process ended without a report."""
     return RankFacts(rank, exit_code=int(code), exit_s=exit_s, **facts)
+
+
+def failed_in(rank, time_s, summary, *files):
+    """A rank whose exception was raised in the first of these files, which the next one called."""
+    stack = RankStack(rank, [Frame(file, 1, "called") for file in (*files, "/home/me/train.py")], {})
+    return raised(rank, time_s, summary, stack=stack)
 
 
 def returned(rank, exit_s=1.0):
@@ -97,6 +107,26 @@ SCENARIOS = {
         ],
         2,
         "rank 2 did not come to monitored_barrier within 1.5 s",
+    ),
+    "a network error of the reader's own, beside a rank that returned": (
+        [failed_in(0, 1.1, f"urllib.error.URLError: {REFUSED}", f"{STDLIB}/urllib/request.py"), returned(1)],
+        0,
+        "rank 0 failed: urllib.error.URLError",
+    ),
+    "another library's error in the same words and of the same type": (
+        [failed_in(0, 1.1, f"RuntimeError: {REFUSED}", f"{SITE}/database/client.py"), returned(1)],
+        0,
+        "rank 0 failed: RuntimeError",
+    ),
+    "a lost connection in torch": (
+        [failed_in(0, 1.1, CLOSED, f"{SITE}/torch/distributed/distributed_c10d.py"), returned(1)],
+        1,
+        "rank 1 returned while rank 0 was still in a collective",
+    ),
+    "a lost connection where the reader's own line calls torch's C++": (
+        [failed_in(0, 1.1, CLOSED), returned(1)],
+        1,
+        "rank 1 returned while rank 0 was still in a collective",
     ),
     "lost connections and nothing else": ([lost(0, 1.1), lost(1, 1.0)], 1, "rank 1 failed.*Connection closed by peer"),
 }

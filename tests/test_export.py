@@ -18,7 +18,7 @@ import torch
 from packaging.requirements import Requirement
 
 import labkit
-from labkit.exporting import script, source
+from labkit.exporting import imports, script, statements
 from labkit.protocol.job import Cell
 from labkit.protocol.system import cores
 from tests import cluster
@@ -51,10 +51,15 @@ class Notebook:
         exec(compile(text, file, "exec", dont_inherit=True), self.names)
 
 
+packages = functools.cache(importlib.metadata.packages_distributions)
+"""Looked up once for all tests: it reads a file of every package that is installed."""
+
+
 @pytest.fixture
 def notebook(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", packages)
     notebook = Notebook()
-    monkeypatch.setattr(source.kernel, "cells", lambda: notebook.cells)
+    monkeypatch.setattr(statements.kernel, "cells", lambda: notebook.cells)
     return notebook
 
 
@@ -379,7 +384,7 @@ def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_pat
     (tmp_path / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
     (tmp_path / "mine_b.py").write_text("import psutil\nX = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    source.local_file.cache_clear()
+    imports.local_file.cache_clear()
     text = exported("import mine_a\nfrom mine_b import X", TRAIN.format("mine_a.f(), X"))
     assert "import mine_a\nfrom mine_b import X\n" in text
     for name in ("mine_a.py", "mine_b.py"):
@@ -407,8 +412,8 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
     assert carried == modules | {"__init__.py", "LICENSE", "lessons/data/digits.npz", "lessons/data/README.md"}
     for name in carried - {"LICENSE", "lessons/data/digits.npz"}:
-        imports = {m.partition(".")[0] for m in source.imported((tmp_path / "job/labkit" / name).read_text())}
-        assert not imports & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
+        used = {m.partition(".")[0] for m in imports.imported((tmp_path / "job/labkit" / name).read_text())}
+        assert not used & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
 
 
 def test_requirements_have_the_versions_that_are_installed(exported, tmp_path):
@@ -551,7 +556,7 @@ def test_a_package_that_is_not_installed_is_refused(exported, tmp_path, monkeypa
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package/__init__.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    source.local_file.cache_clear()
+    imports.local_file.cache_clear()
     with pytest.raises(ValueError, match=r"uses 'my_package', from the package my_package, which lies in .* not inst"):
         exported("import my_package", TRAIN.format("my_package.x"))
 
@@ -741,11 +746,11 @@ def test_an_argument_that_the_notebook_did_not_give_is_required(capsys):
 
 
 def test_short_options_go_to_the_first_with_the_letter():
-    flags = {option.name: option.flags for option in script.options(train, {}, 0).options}
-    assert flags["batch_size"] == ("--batch-size", "-b")
-    assert flags["betas"] == ("--betas",)
-    assert flags["root"] == ("--root", "-r")
-    assert flags["h"] == ("--h",)  # -h is help
+    flags = {action.dest: action.option_strings for action in script.options(train, {}, 0).parser._actions}
+    assert flags["batch_size"] == ["--batch-size", "-b"]
+    assert flags["betas"] == ["--betas"]
+    assert flags["root"] == ["--root", "-r"]
+    assert flags["h"] == ["--h"]  # -h is help
 
 
 def test_help_says_what_every_option_is(capsys):
@@ -828,7 +833,7 @@ def job(tmp_path_factory):
     for cell in (*CELLS[:3], DDP_TRAIN):
         notebook.run(cell)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source.kernel, "cells", lambda: notebook.cells)
+        patch.setattr(statements.kernel, "cells", lambda: notebook.cells)
         folder = labkit.export(notebook.names["train"], tmp_path_factory.mktemp("exported") / "job", steps=8)
     run = labkit.launch(notebook.names["train"], world_size=2, steps=8)
     return folder, run.results[0]["weights"], run.history.loss.tolist()

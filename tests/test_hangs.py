@@ -12,6 +12,7 @@ import labkit
 from labkit.rank.waiting import SLEEP
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
+from tests.messages import assert_as_kept
 
 pytestmark = pytest.mark.spawns
 
@@ -67,6 +68,8 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
     assert [line.split(" wait")[0] for line in error.diagnosis.others] == ["rank 0", "rank 2"]
     assert error.run.states == ["ended", "failed", "ended"]
     assert error.run.history["rank"].tolist() == [0, 1, 2], "what was logged is kept"
+    if how != "loops":  # which is at one of two lines
+        assert_as_kept(f"hang, one {how}", f"{error.diagnosis.headline}\n\n{error.cause}")
 
 
 def test_the_time_to_start_does_not_count():

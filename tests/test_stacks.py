@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sysconfig
 import textwrap
+from pathlib import Path
 
 import pytest
 
+import labkit
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
 
@@ -176,6 +178,12 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
         Frame("/home/me/project/train.py", 30, "train"),
     ]
     assert RankStack(0, frames, {}).place == "helpers.py, line 12"
+
+
+@pytest.mark.parametrize(("beside", "place"), [("_utils.py", "labkit_utils.py, line 5"), ("/rank/worker.py", "")])
+def test_a_module_beside_labkit_that_begins_with_its_name_is_the_readers(beside, place):
+    package = str(Path(labkit.__file__).parent)
+    assert RankStack(0, [Frame(package + beside, 5, "average")], {}).place == place
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from labkit.protocol import events
     from labkit.protocol.job import Job
 
 
-class RunDirectory(Protocol):
-    """Where a run on a cluster keeps its files."""
-
-    path: Path
-
-
-class Launcher(Protocol):
+class Target(Protocol):
     """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
 
     is_here: bool
@@ -28,7 +21,13 @@ class Launcher(Protocol):
         """Number of ranks."""
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
-        """Give what carries one run."""
+        """Return what carries one run."""
+
+
+class Directory(Protocol):
+    """Where ranks and notebook speak through files."""
+
+    path: Path
 
 
 class Engine(Protocol):
@@ -48,14 +47,14 @@ class Engine(Protocol):
     """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
-    def folder(self) -> RunDirectory | None:
-        """Through which ranks and notebook speak, if they do."""
+    def folder(self) -> Directory | None:
+        """Through which ranks and notebook speak, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""
 
     def poll(self, timeout_s: float) -> list[events.Event]:
-        """Give records that have arrived; every rank's last is its `Exit`."""
+        """Return events that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.

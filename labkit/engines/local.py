@@ -64,7 +64,7 @@ class LocalEngine:
             self._listeners.append(thread)
 
     def poll(self, timeout_s: float) -> list[events.Event]:
-        """Give the records that have arrived, waiting at most `timeout_s` for the first."""
+        """Return the records that have arrived, waiting at most `timeout_s` for the first."""
         arrived = []
         with contextlib.suppress(queue.Empty):
             arrived.append(self._events.get(timeout=timeout_s))

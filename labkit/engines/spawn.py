@@ -42,7 +42,7 @@ class RankProcess:
         self._is_ready, self._ready_lock = False, threading.Lock()
 
     def send_job(self, rank: int, job: Job) -> None:
-        """Give the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
+        """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         self._send((rank, job))
@@ -90,7 +90,7 @@ class RankProcess:
             self._inbox_lock.release()
 
     def ask_for_stacks(self) -> bool:
-        """Have the process write the stack of every thread to `stacks`; say whether it can.
+        """Have the process write the stack of every thread to `stacks`; return whether it can.
 
         `faulthandler` answers the signal below Python, so also while the process sits in native code.
         """

@@ -91,7 +91,7 @@ def ahead_of_the_first_launch() -> None:
 
 
 def pids() -> list[int]:
-    """Give the process ids of the ranks that stand by."""
+    """Return the process ids of the ranks that stand by."""
     with _lock:
         return [process.pid for process in _ready if process.is_alive]
 
@@ -104,12 +104,12 @@ def warm() -> bool:
 
 
 def memory() -> list[int]:
-    """Give the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
+    """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
     return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
-    """Give processes for a run: those that stand by, then new ones. Balanced by `done`."""
+    """Return processes for a run: those that stand by, then new ones. Balanced by `done`."""
     from labkit.engines.spawn import spawn
 
     global _ready, _runs, _wanted

@@ -22,7 +22,8 @@ from typing import Any
 
 import labkit
 from labkit.cluster.slurm import Slurm
-from labkit.exporting.source import Script, check_origin, imported, local_file
+from labkit.exporting.imports import check_origin, imported, local_file
+from labkit.exporting.source import Script
 
 MARK = ".labkit-export.json"
 """Lists what `export` wrote into a folder, with checksums: only that is ever replaced."""
@@ -31,7 +32,8 @@ PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "checkpoint", "lessons", "strategies"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script", "measure", "scaling")
+    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
+    *("benchmark", "profiling", "scaling"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""
 
@@ -45,7 +47,7 @@ def export(
     seed: int | None = 0,
     **arguments: Any,
 ) -> Path:
-    """Write a folder that trains as `launch(fn, …)` does, with no notebook and no Jupyter. Give its path.
+    """Write a folder that trains as `launch(fn, …)` does, with no notebook and no Jupyter. Return its path.
 
     >>> labkit.export(train, "job/", epochs=90)
 
@@ -118,7 +120,7 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
 
 
 def _local_files(text: str, title: str) -> dict[str, str]:
-    """Give the reader's own modules that the script imports, and those that they import: {file name: text}."""
+    """Return the reader's own modules that the script imports, and those that they import: {file name: text}."""
     files: dict[str, str] = {}
     todo = [text]
     while todo:
@@ -138,7 +140,7 @@ def _local_files(text: str, title: str) -> dict[str, str]:
 
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
-    """Give the files of labkit that the script needs, below `labkit/`."""
+    """Return the files of labkit that the script needs, below `labkit/`."""
     needed = {"labkit.exporting.script"}.union(*(_labkit_modules(text) for text in texts))
     todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
     while todo:
@@ -165,7 +167,7 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
 
 
 def _labkit_modules(text: str) -> set[str]:
-    """Give the modules of labkit that a source uses, by import or as `labkit.Checkpoint`."""
+    """Return the modules of labkit that a source uses, by import or as `labkit.Checkpoint`."""
     found = set()
     for name in imported(text):
         top, _, rest = name.partition(".")
@@ -184,7 +186,7 @@ def _labkit_modules(text: str) -> set[str]:
 
 
 def _requirements(sources: Iterable[str]) -> str:
-    """Give requirements.txt: what the files in the folder import, as it is installed here."""
+    """Return requirements.txt: what the files in the folder import, as it is installed here."""
     providers = importlib.metadata.packages_distributions()
     tops = {name.partition(".")[0] for text in sources for name in imported(text)}
     tops.add("numpy")  # torch hands tensors to it without asking for it
@@ -282,7 +284,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def _earlier(folder: Path) -> dict[str, str]:
-    """Give what an earlier export wrote there, by name, with checksums."""
+    """Return what an earlier export wrote there, by name, with checksums."""
     if not folder.exists():
         return {}
     if not (folder / MARK).exists():

@@ -69,7 +69,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
 
 
 def rank_info_here() -> RankInfo:
-    """Say which rank this process is: as torchrun or srun has it, or else the only one."""
+    """Return which rank this process is: as torchrun or srun has it, or else the only one."""
     if "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
         from labkit.cluster import rank_entry
         from labkit.rank import die_with_parent  # noqa: F401 - from here on, this process ends with its launcher
@@ -168,106 +168,95 @@ class ScriptChannel(Channel):
             print(f"{time.monotonic() - self._began_s:8.1f} s  {text}", flush=True)
 
 
-class Option(NamedTuple):
-    """One of the function's parameters as an option of the command channel."""
-
-    name: str
-    flags: tuple[str, ...]
-    kind: Callable[[str], Any]
-    """Reads one value."""
-    default: Any
-    required: bool
-    many: type | None
-    """tuple or list if the option takes several values."""
-
-
 class Options(NamedTuple):
-    """The command line of a script, and what it leaves as it is."""
+    """The command line of a script, and what it leaves as it is.
+
+    By argparse alone: whatever reads a signature better (typer, jsonargparse) would be one more package that every
+    machine needs on which an export is to run.
+    """
 
     parser: argparse.ArgumentParser
-    options: list[Option]
     fixed: dict[str, Any]
     """Arguments that no option can change."""
 
     def parse(self, words: list[str]) -> tuple[dict[str, Any], int | None, int | None]:
-        """Give the function's arguments, the seed and the threads per rank. Exits with advice if a word is wrong."""
-        found = self.parser.parse_args(words)
-        chosen = dict(self.fixed)
-        for option in self.options:
-            value = getattr(found, f"of {option.name}")
-            chosen[option.name] = option.many(value) if option.many and value is not None else value
-        return chosen, getattr(found, "the seed"), getattr(found, "the threads")
+        """Return the function's arguments, the seed and the threads per rank. Exits with advice if a word is wrong."""
+        found = vars(self.parser.parse_args(words))
+        seed, threads = found.pop(OURS["seed"]), found.pop(OURS["threads"])
+        for name in found:
+            if isinstance(self.parser.get_default(name), tuple):  # argparse makes a list
+                found[name] = tuple(found[name])
+        return {**self.fixed, **found}, seed, threads
+
+
+OURS = {"seed": "the seed", "threads": "the threads"}
+"""Where argparse keeps our own options: under names that no parameter of a function can have."""
 
 
 def options(function: Callable[..., Any], arguments: dict[str, Any], seed: int | None) -> Options:
     """Derive the command line from the function's parameters: `--batch-size 128`, and `-b` where that is free."""
-    found, fixed = [], {}
-    taken = {"-h", "--help"}
+    parser = argparse.ArgumentParser(
+        description=inspect.getdoc(function), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    fixed, taken = {}, {"-h", "--help"}
     for name, default, annotation in _parameters(function, arguments):
-        kind, many = _kind(default, annotation)
+        kind, nargs = _kind(default, annotation)
         if kind is None:
             fixed[name] = default
             continue
-        words = [f"--{name.strip('_').replace('_', '-')}", f"-{name.strip('_')[:1].lower()}"]
-        flags = tuple(word for word in words[: 1 if kind is bool else 2] if word not in taken)
-        taken |= set(flags)
         required = default is inspect.Parameter.empty
-        found.append(Option(name, flags, kind, None if required else default, required, many))
-    parser = argparse.ArgumentParser(
-        description=inspect.getdoc(function),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        epilog="\n".join(f"set in the script: {name} = {value!r:.80}" for name, value in fixed.items()),
-    )
-    for option in found:
-        _add(parser, option)
+        settings: dict[str, Any] = {"dest": name, "required": required, "default": None if required else default}
+        settings["help"] = "(required)" if required else f"(default: {default})".replace("%", "%%")
+        words = [f"--{name.strip('_').replace('_', '-')}", f"-{name.strip('_')[:1].lower()}"]
+        if kind is bool:
+            words.pop()
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            metavar = {int: "N", float: "X"}.get(kind, name.upper())  # type: ignore[call-overload]
+            settings |= {"type": kind, "nargs": nargs, "metavar": metavar}
+        flags = [word for word in words if word not in taken]
+        taken |= {*flags}
+        parser.add_argument(*flags, **settings)
+    parser.epilog = "\n".join(f"set in the script: {name} = {value!r:.80}" for name, value in fixed.items())
     ours = parser.add_argument_group("of the run")
+    default_seed = "" if seed is None else f" (default: {seed})"
     for word, what, default in (
-        ("seed", "rank r begins with the random numbers of SEED + r", seed),
+        ("seed", f"rank r begins with the random numbers of SEED + r{default_seed}", seed),
         ("threads", "CPU threads per rank; by default a machine's cores, divided by the ranks on it", None),
     ):
-        if f"--{word}" not in taken:
-            said = "" if default is None else f" (default: {default})"
-            ours.add_argument(f"--{word}", type=int, default=default, help=what + said, metavar="N", dest=f"the {word}")
+        if f"--{word}" in taken:
+            parser.set_defaults(**{OURS[word]: default})
         else:
-            parser.set_defaults(**{f"the {word}": default})
-    return Options(parser, found, fixed)
+            ours.add_argument(f"--{word}", type=int, default=default, help=what, metavar="N", dest=OURS[word])
+    return Options(parser, fixed)
 
 
 def _parameters(function: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Give name, value as it stands, and annotation of all parameters but the first, the worker."""
+    """Yield name, value as it stands, and annotation of all parameters but the first, the worker."""
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # a hint may name anything, also what is not there
         hints = {}
     _, *parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    for parameter in named:
-        value = arguments.get(parameter.name, parameter.default)
-        yield parameter.name, value, hints.get(parameter.name)
-    for name in arguments:
-        if name not in {parameter.name for parameter in named}:
-            yield name, arguments[name], None
+    defaults = {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    for name, value in {**defaults, **arguments}.items():
+        yield name, value, hints.get(name) if name in defaults else None
 
 
-def _kind(default: Any, annotation: Any) -> tuple[Callable[[str], Any] | None, type | None]:
-    """Say how to read a parameter's value, and whether it is several; (None, None) if no option can give it."""
+def _kind(default: Any, annotation: Any) -> tuple[Callable[[str], Any] | None, str | None]:
+    """Return what reads one value of a parameter, and "*" if it has several; (None, None) if no option can give it."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):  # str | None
         annotation = next((part for part in typing.get_args(annotation) if part is not type(None)), None)
     if isinstance(default, (tuple, list)):
         kinds = {type(value) for value in default}
-        if len(kinds) == 1 and kinds <= {int, float, str}:
-            return kinds.pop(), type(default)
-        return None, None
-    if annotation in typing.get_args(Scalar) and (default is None or default is inspect.Parameter.empty):
-        return annotation, None
+        return (kinds.pop(), "*") if len(kinds) == 1 and kinds <= {int, float, str} else (None, None)
     if default is None or default is inspect.Parameter.empty:
-        return _any_literal, None
+        return (annotation if annotation in typing.get_args(Scalar) else _any_literal), None
     if annotation is float and type(default) is int:
         return float, None
     if isinstance(default, Path):
         return Path, None
-    return (type(default), None) if type(default) in typing.get_args(Scalar) else (None, None)
+    return (type(default) if type(default) in typing.get_args(Scalar) else None), None
 
 
 def _any_literal(word: str) -> Any:
@@ -275,18 +264,6 @@ def _any_literal(word: str) -> Any:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):
         return word
-
-
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
-    shown = "required" if option.required else f"default: {option.default}"
-    settings: dict[str, Any] = {"default": option.default, "required": option.required, "dest": f"of {option.name}"}
-    if option.kind is bool:
-        parser.add_argument(*option.flags, action=argparse.BooleanOptionalAction, help=f"({shown})", **settings)
-        return
-    if option.many:
-        settings["nargs"] = "*"
-    settings["metavar"] = {int: "N", float: "X"}.get(option.kind, option.name.upper())  # type: ignore[call-overload]
-    parser.add_argument(*option.flags, type=option.kind, help=f"({shown})".replace("%", "%%"), **settings)
 
 
 def _count(number: int, what: str) -> str:

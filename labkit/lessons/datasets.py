@@ -51,7 +51,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return self._normalised(self.images[index]), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, int]]:
-        """Give a batch at once; DataLoader's fetcher calls this."""
+        """Return a batch at once; DataLoader's fetcher calls this."""
         chosen = torch.as_tensor(indices)
         return list(zip(self._normalised(self.images[chosen]), self.labels[chosen].tolist(), strict=True))
 
@@ -59,7 +59,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         return (images.float() / 255 - self.mean) / self.std
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Give all images, normalised, and all labels."""
+        """Return all images, normalised, and all labels."""
         return self._normalised(self.images), self.labels
 
 
@@ -71,7 +71,7 @@ class Splits(NamedTuple):
 
 
 def load(name: str, root: str | Path | None = None, download: bool = False, image_size: int = 32) -> Splits:
-    """Give the training and the test set called `name`.
+    """Return the training and the test set called `name`.
 
     * `"digits"`: 1,797 handwritten digits (UCI, 8 × 8 grey levels), embedded; enlarged to MNIST's 28 × 28.
     * `"mnist"`, `"fashion-mnist"`: 1 × 28 × 28; `"cifar10"`: 3 × 32 × 32; torchvision's files below `root`
@@ -132,7 +132,7 @@ def _fifth_for_testing(images: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Te
 
 
 def _test_indices(count: int) -> Tensor:
-    """Give a fixed fifth of the indices, the same in every process."""
+    """Return a fixed fifth of the indices, the same in every process."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order[: count // 5].sort().values
 
@@ -172,7 +172,7 @@ def _find_idx(name: str, root: Path, folder: str, file: str) -> Path:
 
 
 def _copy_idx(source: Path, target: Path, magic: int) -> int:
-    """Copy an IDX file, unzipped, after checking that it is whole. Gives its number of items."""
+    """Copy an IDX file, unzipped, after checking that it is whole. Return its number of items."""
     what = "images" if magic == IDX_IMAGES else "labels"
     try:
         with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file:

@@ -41,7 +41,7 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give logits."""
+        """Return logits, (batch, classes)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 

@@ -162,7 +162,7 @@ def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> F
 
 
 def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Diagnosis:
-    """Say where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
+    """Return where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
     blamed = stacks.outliers[0] if stacks.outliers else first_silent
     headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {stacks.in_words}"
     hint = (
@@ -293,7 +293,7 @@ def _outcome(rank: RankFacts) -> str:
 
 
 def exit_in_words(code: int) -> str:
-    """Say an exit code: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it"."""
+    """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it"."""
     if code < 0:
         return _signal_name(-code) or f"signal {-code}"
     name = _signal_name(code - 128)

@@ -81,7 +81,7 @@ class Thinned:
         return list(zip(lows, highs, strict=True))
 
     def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Give x and y of the points to draw, in the order in which they were added."""
+        """Return x and y of the points to draw, in the order in which they were added."""
         buckets = self._full if self._last is None else [*self._full, self._last]
         kept = {point.place: point for bucket in buckets for point in sorted(bucket)}
         if self._end is not None:
@@ -90,7 +90,7 @@ class Thinned:
 
 
 def _wider(a: tuple[_Point, _Point], b: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
-    """Give the lowest and the highest point of two buckets."""
+    """Return the lowest and the highest point of two buckets."""
     low = b[0] if np.isnan(a[0].y) or b[0].y < a[0].y else a[0]
     high = b[1] if np.isnan(a[1].y) or b[1].y > a[1].y else a[1]
     return low, high
@@ -235,7 +235,7 @@ class History:
                     self._sample_rate[rank].add(times_s, y)
 
     def before(self, rank: int, step: int) -> History:
-        """Give the history without this rank's log calls from `step` on: it went back there, and takes them again."""
+        """Return the history without this rank's log calls from `step` on: it went back there, and takes them again."""
         kept = History(self.world_size)
         with self._lock:
             batches = [log for of_rank in self._batches for log in of_rank]
@@ -259,7 +259,7 @@ class History:
             kept.append(log._replace(steps=log.steps[:], times_s=log.times_s[:], values=log.values[:]))
 
     def curves(self, name: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Give thinned (steps, values) of `name` for each rank that has logged it, as "rank 0" …, and for their "mean".
+        """Return thinned (steps, values) of `name` by rank ("rank 0" …), and of their "mean".
 
         There is a mean only of steps that every rank of the run has logged, and only with several ranks.
         """
@@ -270,7 +270,7 @@ class History:
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
     def mean_curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Give thinned (steps, means) of `name` over the ranks that have logged it, at the steps that all of them have.
+        """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.
 
         For a run that is over: in a pipeline, say, only the last stages know the loss.
         """
@@ -288,7 +288,7 @@ class History:
             return mean.curve.points()
 
     def progress(self, rank: int) -> Progress:
-        """Say where a rank stands."""
+        """Return where a rank stands."""
         with self._lock:
             return Progress(
                 self._steps[rank],
@@ -300,7 +300,7 @@ class History:
             )
 
     def frame(self) -> pd.DataFrame:
-        """Give all log calls as a DataFrame: `rank`, `step`, `time_s`, then a column per name; NaN where not logged.
+        """Return all log calls as a DataFrame: `rank`, `step`, `time_s`, then a column per name; NaN where not logged.
 
         Rows are in each rank's own order, rank after rank.
         """

@@ -37,13 +37,13 @@ class RankOutput:
             self.add("\n")
 
     def take_new(self) -> list[str]:
-        """Give the complete lines that have come since this was last called."""
+        """Return the complete lines that have come since this was last called."""
         new = list(self._new)
         self._new.clear()
         return new
 
     def tail(self, lines: int) -> str:
-        """Give the last lines, an unfinished one included."""
+        """Return the last lines, an unfinished one included."""
         last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
         return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
 

@@ -49,7 +49,7 @@ def is_complete(text: str) -> bool:
 
 
 def parse(text: str, thread: str = "main") -> list[Frame]:
-    """Give the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
+    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
     sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*)$", text, flags=re.MULTILINE)
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
     if thread == "current":
@@ -150,7 +150,7 @@ class RankStack:
 
 @functools.lru_cache(maxsize=64)
 def _calls(source: str, line: int) -> list[str]:
-    """Give the calls on a line of source, outermost first, as they are written there."""
+    """Return the calls on a line of source, outermost first, as they are written there."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a cell with a %magic
@@ -232,7 +232,7 @@ def _plural(what: str, count: int) -> str:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Say several ranks: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
+    """Return several ranks in words: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

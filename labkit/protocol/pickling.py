@@ -31,7 +31,7 @@ def dumps(value: Any) -> bytes:
 
 
 def name_of(fn: Callable[..., Any]) -> str:
-    """Give the name by which the reader knows a function."""
+    """Return the name by which the reader knows a function."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__name__", type(fn).__name__)

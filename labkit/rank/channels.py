@@ -80,11 +80,11 @@ class Channel:
         self.store: dist.Store | None = None
 
     def send(self, event: events.Event) -> None:
-        """Take one event to the notebook."""
+        """Send one event to the notebook."""
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Take what the notebook says."""
+        """Receive what the notebook sends: "stop"."""
         if word == "stop":  # perhaps again, for the answer's sake
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
             self.send(look(self.rank))

@@ -26,7 +26,7 @@ def show_lines_of(cells: Mapping[str, Cell]) -> None:
 
 
 def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
-    """Tell the notebook of a failure.
+    """Report a failure to the notebook.
 
     Before leaving the process group: once this rank is gone the others fail too, and their errors would bury the one
     that matters.
@@ -38,7 +38,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
 
 
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
-    """Give an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
+    """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """

@@ -79,7 +79,7 @@ class LogBatcher:
 
 
 def number(name: str, value: Any, rank: int) -> float:
-    """Give a logged value as a float. Raises TypeError, naming rank and value, if it is not one number."""
+    """Return a logged value as a float. Raises TypeError, naming rank and value, if it is not one number."""
     shape = getattr(value, "shape", ())
     if not isinstance(value, (str, bytes)) and math.prod(shape) == 1:
         try:

@@ -20,7 +20,7 @@ from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
 from labkit.ui import kernel
-from labkit.ui.view import print_output
+from labkit.ui.lines import print_output
 
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""

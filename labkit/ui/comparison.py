@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from labkit.measure import PARTS, Measured
 from labkit.monitor.history import SAMPLES
+from labkit.monitor.run import Run
+from labkit.ui import kernel
+from labkit.ui.tables import sortable
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
-    from labkit.monitor.run import Run
     from labkit.ui.charts import Chart
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """A rank's result that says more of its run than the run itself knows: `labkit.benchmark.run_strategy`'s, say."""
+
+    marks: Sequence[tuple[str, float, float]]
+    """(what, start_s, end_s) of one step on this rank."""
+
+    @staticmethod
+    def columns(ranks: Sequence[Any], first: Sequence[Any]) -> dict[str, Any]:
+        """Return further columns of a run's row, from all its ranks' results and those of the first run measured.
+
+        Named "<part> ms" for the parts of a step, "<kind> KiB" for what a rank holds.
+        """
 
 
 def compare(runs: Mapping[str, Run], name: str = "loss") -> Comparison:
     """Put runs side by side: `compare({"one process": run, "DDP": run2})`.
 
-    Gives a `Comparison`, which shows itself in a cell: the mean over ranks of `name` for every run, and a table that a
-    click on a heading sorts.
+    Returns a `Comparison`, which shows itself in a cell: the mean over ranks of `name` for every run, and a table that
+    a click on a heading sorts.
 
     Raises TypeError for something that is no run, ValueError if there is none or if none has logged `name`.
     """
-    from labkit.monitor.run import Run
-
     if not isinstance(runs, Mapping):
         raise TypeError(f"compare() takes a mapping of title to run, such as {{'DDP': run}}; got {type(runs).__name__}")
     if not runs:
@@ -49,17 +62,14 @@ class Comparison:
         self._name = name
 
     def frame(self) -> pd.DataFrame:
-        """Give the table: a row per run, in the order given.
+        """Return the table: a row per run, in the order given.
 
         Columns: `ranks`; `status`; `final <name>`, the mean over ranks of the last value logged; `accuracy`, likewise,
         if any run has logged it; `seconds` from launch to end; `samples_per_s` over all ranks, from the first log call
         to the last (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
         host or, for ranks with a GPU, allocated on it.
 
-        For runs of `labkit.measure.run_strategy` also: `difference`, the greatest of a weight to the first run's, and
-        whether the strategy claims to be `equal`; milliseconds of a step and of its parts, the mean over ranks;
-        KiB sent per rank and step, counted and by the formula, means over ranks; KiB of parameters, gradients,
-        optimizer state and activations on the rank that has most of them.
+        For runs of `labkit.benchmark.run_strategy` also what `labkit.benchmark.Measured.columns` says.
         """
         import pandas as pd
 
@@ -90,79 +100,59 @@ class Comparison:
         if not ranks:
             return {}
         first = next(filter(None, map(_measured, self.runs.values())))
-        mean_ms = {f"{part} ms": 1000 * float(np.mean([r.parts_s[part] for r in ranks])) for part in PARTS}
+        return type(ranks[0]).columns(ranks, first)
+
+    def _parts(self, unit: str, without: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return, for each run, what the columns in this unit say, by what they are of."""
+        table = self.frame()
+        parts = [c.removesuffix(f" {unit}") for c in map(str, table) if c.endswith(f" {unit}")]
+        rows = {str(title): {p: float(row[f"{p} {unit}"]) for p in parts} for title, row in table.iterrows()}
         return {
-            "difference": difference(whole_weights(first), whole_weights(ranks)),
-            "equal": ranks[0].equal,
-            "step ms": sum(mean_ms.values()),
-            **mean_ms,
-            "sent KiB": float(np.mean([r.bytes_sent for r in ranks])) / 1024,
-            "formula KiB": float(np.mean([r.bytes_expected for r in ranks])) / 1024,
-            **{f"{what} KiB": size for what, size in _memory_kib(ranks).items()},
+            title: {part: value for part, value in row.items() if part not in without}
+            for title, row in rows.items()
+            if not all(map(np.isnan, row.values()))
         }
 
     def steps(self) -> Chart:
-        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a step's time is made of, the mean over ranks. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
-        table = self.frame()
-        rows = {str(t): {part: float(row[f"{part} ms"]) for part in PARTS} for t, row in table.iterrows()}
-        return charts.stacked(rows, "milliseconds", "one step: mean over ranks")
+        return charts.stacked(self._parts("ms", without=["step"]), "milliseconds", "one step: mean over ranks")
 
     def memory(self) -> Chart:
-        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.measure.run_strategy`."""
+        """Draw what a rank holds: the greatest over ranks of each part. For runs of `labkit.benchmark.run_strategy`."""
         from labkit.ui import charts
 
-        rows = {title: _memory_kib(ranks) for title, run in self.runs.items() if (ranks := _measured(run))}
-        return charts.stacked(rows, "KiB", "memory of the rank that has most")
+        return charts.stacked(
+            self._parts("KiB", without=["sent", "formula"]), "KiB", "memory of the rank that has most"
+        )
 
     def gantt(self, title: str) -> Chart:
         """Draw what every rank of one run did when, in one step under the profiler."""
         from labkit.ui import charts
 
-        rows = {f"rank {rank}": measured.marks for rank, measured in enumerate(_measured(self.runs[title]))}
+        rows = {f"rank {rank}": result.marks for rank, result in enumerate(_measured(self.runs[title]))}
         return charts.gantt(rows, f"{title}: one step")
 
     def figure(self) -> Chart:
-        """Give the curves over each other."""
+        """Return the curves over each other."""
         from labkit.ui import charts
 
         histories = {title: run.recorded for title, run in self.runs.items()}
         return charts.overlaid(histories, self._name, title=f"{self._name}: mean over ranks")
 
     def _ipython_display_(self) -> None:
-        from IPython.display import display
-
-        from labkit.ui.charts import sortable
-
-        display(self.figure())
-        display(sortable(self.frame().style.format(precision=4)))
+        kernel.display(self.figure())
+        kernel.display(sortable(self.frame().style.format(precision=4)))
 
 
-def _measured(run: Run) -> list[Measured]:
-    """Give what the ranks have measured, if the run was one of `labkit.measure.run_strategy`."""
-    return run.results if all(isinstance(result, Measured) for result in run.results) else []
-
-
-def _memory_kib(ranks: list[Measured]) -> dict[str, float]:
-    """Give the KiB of each kind on the rank that has most of it."""
-    return {what: max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory}
-
-
-def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
-    """Put together the weights that the ranks hold."""
-    return {name: tensor for measured in ranks for name, tensor in measured.weights.items()}
-
-
-def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Give the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
-    if one.keys() != other.keys():
-        raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+def _measured(run: Run) -> list[Any]:
+    """Return the ranks' results if they are measurements; else none."""
+    return run.results if all(isinstance(result, Measurement) for result in run.results) else []
 
 
 def samples_per_s(run: Run) -> float:
-    """Samples per second over all ranks, from each rank's first log call to its last; NaN without `samples`."""
+    """Return samples per second over all ranks, from each rank's first log call to its last; NaN without `samples`."""
     history = run.history
     if SAMPLES not in history:
         return float("nan")

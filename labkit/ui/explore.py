@@ -1,4 +1,4 @@
-"""A figure with sliders: whatever a person turns, it is drawn again at once. Without a person, just the figure."""
+"""A figure with sliders: whatever a person moves, it is drawn again at once. Without a person, just the figure."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.ui import kernel, view
+from labkit.ui import kernel, present
 
 
 def explore(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
-    """Show the Plotly figure that `draw` gives, with a slider for each of the named choices, which redraw it at once.
+    """Show the Plotly figure that `draw` returns, with a slider for each of the named choices, which redraw it at once.
 
-    The sliders begin with the defaults of `draw`'s parameters. Where no person is at a front end there are no sliders,
-    only the figure for the defaults, as `labkit.show` shows it. A saved notebook keeps the last picture, not the
-    megabytes of a `FigureWidget`.
+    The sliders begin with the defaults of `draw`'s parameters. Where nobody watches there are no sliders, only the
+    figure for the defaults, as `labkit.show` shows it. A saved notebook keeps the last figure, not the megabytes of a
+    `FigureWidget`.
 
     Raises ValueError for a default that is not among the choices, TypeError for a parameter that has none.
     """
     start = {name: _default(draw, name, values) for name, values in choices.items()}
-    if kernel.has_a_reader():
+    if kernel.is_interactive():
         _Explorer(draw, start, choices)
     else:
-        view.show(draw())
+        present.show(draw())
 
 
 def _default(draw: Callable[..., Any], name: str, values: Sequence[Any]) -> Any:
@@ -44,7 +44,7 @@ class _Explorer:
                 options=values,
                 value=start[name],
                 description=name.replace("_", " "),
-                layout=widgets.Layout(width="400px"),
+                layout=widgets.Layout(width="min(400px, 100%)"),
                 style={"description_width": "140px"},
             )
             for name, values in choices.items()
@@ -52,13 +52,14 @@ class _Explorer:
         for slider in self._sliders.values():
             slider.observe(lambda _: self.redraw(), names="value")
         kernel.display(widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap")))
-        self._place = kernel.place()
+        # JupyterLab's Plotly draws an output once, and passes over what comes to the same place later. So there are two
+        # places: the new figure is drawn in the empty one before the other is emptied, and the page does not jump.
+        self._shown, self._empty = kernel.reserve(), kernel.reserve()
         self.redraw()
 
     def redraw(self) -> None:
         """Draw for what the sliders say now."""
-        from labkit.ui.charts import picture
-
         figure = self._draw(**{name: slider.value for name, slider in self._sliders.items()})
-        # A picture: JupyterLab's Plotly draws an output once, and passes over what comes to the same place later.
-        self._place.update({"image/png": picture(figure)}, raw=True)
+        self._shown, self._empty = self._empty, self._shown
+        self._shown.update(present.as_chart(figure).bundle(), raw=True)
+        self._empty.update({"text/plain": ""}, raw=True)

@@ -1,4 +1,4 @@
-"""The notebook that this process is the kernel of, if it is: its cells, who looks, and how to show something there.
+"""The notebook that this process is the kernel of, if it is one: its cells, who watches, how to show something there.
 
 The one place that asks IPython and ipykernel.
 """
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
+
     from labkit.protocol.job import Cell
 
 
@@ -22,7 +24,7 @@ class Execution(NamedTuple):
 
 
 def shell() -> Any:
-    """Give IPython's shell, if there is one."""
+    """Return IPython's shell, or None."""
     if "IPython" not in sys.modules:
         return None
     from IPython import get_ipython
@@ -31,27 +33,27 @@ def shell() -> Any:
 
 
 def has_kernel() -> bool:
-    """Whether this is a notebook's kernel, which can show more than text."""
+    """Return whether this is a notebook's kernel, which can show more than text."""
     return "ipykernel" in sys.modules and getattr(shell(), "kernel", None) is not None
 
 
-def has_a_reader() -> bool:
-    """Whether a person sees what is shown, rather than papermill or nbconvert.
+def is_interactive() -> bool:
+    """Return whether a person watches, rather than papermill or nbconvert.
 
-    A front end with a person in it lets a cell ask for input.
+    A front end with a person at it lets a cell ask for input; the two others do not.
     """
     return has_kernel() and bool(getattr(shell().kernel, "_allow_stdin", False))
 
 
 def after_each_cell(call: Callable[[], object]) -> None:
-    """Have something called whenever a cell has run."""
+    """Have `call` called whenever a cell has run."""
     here = shell()
     if here is not None:
         here.events.register("post_run_cell", lambda _: call())
 
 
 def this_execution() -> Execution | None:
-    """Give the cell that is being executed: by its id, or by its text where the front end sends none."""
+    """Return the cell that is being executed: by its id, or by its text where the front end sends none."""
     here = shell()
     if here is None:
         return None
@@ -61,13 +63,13 @@ def this_execution() -> Execution | None:
 
 
 def cell_numbers() -> dict[str, int]:
-    """Give the number of every cell run so far, by the file name that tracebacks use for it."""
+    """Return the number of every cell run so far, by the file name that tracebacks use for it."""
     here = shell()
     return dict(getattr(here.compile, "_filename_map", {})) if here is not None else {}
 
 
 def cells() -> dict[str, Cell]:
-    """Give every cell run so far, by the file name that tracebacks use for it."""
+    """Return every cell run so far, by the file name that tracebacks use for it."""
     from labkit.protocol.job import Cell  # not above: it imports torch, and `import labkit` in a notebook asks here
 
     return {
@@ -76,7 +78,7 @@ def cells() -> dict[str, Cell]:
 
 
 def cell_title(number: int) -> str:
-    """Name a cell as tracebacks do."""
+    """Return what tracebacks call a cell."""
     return f"Cell In[{number}]"
 
 
@@ -87,6 +89,17 @@ def display(thing: Any, **options: Any) -> Any:
     return show(thing, **options)
 
 
-def place() -> Any:
-    """Reserve a place under the cell for what will be shown later: it has `update`."""
-    return display({"text/plain": ""}, raw=True, display_id=True)
+def reserve() -> DisplayHandle:
+    """Reserve an output under the cell for what is shown there later, with `update`."""
+    handle: DisplayHandle = display({"text/plain": ""}, raw=True, display_id=True)
+    return handle
+
+
+def answer_while_the_cell_runs(widget: Any) -> None:
+    """Let a widget's messages be handled by a kernel subshell, so that a button works while its own cell runs.
+
+    JupyterLab sends widgets' messages to a subshell (JEP 91, https://jupyter.org/enhancement-proposals), but
+    ipykernel 7.4 routes them back to the shell that last updated the widget, the one that is busy with the cell. Where
+    a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did.
+    """
+    widget.comm._reply_subshell_for = lambda data, default: default

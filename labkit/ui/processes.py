@@ -56,7 +56,7 @@ class Processes(list[HeldProcess]):
         return _table(self.rows(), self.total())
 
     def _ipython_display_(self) -> None:
-        if self and kernel.has_a_reader():
+        if self and kernel.is_interactive():
             _Live(self).start()
         else:
             kernel.display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
@@ -92,7 +92,7 @@ def _megabytes(size: int) -> str:
 
 
 class _Live(threading.Thread):
-    """The table with buttons. Once all its processes have ended, or it is shown anew, a still table takes its place."""
+    """The table with buttons. Once all its processes have ended, or it is shown anew, a still table replaces it."""
 
     shown: _Live | None = None
 
@@ -100,16 +100,16 @@ class _Live(threading.Thread):
         super().__init__(name="labkit-processes", daemon=True)
         import ipywidgets as widgets
 
-        from labkit.ui import view
+        from labkit.ui.widgets import close
 
-        self._found, self._close = found, view.close
+        self._found, self._close = found, close
         self._texts = found.rows()
         self._over = threading.Event()
         self._buttons, self._rows, self._lines = [], [], []
         for process, texts in zip(found, self._texts, strict=True):
             button = widgets.Button(description="▪", tooltip=_what_ends(process), layout=widgets.Layout(width="34px"))
             button.on_click(lambda _, process=process: self._clicked(process))
-            view.answer_while_the_cell_runs(button)
+            kernel.answer_while_the_cell_runs(button)
             row = widgets.HTML(_line(texts))
             self._buttons.append(button)
             self._rows.append(row)
@@ -119,40 +119,39 @@ class _Live(threading.Thread):
         if _Live.shown is not None:
             _Live.shown.finish()
         _Live.shown = self
-        self._place = kernel.display(self._box, display_id=True)
+        self._handle = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
             live = {process.pid: process.state for process in holders.processes()}
-            for place, process in enumerate(self._found):
+            for index, process in enumerate(self._found):
                 state = live.get(process.pid, "ended")
-                if state == "ended" or self._texts[place][-1] != "ending":
-                    self._set_state(place, state)
+                if state == "ended" or self._texts[index][-1] != "ending":
+                    self._set_state(index, state)
             if all(texts[-1] == "ended" for texts in self._texts):
                 break
-        self._place.update(
+        self._handle.update(
             {"text/html": _table(self._texts, self._found.total()), "text/plain": repr(self._found)}, raw=True
         )
-        for widget in (self._box, *self._lines, *self._rows, *self._buttons, self._total):
-            self._close(widget)
+        self._close([self._box, *self._lines, *self._rows, *self._buttons, self._total])
         if _Live.shown is self:
             _Live.shown = None
 
     def finish(self) -> None:
-        """Put a still table in its place."""
+        """Have a still table replace it."""
         self._over.set()
 
     def _clicked(self, process: HeldProcess) -> None:
         process.end()
-        for place, other in enumerate(self._found):  # what ends with it, ends
+        for index, other in enumerate(self._found):  # what ends with it, ends
             if other.pid == process.pid or (process.kind != "standby" and other[:2] == process[:2]):
-                self._set_state(place, "ending")
+                self._set_state(index, "ending")
 
-    def _set_state(self, place: int, state: str) -> None:
-        if state != self._texts[place][-1]:
-            self._texts[place] = (*self._texts[place][:-1], state)
-            self._rows[place].value = _line(self._texts[place])
-            self._buttons[place].disabled = state in ("ending", "ended")
+    def _set_state(self, index: int, state: str) -> None:
+        if state != self._texts[index][-1]:
+            self._texts[index] = (*self._texts[index][:-1], state)
+            self._rows[index].value = _line(self._texts[index])
+            self._buttons[index].disabled = state in ("ending", "ended")
 
 
 def _line(texts: tuple[str, ...]) -> str:

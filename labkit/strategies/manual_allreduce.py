@@ -1,4 +1,4 @@
-"""Gradients averaged by hand after the backward pass: one all-reduce each, or all in one flat buffer."""
+"""Gradients averaged after the backward pass, without DDP: one all-reduce each, or all in one flat buffer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch.distributed as dist
 from labkit.strategies.base import DataParallelStrategy
 
 
-class AveragedByHand(DataParallelStrategy):
+class ManualAllReduce(DataParallelStrategy):
     """One all-reduce per parameter (https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html)."""
 
-    title = "averaged by hand"
+    title = "manual all-reduce"
 
     def communicate(self) -> None:
         """Replace every gradient by its mean over the ranks."""

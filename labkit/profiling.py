@@ -1,4 +1,4 @@
-"""What a training step costs: its time by part, the bytes that a rank sends, the memory that it holds."""
+"""What a rank does in a step, and what that costs: time by part, bytes sent, memory held."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import functools
 import os
 import re
 import socket
-import statistics
 import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from labkit.rank.worker import Worker
-    from labkit.strategies import Strategy
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""
@@ -46,7 +41,7 @@ class Clock:
         self._marks: list[Mark] = []
 
     def now(self) -> float:
-        """Give the time in seconds, once the device has done what it was given."""
+        """Return the time in seconds, once the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.time()
@@ -59,7 +54,7 @@ class Clock:
         self._marks.append(Mark(what, start_s, self.now()))
 
     def timed(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Give a function that does the same and is marked."""
+        """Return a function that does the same and is marked."""
 
         @functools.wraps(call)
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -78,7 +73,7 @@ class Clock:
 
 
 def split(marks: list[Mark]) -> dict[str, float]:
-    """Give the seconds of one step by part (`PARTS`); they add up to the step.
+    """Return the seconds of one step by part (`PARTS`); they add up to the step.
 
     `marks` begins with the whole step. An instant in which something is being communicated counts as communication,
     whatever is computed meanwhile; one that no mark covers is waiting.
@@ -115,7 +110,7 @@ def bytes_sent() -> int:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Give the part of a tensor that lies on this rank."""
+    """Return the part of a tensor that lies on this rank."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -175,89 +170,8 @@ def activations(model: nn.Module) -> Iterator[dict[str, int]]:
     counted["activations"] = sum(kept.values())
 
 
-class Measured(NamedTuple):
-    """What one rank found out about a strategy; what `run_strategy` returns."""
-
-    title: str
-    equal: bool
-    """Whether the strategy claims to compute the same step as one process."""
-    weights: dict[str, Tensor]
-    """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
-    parts_s: dict[str, float]
-    """Seconds of a step by part (`split`), the median over some steps under PyTorch's profiler."""
-    marks: list[Mark]
-    """Of the last of those steps."""
-    bytes_sent: float
-    """Per step, counted; NaN where the system does not count."""
-    bytes_expected: float
-    """Per step, by the strategy's formula."""
-    memory: dict[str, int]
-    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
-
-
-def run_strategy(
-    worker: Worker,
-    strategy: type[Strategy],
-    network: Callable[[], nn.Module],
-    loss: Callable[[Tensor, Tensor], Tensor],
-    optimizer: Callable[..., torch.optim.Optimizer],
-    batches: Callable[[torch.device], Iterator[tuple[Tensor, Tensor]]],
-    steps: int = 20,
-    check_after: int = 5,
-) -> Measured:
-    """Train by a strategy and measure it. To be launched: `labkit.launch(measure.run_strategy, DDP, network, …)`.
-
-    Args:
-        worker: the rank.
-        strategy: the class; see `labkit.strategies.Strategy`.
-        network: makes the whole network, with the same weights on every rank.
-        loss: of (outputs, targets): the mean over the samples.
-        optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
-        batches: of a device: gives whole batches (inputs, targets), the same on every rank, for ever.
-        steps: how many to take; the first quarter warms up and is not measured.
-        check_after: after how many steps the weights are kept.
-    """
-    if not 0 < check_after <= steps or steps < 4:
-        raise ValueError(f"steps must be at least 4 and check_after between 1 and steps, got {steps} and {check_after}")
-    clock = Clock(worker.device)
-    way = strategy(worker, network(), loss, optimizer, clock)
-    stream = batches(worker.device)
-    warm = steps // 4
-    worker.expect(steps)
-
-    def one_step() -> tuple[int, Tensor | None]:
-        with clock.step():
-            with clock("data"):
-                inputs, targets = next(stream)
-            return len(inputs), way.step(inputs, targets)
-
-    for count in range(1, steps + 1):
-        batch_size, value = one_step()
-        logged: dict[str, Any] = {} if value is None else {"loss": value}
-        worker.log(samples=batch_size / worker.world_size, **logged)
-        if count == check_after:
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in way.weights().items()}
-        if count == warm or (count == check_after and check_after > warm):
-            sent_before, counted_from = _count_sent(), count
-    sent = (_count_sent() - sent_before) / max(1, steps - counted_from)
-    traced = trace(clock, one_step)
-    measured = [split(marks) for marks in traced]
-    with activations(way.model) as kept:
-        one_step()
-    return Measured(
-        way.title,
-        way.equal,
-        weights,
-        {part: statistics.median(step[part] for step in measured) for part in PARTS},
-        traced[-1],
-        sent if steps > counted_from else float("nan"),
-        way.bytes_expected(batch_size),
-        {**memory(way.model, way.optimizer), **kept},
-    )
-
-
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
-    """Take some steps under `torch.profiler`; give their marks, and those of every collective or send on the way.
+    """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
 
     What waits to receive is not marked: the time may go by in computing, or it is waiting.
     """
@@ -277,10 +191,3 @@ def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Ma
         inside = [Mark("communication", a, min(b, end_s)) for a, b in spans if start_s <= a < end_s]
         marked.append([*marks, *inside])
     return marked
-
-
-def _count_sent() -> float:
-    try:
-        return bytes_sent()
-    except OSError:
-        return float("nan")
