@@ -104,6 +104,8 @@ class LaunchedEngine(DirectoryEngine):
         super().__init__(launched.world_size, launched.directory)
         self.launched = launched
         self.outlives_notebook = launched.outlives_notebook
+        self._is_told = False
+        """Whether it has been told how every rank ended: nothing comes after that."""
         self._ended_s: float | None = None
         """When all ranks had ended."""
 
@@ -131,7 +133,10 @@ class LaunchedEngine(DirectoryEngine):
         # Ranks that stopped because the launcher asked them to may begin again, however well they ended.
         all_well = all_ended and not any(exit.code or exit.ended for exit in self._exits.values())
         no_more = not read and (is_settled or (all_ended and (self.launched.is_over or self._nobody_answers())))
-        return found + self._last_events() if all_well or no_more else found
+        if (all_well or no_more) and not self._is_told:
+            self._is_told = True
+            found += self._last_events()
+        return found
 
     def _nobody_answers(self) -> bool:
         assert self._ended_s is not None
