@@ -22,8 +22,9 @@ from pathlib import Path
 
 import psutil
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
-PROGRAMS = (*DAEMONS, "srun", "sbatch", "sinfo", "squeue", "scontrol", "scancel")
+DAEMONS = ("munged", "slurmctld", "slurmd", "slurmscriptd")
+"""What lives as long as the cluster; the controller starts the last of them itself."""
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "squeue", "scontrol", "scancel")
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # an ordinary user's has no daemons in it
 INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
 NODES = ("node1", "node2")

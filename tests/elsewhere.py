@@ -85,3 +85,23 @@ def save_when_stopped(worker, folder):
     except labkit.Stopped:
         Path(folder, f"{worker.rank}.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
         raise
+
+
+def log_and_print(worker):
+    print("before", flush=True)
+    for step in range(5):
+        worker.log(loss=float(step))
+    return worker.rank
+
+
+def raise_on_one(worker):
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        raise ValueError("bad batch")
+    time.sleep(1e5)
+
+
+def keep_logging(worker):
+    while True:
+        worker.log(pid=os.getpid())
+        time.sleep(0.01)

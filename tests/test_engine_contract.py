@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import pairwise
 
@@ -14,7 +13,7 @@ from labkit.engines.local import LocalEngine
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
-from tests import workloads
+from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 
 pytestmark = pytest.mark.spawns
@@ -87,28 +86,8 @@ def start(request, tmp_path):
         one.engine.close()
 
 
-def log_and_print(worker):
-    print("before", flush=True)
-    for step in range(5):
-        worker.log(loss=float(step))
-    return worker.rank
-
-
-def raise_on_one(worker):
-    worker.log(loss=1.0)
-    if worker.rank == 1:
-        raise ValueError("bad batch")
-    time.sleep(1e5)
-
-
-def keep_logging(worker):
-    while True:
-        worker.log(pid=os.getpid())
-        time.sleep(0.01)
-
-
 def test_events_come_in_the_order_of_each_rank_and_its_exit_comes_last(start):
-    run = start(log_and_print)
+    run = start(elsewhere.log_and_print)
     run.until_over()
     for rank in (0, 1):
         mine = [event for event in run.events if event.rank == rank]
@@ -126,7 +105,7 @@ def test_events_come_in_the_order_of_each_rank_and_its_exit_comes_last(start):
 
 
 def test_a_failure_names_its_rank_and_the_other_is_not_blamed(start):
-    run = start(raise_on_one)
+    run = start(elsewhere.raise_on_one)
     run.until(lambda: run.of(events.Failure))
     run.engine.kill()
     run.until_over()
@@ -153,7 +132,7 @@ def test_ranks_say_where_they_stand_and_stop_at_a_common_step(start):
 
 
 def test_what_is_ended_twice_and_closed_twice_is_gone(start):
-    run = start(keep_logging)
+    run = start(elsewhere.keep_logging)
     run.until_both_log()
     processes = [psutil.Process(int(run.values("pid", rank)[0])) for rank in (0, 1)]
     for _ in range(2):
