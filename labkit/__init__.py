@@ -22,6 +22,7 @@ back what a run has changed, and `process_group` joins and leaves. `processes_vi
 holds (`engines.holders`), each with a button that ends it.
 On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
 rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
+`exercises` is a wing of its own: what learners write, tried on ranks kept for it (`check`), and `predict`.
 `datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
 `measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
 ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`
@@ -38,12 +39,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, checkpoint, datasets, measure, models, scaling, strategies
+    from labkit import charts, checkpoint, datasets, exercises, measure, models, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.comparison import Comparison, compare
     from labkit.engines import standby
     from labkit.engines.slurm import Slurm
     from labkit.engines.torchrun import Torchrun
+    from labkit.exercises.checking import check
+    from labkit.exercises.predicting import predict
     from labkit.exporter import export
     from labkit.launcher import attach, launch
     from labkit.processes_view import processes
@@ -64,13 +67,16 @@ __all__ = [
     "WorkerFailed",
     "attach",
     "charts",
+    "check",
     "checkpoint",
     "compare",
     "datasets",
+    "exercises",
     "export",
     "launch",
     "measure",
     "models",
+    "predict",
     "processes",
     "scaling",
     "show",
@@ -90,9 +96,11 @@ _HOMES = {
     "Worker": "worker",
     "WorkerFailed": "run",
     "attach": "launcher",
+    "check": "exercises.checking",
     "compare": "comparison",
     "export": "exporter",
     "launch": "launcher",
+    "predict": "exercises.predicting",
     "processes": "processes_view",
     "show": "view",
     "standby": "engines",
