@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from labkit.exercises.trial import Trial
+    pass
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 

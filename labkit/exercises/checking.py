@@ -7,7 +7,7 @@ import difflib
 import inspect
 import linecache
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import notebook
@@ -23,6 +23,9 @@ TIMEOUT_S = 4.0
 """After so long ranks are ended that could not be stopped from within."""
 
 ANSWERS = (None, "mine", "solution", "none")
+
+CASE_CHARACTERS = 30
+"""Of one value with which an answer was tried; a longer one says little."""
 
 LOST = ("connection", "Connection", "gloo", "peer", "Broken pipe")
 """In errors of ranks that have lost another."""
@@ -143,9 +146,10 @@ def _try_here(exercise: Exercise, function: Callable[..., Any]) -> Result:
     return Result(exercise, PASSED, "")
 
 
-def _case(case: Any) -> str:
-    """Say with what an answer was tried: "size=5: "."""
-    return f"with {', '.join(f'{name}={value}' for name, value in case.items())}: " if case else ""
+def _case(case: Mapping[str, Any]) -> str:
+    """Say with what an answer was tried: "with size=5: ". What is long is left out."""
+    said = [text for name, value in case.items() if len(text := f"{name}={value}") <= CASE_CHARACTERS]
+    return f"with {', '.join(said)}: " if said else ""
 
 
 # What went wrong on the ranks, the first cause first

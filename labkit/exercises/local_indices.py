@@ -69,7 +69,9 @@ def trial(t: Trial, samples: int, world_size: int) -> None:
     for epoch, shares in enumerate(epochs):
         where = f"in epoch {epoch}"
         for rank, share in enumerate(shares):
-            t.require(len(share) == each, f"rank {rank} has {len(share)} samples {where}, expected {each}, as all ranks")
+            t.require(
+                len(share) == each, f"rank {rank} has {len(share)} samples {where}, expected {each}, as all ranks"
+            )
         seen = [index for share in shares for index in share]
         missing = sorted(set(range(samples)) - set(seen))
         t.require(not missing, f"sample {(missing or [0])[0]} is on no rank {where}")

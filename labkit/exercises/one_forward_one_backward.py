@@ -62,7 +62,8 @@ def _check_alone(t: Trial, stage: int, order: Any, stages: int, micro_batches: i
             alive.add(i)
         most = stages - stage
         t.require(
-            len(alive) <= most, f"stage {stage} keeps {len(alive)} activations after ('F', {i}), expected {most} at most"
+            len(alive) <= most,
+            f"stage {stage} keeps {len(alive)} activations after ('F', {i}), expected {most} at most",
         )
 
 

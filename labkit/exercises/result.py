@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from labkit.exercises.base import Cost, Exercise
 from labkit.exercises.traffic import Event

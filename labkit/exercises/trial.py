@@ -172,12 +172,13 @@ def _guess(
     if found.is_floating_point() and nonzero.any() and torch.equal(found != 0, nonzero):
         ratios = found[nonzero] / expected[nonzero]
         ratio = ratios.mean().item()
-        if torch.allclose(ratios, ratios.mean(), rtol=1e-3):
+        if torch.allclose(ratios, ratios.mean(), rtol=1e-3) and 1e-3 < abs(ratio) < 1e3:
             if world_size > 1 and abs(ratio - world_size) < 1e-3 * world_size:
                 return f", {ratio:.1f} times what it should be: summed, not averaged?"
             if world_size > 1 and abs(ratio * world_size - 1) < 1e-3:
                 return f", {ratio:.3g} times what it should be: divided by the number of ranks once too often?"
-            return f", {ratio:.3g} times what it should be"
+            if len(ratios) > 1:  # of a single number it says nothing
+                return f", {ratio:.3g} times what it should be"
     return ""
 
 
