@@ -19,9 +19,10 @@ EXERCISE = Exercise(
     lesson="12",
     title="Accumulate, and send once",
     statement="""
-    `model` is a `DistributedDataParallel`, `batches` a list of equally large micro-batches (inputs, targets). Do a forward and a
-    backward pass for each, so that afterwards every gradient is the mean over all micro-batches of all ranks. DDP sends
-    gradients in every `backward`, unless it is told not to by `with model.no_sync():`. Have it send once.
+    `model` is a `DistributedDataParallel`, `batches` a list of equally large micro-batches (inputs, targets). Do a
+    forward and a backward pass for each, so that afterwards every gradient is the mean over all micro-batches of all
+    ranks. DDP sends gradients in every `backward`, unless it is told not to by `with model.no_sync():`. Have it send
+    once.
     """,
     hints=(
         "Gradients add up over backward passes: what turns the sum over micro-batches into their mean?",
@@ -55,9 +56,9 @@ def trial(t: Trial, micro_batches: int, rows: int) -> None:
     module = copy.deepcopy(plain)
     model = DistributedDataParallel(module)
 
-    def counting(state, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations that are texts
+    def counting(state, bucket):  # no annotations: DDP refuses those that are texts
         t.traffic.is_watched = False
-        future = default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        future = default_hooks.allreduce_hook(None, bucket)
         t.traffic.is_watched = True
         size = bucket.buffer().nbytes * (t.world_size - 1) // t.world_size * 2
         t.traffic.events.append(Event("all_reduce", None, size))

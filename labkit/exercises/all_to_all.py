@@ -14,17 +14,19 @@ EXERCISE = Exercise(
     lesson="03",
     title="All-to-all from messages",
     statement="""
-    Every rank has a piece for every rank: `pieces[j]` is for rank j, all of one shape. Return the list of the pieces that
-    this rank gets: entry j is what rank j had for it. `pieces` stays as it is.
+    Every rank has a piece for every rank: `pieces[j]` is for rank j, all of one shape. Return the list of the pieces
+    that this rank gets: entry j is what rank j had for it. `pieces` stays as it is.
 
     Messages only (`send`, `recv`, `isend`, `irecv`), and each piece is sent once, to where it belongs.
     """,
     hints=(
         "The piece for oneself need not be sent.",
-        "In round d = 1 … n − 1 send to rank + d and receive from rank − d, modulo n: so everybody is busy in every round.",
+        "In round d = 1 … n − 1 send to rank + d and receive from rank − d, modulo n: so everybody is busy in "
+        "every round.",
         "`isend`, then `recv`, then `wait()`: if all ranks wait in `send`, nobody receives.",
     ),
-    why="In round d everybody sends d places on, so all ranks send and receive at the same time and none waits for a queue.",
+    why="In round d everybody sends d places on, so all ranks send and receive at the same time and none waits "
+    "for a queue.",
     allowed=POINT_TO_POINT,
     cases=({"shape": (3,)}, {"shape": (2, 5)}, {"shape": (1,)}),
 )
@@ -74,7 +76,7 @@ def best(world_size: int, shape: tuple[int, ...]) -> Cost:
 
 
 def _exchange(pieces: Any, rank: int, world_size: int, sent: Any, rounds: Any) -> Any:
-    received = [torch.empty_like(piece) for piece in pieces]
+    received = [torch.zeros_like(piece) for piece in pieces]
     received[rank] = pieces[rank].clone()
     for distance in rounds:
         target, source = (rank + distance) % world_size, (rank - distance) % world_size
@@ -90,7 +92,7 @@ def sends_its_own_piece(pieces: Any, rank: int, world_size: int) -> Any:
     return _exchange(pieces, rank, world_size, lambda target: rank, range(1, world_size))
 
 
-@EXERCISE.wrong("`received[1][0]` is")
+@EXERCISE.wrong("`received[1][0]` is 0, expected")
 def forgets_a_round(pieces: Any, rank: int, world_size: int) -> Any:
     """Right with two ranks."""
     return _exchange(pieces, rank, world_size, lambda target: target, range(1, min(2, world_size)))

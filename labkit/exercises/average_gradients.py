@@ -15,8 +15,8 @@ EXERCISE = Exercise(
     lesson="05",
     title="Average the gradients",
     statement="""
-    Every rank has called `backward` on samples of its own, with equal weights. Replace the gradient of each parameter by
-    its mean over the ranks, in place, with `dist.all_reduce`. The weights stay as they are.
+    Every rank has called `backward` on samples of its own, with equal weights. Replace the gradient of each parameter
+    by its mean over the ranks, in place, with `dist.all_reduce`. The weights stay as they are.
 
     A parameter that took no part in the loss has no gradient (`grad is None`), on every rank alike: leave it so.
     """,

@@ -15,14 +15,16 @@ EXERCISE = Exercise(
     lesson="05",
     title="As few calls as buckets allow",
     statement="""
-    Average the gradients as before, but in buckets: copy neighbouring gradients, in the order of `model.parameters()`, into
-    one flat tensor, as many as `bucket_bytes` can hold, and call `dist.all_reduce` once for each bucket.
+    Average the gradients as before, but in buckets: copy neighbouring gradients, in the order of
+    `model.parameters()`, into one flat tensor, as many as `bucket_bytes` can hold, and call `dist.all_reduce` once
+    for each bucket.
 
     A gradient that is larger than a bucket gets one of its own. The mean must come back into `parameter.grad`. All
     parameters have a gradient.
     """,
     hints=(
-        "Go through the parameters and keep a list; when the next gradient would make it too large, send the list first.",
+        "Go through the parameters and keep a list; when the next gradient would make it too large, send the "
+        "list first.",
         "And after the loop: the last list is to be sent, too.",
         "`torch.cat([p.grad.flatten() for p in bucket])`, all-reduce, divide, then `split` and `copy_` back.",
     ),

@@ -14,13 +14,14 @@ EXERCISE = Exercise(
     lesson="12",
     title="BatchNorm's statistics over ranks",
     statement="""
-    Return the mean and the variance of each feature over the rows of *all* ranks, as BatchNorm would find them in one process
-    (the variance divides by the number of rows, not by one less). The number of rows differs from rank to rank. A single
-    `dist.all_reduce`.
+    Return the mean and the variance of each feature over the rows of *all* ranks, as BatchNorm would find them in one
+    process (the variance divides by the number of rows, not by one less). The number of rows differs from rank to
+    rank. A single `dist.all_reduce`.
     """,
     hints=(
         "The mean of the ranks' variances misses how far the ranks' means lie apart.",
-        "The variance is the mean of the squares minus the square of the mean; sums of rows and of squares can be added up.",
+        "The variance is the mean of the squares minus the square of the mean; sums of rows and of squares can "
+        "be added up.",
         "Three things travel in one tensor: the sums, the sums of squares, and the number of rows.",
     ),
     why="Sums, sums of squares and counts add up over ranks; means and variances do not.",

@@ -15,16 +15,18 @@ EXERCISE = Exercise(
     lesson="03",
     title="Broadcast along a tree",
     statement="""
-    Copy rank 0's tensor into the tensor of every rank, in place, with `send` and `recv` (or `isend` and `irecv`) only.
+    Copy rank 0's tensor into the tensor of every rank, in place, with `send` and `recv` (or `isend` and `irecv`)
+    only.
 
-    Were rank 0 to send to all others, it would send n − 1 times while they wait. Whoever has the tensor can pass it on:
-    in the first round 0 → 1, in the second 0 → 2 and 1 → 3, then 0 → 4 … 3 → 7. So no rank sends more than ⌈log₂ n⌉
-    times. The number of ranks need not be a power of two.
+    Were rank 0 to send to all others, it would send n − 1 times while they wait. Whoever has the tensor can pass it
+    on: in the first round 0 → 1, in the second 0 → 2 and 1 → 3, then 0 → 4 … 3 → 7. So no rank sends more than ⌈log₂
+    n⌉ times. The number of ranks need not be a power of two.
     """,
     hints=(
         "In round k, which ranks have the tensor already? Those below 2ᵏ.",
         "With `distance = 1, 2, 4, …`: ranks below `distance` send to `rank + distance`, if there is such a rank.",
-        "Ranks from `distance` up to `2 * distance - 1` receive from `rank - distance`. All others wait for a later round.",
+        "Ranks from `distance` up to `2 * distance - 1` receive from `rank - distance`. All others wait for a "
+        "later round.",
     ),
     why="After each round twice as many ranks have the tensor, so ⌈log₂ n⌉ rounds are enough for any n.",
     allowed=POINT_TO_POINT,

@@ -9,9 +9,9 @@ EXERCISE = Exercise(
     lesson="08",
     title="The bubble by formula",
     statement="""
-    In a pipeline every stage does m forward and m backward passes, and waits for the rest of a step: until its first input
-    comes, and after its last gradient has gone. Return the share of a step's time in which a stage waits, a `float` from 0
-    to 1.
+    In a pipeline every stage does m forward and m backward passes, and waits for the rest of a step: until its first
+    input comes, and after its last gradient has gone. Return the share of a step's time in which a stage waits, a
+    `float` from 0 to 1.
 
     All passes take equally long. It is the same for GPipe and 1F1B, and for every stage.
     """,
@@ -20,7 +20,8 @@ EXERCISE = Exercise(
         "The first micro-batch needs p ticks to the end, and then one more comes out with every tick: forward takes "
         "m + p − 1 ticks, of which a stage works m.",
     ),
-    why="Forward, and likewise backward, takes m + p − 1 ticks of which each stage works m, so p − 1 of them are the bubble.",
+    why="Forward, and likewise backward, takes m + p − 1 ticks of which each stage works m, so p − 1 of them are "
+    "the bubble.",
     world_sizes=(),
     imports=(),
     cases=tuple({"stages": p, "micro_batches": m} for p in (4, 2, 1, 8) for m in (6, 1, 2, 16)),

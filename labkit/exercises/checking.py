@@ -169,7 +169,8 @@ def _what_was_wrong(exercise: Exercise, function: Callable[..., Any], run: Run) 
         else:
             raised.append((failure, _raised(kind, text)))
     if raised:
-        failure, text = raised[0]
+        # Of ranks that raised alike the lowest, though another may have been quicker.
+        failure, text = min((each for each in raised if each[1] == raised[0][1]), key=lambda each: each[0].rank)
         return f"rank {failure.rank} {text}{_line(function, _own_line(function, failure.frames))}"
     if run.error and run.error.rank is not None and run.failures[run.error.rank] is None:
         return _ended(run, function)  # it died, or would not stop

@@ -15,8 +15,8 @@ EXERCISE = Exercise(
     lesson="04",
     title="Gather uneven parts",
     statement="""
-    The way back: every rank has `part`, its rows, and knows how many rows each rank has (`counts`; some may have none).
-    Return all rows on rank 0, in the order of the ranks, and None on the others. Messages only.
+    The way back: every rank has `part`, its rows, and knows how many rows each rank has (`counts`; some may have
+    none). Return all rows on rank 0, in the order of the ranks, and None on the others. Messages only.
     """,
     hints=(
         "Rank 0 makes room for all: `torch.empty(sum(counts), columns)`, and `split(counts)` gives views into it.",

@@ -14,21 +14,23 @@ EXERCISE = Exercise(
     lesson="06",
     title="Which samples are mine?",
     statement="""
-    Return the indices of the samples that this rank sees in this epoch, as a list of `int`, without asking another rank.
+    Return the indices of the samples that this rank sees in this epoch, as a list of `int`, without asking another
+    rank.
 
-    Over all ranks every sample is there, and all ranks have equally many: where `world_size` does not divide `samples`,
-    some samples are there twice, as few as possible. Each epoch has another order, and so has each seed; the same
-    arguments give the same list every time, whatever random numbers were drawn before.
+    Over all ranks every sample is there, and all ranks have equally many: where `world_size` does not divide
+    `samples`, some samples are there twice, as few as possible. Each epoch has another order, and so has each seed;
+    the same arguments give the same list every time, whatever random numbers were drawn before.
     """,
     hints=(
-        "All ranks must shuffle alike, so the shuffle must not depend on `rank`: a generator of its own, seeded from `seed` "
-        "and `epoch`.",
+        "All ranks must shuffle alike, so the shuffle must not depend on `rank`: a generator of its own, seeded "
+        "from `seed` and `epoch`.",
         "`torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))` is such an order.",
-        "Make it longer by repeating its beginning until `world_size` divides it; then take every `world_size`-th index.",
+        "Make it longer by repeating its beginning until `world_size` divides it; then take every "
+        "`world_size`-th index.",
         "With fewer samples than ranks one repetition is not enough.",
     ),
-    why="All ranks compute the same shuffled, padded list and each takes its own stride, so the shares fit together with "
-    "no message sent.",
+    why="All ranks compute the same shuffled, padded list and each takes its own stride, so the shares fit "
+    "together with no message sent.",
     world_sizes=(),
     imports=("import torch",),
     cases=tuple(

@@ -14,9 +14,9 @@ EXERCISE = Exercise(
     lesson="06",
     title="Accuracy over uneven shares",
     statement="""
-    Each rank has tested samples of its own: `count` of them, `correct` right. The numbers differ from rank to rank, and a
-    rank may have none. Return the accuracy over all samples, as a `float` that is the same on every rank, with a single
-    `dist.all_reduce`.
+    Each rank has tested samples of its own: `count` of them, `correct` right. The numbers differ from rank to rank,
+    and a rank may have none. Return the accuracy over all samples, as a `float` that is the same on every rank, with
+    a single `dist.all_reduce`.
     """,
     hints=(
         "Which is right: the mean of 1/1 and 0/99, or 1/100?",
@@ -30,7 +30,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def mean_accuracy(correct, count):
-    """Return the share of right answers over all ranks' samples, a float. `correct` and `count` are this rank's, ints."""
+    """Return the share of right answers over all ranks, a float. `correct` and `count` (int) are this rank's."""
     sums = torch.tensor([correct, count], dtype=torch.float64)
     dist.all_reduce(sums)
     return (sums[0] / sums[1]).item()
@@ -46,7 +46,7 @@ def trial(t: Trial, counts: tuple[int, ...]) -> None:
     expected = sum(right[:here]) / sum(counts[:here])
     shares = [one / count for one, count in zip(right[:here], counts[:here], strict=True) if count]
     known = {
-        "the mean of the ranks' accuracies: a rank with one sample then counts as much as one with a hundred": torch.tensor(
+        "the mean of the ranks' accuracies: one sample then counts as much as a hundred": torch.tensor(
             sum(shares) / len(shares)
         ),
         "this rank's own": torch.tensor(right[t.rank] / max(1, counts[t.rank])),

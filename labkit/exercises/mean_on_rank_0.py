@@ -14,8 +14,8 @@ EXERCISE = Exercise(
     lesson="14",
     title="A hang to mend: a collective on one rank",
     statement="""
-    Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it; and waits. Mend it: return the mean
-    on rank 0, and None on the others.
+    Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it; and waits. Mend it: return
+    the mean on rank 0, and None on the others.
     """,
     hints=(
         "What waits for whom? A collective is everybody's call.",

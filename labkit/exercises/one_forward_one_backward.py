@@ -11,21 +11,21 @@ EXERCISE = Exercise(
     lesson="08",
     title="One forward, one backward",
     statement="""
-    Return the order in which `stage` (0 … stages − 1) of a pipeline works: a list of `("F", i)` and `("B", i)`, one of each
-    for every micro-batch i.
+    Return the order in which `stage` (0 … stages − 1) of a pipeline works: a list of `("F", i)` and `("B", i)`, one
+    of each for every micro-batch i.
 
-    `("F", i)` needs the previous stage's, `("B", i)` needs the next stage's and the stage's own `("F", i)`. A stage keeps the
-    activations of a micro-batch from F to B, and of at most `stages - stage` micro-batches at a time. Within that limit no
-    stage waits longer than it must.
+    `("F", i)` needs the previous stage's, `("B", i)` needs the next stage's and the stage's own `("F", i)`. A stage
+    keeps the activations of a micro-batch from F to B, and of at most `stages - stage` micro-batches at a time.
+    Within that limit no stage waits longer than it must.
     """,
     hints=(
         "The last stage can begin with B as soon as it has done one F: F0 B0 F1 B1 …",
-        "The stage before it has done one F more by then; stage s begins with `stages - stage - 1` F's, if there are as many "
-        "micro-batches.",
+        "The stage before it has done one F more by then; stage s begins with `stages - stage - 1` F's, if there "
+        "are as many micro-batches.",
         "Then F and B take turns until no F is left, and the remaining B's follow.",
     ),
-    why="A stage's first B comes back after the later stages have done one F each; so many F's fill the time until then, and "
-    "from there each B frees the memory that the next F takes.",
+    why="A stage's first B comes back after the later stages have done one F each; so many F's fill the time "
+    "until then, and from there each B frees the memory that the next F takes.",
     world_sizes=(),
     imports=(),
     cases=tuple({"stages": p, "micro_batches": m} for p in (2, 3, 4, 1) for m in (4, 3, 7, 2, 1)),
@@ -52,7 +52,7 @@ def _check_alone(t: Trial, stage: int, order: Any, stages: int, micro_batches: i
         t.require(step in wanted, f"stage {stage}: {step!r} is no pass of {micro_batches} micro-batches")
         t.require(order.count(step) == 1, f"stage {stage}: {step!r} is there {order.count(step)} times")
     missing = sorted(wanted - set(order), reverse=True)
-    t.require(not missing, f"stage {stage}: {(missing or [()])[0]!r} is missing")
+    t.require(not missing, f"stage {stage}: {(missing or [('', 0)])[0]!r} is missing")
     alive: set[int] = set()
     for kind, i in order:
         if kind == "B":

@@ -17,19 +17,20 @@ EXERCISE = Exercise(
     title="Average while backward computes",
     statement="""
     What DDP does: begin to average a gradient as soon as `backward` has made it, while the layers before it are still
-    computed. `overlap_averaging(model)` is called once. From then on, after every `loss.backward()`, the function that it
-    returned is called (without arguments), and when that returns all gradients are the mean over the ranks.
+    computed. `overlap_averaging(model)` is called once. From then on, after every `loss.backward()`, the function
+    that it returned is called (without arguments), and when that returns all gradients are the mean over the ranks.
 
-    Use `dist.all_reduce(…, async_op=True)`, one for each gradient; the trace shows whether it began in time. The model is
-    trained for several steps.
+    Use `dist.all_reduce(…, async_op=True)`, one for each gradient; the trace shows whether it began in time. The
+    model is trained for several steps.
     """,
     hints=(
-        "`parameter.register_post_accumulate_grad_hook(hook)` has `hook(parameter)` called once `parameter.grad` is there.",
+        "`parameter.register_post_accumulate_grad_hook(hook)` has `hook(parameter)` called once `parameter.grad` "
+        "is there.",
         "With `async_op=True` the call returns at once, with something to `wait()` for. Keep it, with its parameter.",
         "In the returned function: wait for each, then divide; then forget them, for the next step has new ones.",
     ),
-    why="The hook begins each all-reduce while earlier layers are still computed, and nothing is waited for before it is "
-    "needed.",
+    why="The hook begins each all-reduce while earlier layers are still computed, and nothing is waited for "
+    "before it is needed.",
     allowed=("all_reduce",),
     cases=({"sizes": (3, 4, 4, 2)}, {"sizes": (2, 5, 1)}),
 )

@@ -14,17 +14,17 @@ EXERCISE = Exercise(
     lesson="09",
     title="Column-parallel, then row-parallel",
     statement="""
-    The network is `outputs = relu(inputs @ first.T) @ second.T + bias`. The hidden units are shared out: each rank has its
-    rows of `first` and the columns of `second` that belong to the same units; `bias` it has whole, and all ranks have the
-    same `inputs`. Return the whole outputs on every rank, with a single `dist.all_reduce`.
+    The network is `outputs = relu(inputs @ first.T) @ second.T + bias`. The hidden units are shared out: each rank
+    has its rows of `first` and the columns of `second` that belong to the same units; `bias` it has whole, and all
+    ranks have the same `inputs`. Return the whole outputs on every rank, with a single `dist.all_reduce`.
     """,
     hints=(
         "A rank can compute its own hidden units, relu included, from the inputs alone.",
         "What its units contribute to the outputs has the outputs' shape; the contributions add up.",
         "How often is the bias in the sum if every rank adds it before?",
     ),
-    why="Relu works on each hidden unit alone, so nothing need be exchanged between the layers, and the sum over hidden units is "
-    "one all-reduce.",
+    why="Relu works on each hidden unit alone, so nothing need be exchanged between the layers, and the sum over "
+    "hidden units is one all-reduce.",
     allowed=("all_reduce",),
     cases=(
         {"batch": 3, "features": 4, "hidden": 2, "outputs": 5},
@@ -35,7 +35,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def parallel_mlp(inputs, first, second, bias):
-    """Return outputs (batch, outputs). `first` is (hidden / n, features), `second` (outputs, hidden / n), `bias` (outputs,)."""
+    """Return (batch, outputs). `first` is (hidden / n, features), `second` (outputs, hidden / n), `bias` (outputs,)."""
     hidden = torch.relu(inputs @ first.T)
     outputs = hidden @ second.T
     dist.all_reduce(outputs)

@@ -18,7 +18,7 @@ def _file() -> Path:
 
 
 def load() -> dict[str, Any]:
-    """Return {"exercises": {name: {"tries", "solved"}}, "predictions": {question: right}}; empty ones without a file."""
+    """Return {"exercises": {name: {"tries", "solved"}}, "predictions": {question: right}}, or empty ones."""
     kept: dict[str, Any] = {}
     with contextlib.suppress(FileNotFoundError, ValueError, OSError):  # half written by hand: begun anew
         kept = json.loads(_file().read_text("utf-8"))

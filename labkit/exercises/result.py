@@ -198,7 +198,8 @@ def lanes(events: Sequence[Sequence[Event]]) -> str:
         y = TOP + LANE * rank + LANE // 2 - 6
         parts.append(f"<text x='0' y='{y + 4}' fill='currentColor'>rank {rank}</text>")
         parts.append(
-            f"<line x1='{LEFT - 14}' x2='{width - 10}' y1='{y}' y2='{y}' stroke='{COLORS[rank % 8]}' stroke-opacity='.5'/>"
+            f"<line x1='{LEFT - 14}' x2='{width - 10}' y1='{y}' y2='{y}' stroke='{COLORS[rank % 8]}' "
+            "stroke-opacity='.5'/>"
         )
         parts += [_mark(each, y, rank) for each in lane if each.column < shown]
     parts += _arrows(placed, shown)

@@ -17,22 +17,22 @@ EXERCISE = Exercise(
     Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the two neighbours
     only (`isend` and `irecv`; rank n − 1 is the neighbour of rank 0).
 
-    Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right and adds the one that
-    comes from the left; then each rank has one piece whole. In n − 1 more steps the whole pieces go round. Each rank so
-    sends about 2(n − 1)/n of the tensor, however many ranks there are.
+    Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right and adds the one
+    that comes from the left; then each rank has one piece whole. In n − 1 more steps the whole pieces go round. Each
+    rank so sends about 2(n − 1)/n of the tensor, however many ranks there are.
 
     The tensor may have any shape, a size that n does not divide, and need not be contiguous.
     """,
     hints=(
-        "`tensor_split(world_size)` cuts a flat tensor into nearly equal pieces, as views: adding to a piece changes the "
-        "whole.",
-        "In step s rank r sends piece r − s and receives piece r − s − 1, both modulo n; in the first n − 1 steps it adds "
-        "what arrives, later it copies.",
+        "`tensor_split(world_size)` cuts a flat tensor into nearly equal pieces, as views: adding to a piece "
+        "changes the whole.",
+        "In step s rank r sends piece r − s and receives piece r − s − 1, both modulo n; in the first n − 1 "
+        "steps it adds what arrives, later it copies.",
         "Begin with `isend`, then receive, then wait for both: if all ranks wait in `send`, nobody receives.",
         "`reshape(-1)` of a tensor that is not contiguous is a copy: at the end, copy it back.",
     ),
-    why="Every piece goes once around to be summed and once around to be spread, and all links carry a piece at the same "
-    "time, so no rank sends more than twice the tensor.",
+    why="Every piece goes once around to be summed and once around to be spread, and all links carry a piece at "
+    "the same time, so no rank sends more than twice the tensor.",
     allowed=POINT_TO_POINT,
     cases=(
         {"shape": (12,)},
@@ -46,7 +46,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def ring_all_reduce(tensor, rank, world_size):
-    """Replace `tensor` (any shape, the same on every rank) by its sum over the ranks, in place. Called on every rank."""
+    """Replace `tensor` (one shape on all ranks) by its sum over the ranks, in place. Called on every rank."""
     flat = tensor.reshape(-1)  # a copy where the memory has gaps
     pieces = flat.tensor_split(world_size)
     right, left = (rank + 1) % world_size, (rank - 1) % world_size

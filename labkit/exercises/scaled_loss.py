@@ -14,16 +14,17 @@ EXERCISE = Exercise(
     lesson="12",
     title="The loss over uneven token counts",
     statement="""
-    `token_losses` holds the losses of this rank's tokens; their number differs from rank to rank. Return the scalar on which to
-    call `backward`, such that after DDP, which takes the *mean over ranks* of the gradients, they are those of the mean over
-    *all tokens of all ranks*. One `dist.all_reduce` may be called.
+    `token_losses` holds the losses of this rank's tokens; their number differs from rank to rank. Return the scalar
+    on which to call `backward`, such that after DDP, which takes the *mean over ranks* of the gradients, they are
+    those of the mean over *all tokens of all ranks*. One `dist.all_reduce` may be called.
     """,
     hints=(
         "The mean over all tokens is the sum of all ranks' sums, divided by the number of all tokens.",
         "DDP will divide by the number of ranks, which nobody asked for.",
         "The number of tokens is no part of the graph: all-reduce a plain tensor.",
     ),
-    why="Multiplying by n takes back DDP's division by n; what is left is each rank's sum over the common number of tokens.",
+    why="Multiplying by n takes back DDP's division by n; what is left is each rank's sum over the common number "
+    "of tokens.",
     allowed=("all_reduce",),
     cases=({"counts": (4, 1, 7, 2)}, {"counts": (2, 2, 2, 2)}, {"counts": (1, 30, 5, 1)}),
 )

@@ -24,7 +24,8 @@ EXERCISE = Exercise(
         "The receiver must make room first: `torch.empty(counts[rank], columns)`.",
         "Rank 0 keeps a part of its own, and sends that to nobody.",
     ),
-    why="Everybody knows `counts`, so each receiver can make room of the right size and no message about sizes is needed.",
+    why="Everybody knows `counts`, so each receiver can make room of the right size and no message about sizes "
+    "is needed.",
     allowed=POINT_TO_POINT,
     cases=({"most": 4, "columns": 3}, {"most": 2, "columns": 1}, {"most": 1, "columns": 5}),
 )

@@ -14,10 +14,10 @@ EXERCISE = Exercise(
     lesson="09",
     title="All-gather and reduce-scatter for one layer",
     statement="""
-    What FSDP does with a layer `outputs = inputs @ weight.T`. Of the weight (of shape `shape`), flattened, each rank keeps only
-    its `shard`, the rank-th of n equal parts. Put it together with `dist.all_gather_into_tensor`, compute the outputs, then
-    the weight's gradient from `output_gradient`, and leave each rank with its shard of the *mean* gradient by
-    `dist.reduce_scatter_tensor`.
+    What FSDP does with a layer `outputs = inputs @ weight.T`. Of the weight (of shape `shape`), flattened, each rank
+    keeps only its `shard`, the rank-th of n equal parts. Put it together with `dist.all_gather_into_tensor`, compute
+    the outputs, then the weight's gradient from `output_gradient`, and leave each rank with its shard of the *mean*
+    gradient by `dist.reduce_scatter_tensor`.
 
     Return both: (outputs, shard_gradient). Inputs and gradients differ from rank to rank. `shard` stays as it is.
     """,
@@ -26,7 +26,8 @@ EXERCISE = Exercise(
         "The gradient of the weight is `output_gradient.T @ inputs`, of the weight's own shape.",
         "`reduce_scatter_tensor(output, input)` adds up; both are flat, and the input must be contiguous.",
     ),
-    why="The whole weight is there only while the layer computes, and of the gradient each rank needs only what it updates.",
+    why="The whole weight is there only while the layer computes, and of the gradient each rank needs only what "
+    "it updates.",
     allowed=("reduce_scatter_tensor", "all_gather_into_tensor"),
     cases=({"rows": 3, "columns": 2, "batch": 4}, {"rows": 1, "columns": 5, "batch": 2}),
 )
@@ -34,7 +35,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def sharded_linear(shard, shape, inputs, output_gradient, world_size):
-    """Return outputs (batch, rows) and this rank's shard of the mean gradient; `shard` is flat, `shape` (rows, columns)."""
+    """Return outputs (batch, rows) and the shard of the mean gradient; `shard` is flat, `shape` (rows, columns)."""
     weight = torch.empty(shape)
     dist.all_gather_into_tensor(weight.view(-1), shard)
     outputs = inputs @ weight.T

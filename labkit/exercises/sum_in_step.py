@@ -14,8 +14,8 @@ EXERCISE = Exercise(
     lesson="14",
     title="A hang to mend: unequally many batches",
     statement="""
-    This function adds up the ranks' batches step by step. It hangs when one rank has fewer batches than another. Mend it: do as
-    many steps as *every* rank has batches for, and return their totals. The batches stay as they are.
+    This function adds up the ranks' batches step by step. It hangs when one rank has fewer batches than another. Mend
+    it: do as many steps as *every* rank has batches for, and return their totals. The batches stay as they are.
     """,
     hints=(
         "Who has most batches waits in a step that the others never take.",

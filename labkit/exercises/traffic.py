@@ -38,7 +38,7 @@ PRINTED_CHARACTERS = 1_000_000
 
 
 class Told(BaseException):
-    """What the learner is told of an answer that was stopped. No Exception, so that his own code does not swallow it."""
+    """What the learner is told of an answer that was stopped. No Exception: his own code is not to swallow it."""
 
 
 class Forbidden(Told):

@@ -16,12 +16,12 @@ EXERCISE = Exercise(
     lesson="13",
     title="What must be saved",
     statement="""
-    Return a dict from which training goes on as if it had never stopped, bit for bit. It is called between two epochs, and
-    written to a file a little later, when training already goes on: what it holds must not change meanwhile.
+    Return a dict from which training goes on as if it had never stopped, bit for bit. It is written to a file a little
+    later, when training already goes on: what it holds must not change meanwhile.
 
-    It is resumed with a new network, optimizer and scheduler, by `load_state_dict` of what is under `"model"`, `"optimizer"`
-    and `"scheduler"`; `"rng"` goes to `torch.set_rng_state`, and `"epoch"` is the first epoch to do. What the dict lacks is
-    not put back. `model` is wrapped as by DDP (`model.module` is the network), and the new network is not.
+    It is resumed with a new network, optimizer and scheduler: each takes what is under `"model"`, `"optimizer"` and
+    `"scheduler"` by `load_state_dict`; `"rng"` goes to `torch.set_rng_state`, and `"epoch"` is the first epoch to do.
+    What the dict lacks is not put back. `model` is wrapped as by DDP: `model.module` is the network.
     """,
     hints=(
         "Whose keys begin with `module.`? The network's own do not.",
@@ -38,7 +38,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def training_state(model, optimizer, scheduler, epoch):
-    """Return {"model", "optimizer", "scheduler", "rng", "epoch"}; `epoch` (0, 1, …) is the one that has just been done."""
+    """Return {"model", "optimizer", "scheduler", "rng", "epoch"}; `epoch` (0, 1, …) has just been done."""
     return copy.deepcopy(
         {
             "model": model.module.state_dict(),
@@ -62,7 +62,7 @@ class _Wrapped(nn.Module):
 def _new() -> tuple[nn.Module, torch.optim.SGD, torch.optim.lr_scheduler.StepLR]:
     network = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.9)
-    return network, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    return network, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
 
 
 def _epoch(network: nn.Module, optimizer: Any, scheduler: Any) -> float:

@@ -66,7 +66,7 @@ class Trial:
         self.traffic = Traffic(exercise.allowed, PATIENCE_S)
 
     def numbers(self, *shape: int, of: int | None = None, salt: str = "") -> torch.Tensor:
-        """Return a rank's numbers (float32, whole, 1 … 99), the same wherever they are asked for; by default this rank's.
+        """Return a rank's numbers (float32, whole, 1 … 99), the same wherever asked for; by default this rank's.
 
         Whole, so that sums are exact and messages short; never 0, so that what is missing is seen.
         """
@@ -104,7 +104,7 @@ class Trial:
         known: Mapping[str, torch.Tensor] | None = None,
         tolerance: float = 1e-5,
     ) -> None:
-        """End the trial unless a tensor is as expected. `known` has what known mistakes give, by what to say of them."""
+        """End the trial unless a tensor is as expected. `known` has what mistakes give, by what to say of them."""
         if not isinstance(found, torch.Tensor):
             raise Wrong(f"`{what}` is {_said(found)}, expected a tensor of shape {_shape(expected)}{_forgotten(found)}")
         if found.shape != expected.shape:
@@ -224,7 +224,7 @@ def examine(worker: Worker, exercise_name: str, packed: bytes, patience_s: float
             finding = _try_case(trial, exercise.try_out, case, meeting)
             said = meeting.all_said(index)
             if finding or said is None or any(other["ended"] for other in said):
-                return Report(finding and Finding(index, worker.rank, finding), index, traffic.events)
+                return Report(Finding(index, worker.rank, finding) if finding else None, index, traffic.events)
             if lost := _lost_message(said):
                 return Report(Finding(index, worker.rank, lost), index, traffic.events)
     return Report(None, len(exercise.cases), traffic.events)

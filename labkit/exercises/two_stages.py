@@ -17,14 +17,16 @@ EXERCISE = Exercise(
     lesson="07",
     title="Forward and backward over two stages",
     statement="""
-    A network is cut in two: rank 0 has the first `stage` and the `inputs`, rank 1 the second `stage` and the `targets` (what a
-    rank does not have is None). Do one forward and one backward pass with `send` and `recv`: afterwards every parameter of
-    both stages has its gradient. Rank 1 returns the loss, `mse_loss(outputs, targets)`, as a float, rank 0 None.
+    A network is cut in two: rank 0 has the first `stage` and the `inputs`, rank 1 the second `stage` and the
+    `targets` (what a rank does not have is None). Do one forward and one backward pass with `send` and `recv`:
+    afterwards every parameter of both stages has its gradient. Rank 1 returns the loss, `mse_loss(outputs, targets)`,
+    as a float, rank 0 None.
 
     What travels between the stages has the shape `hidden_shape`, there and back.
     """,
     hints=(
-        "`send` carries numbers, not the graph of operations: rank 1's tensor is a new leaf, and must ask for a gradient.",
+        "`send` carries numbers, not the graph of operations: rank 1's tensor is a new leaf, and must ask for a "
+        "gradient.",
         "After `loss.backward()` on rank 1 the gradient of what it received is in `hidden.grad`.",
         "Rank 0 goes on with `hidden.backward(gradient)`.",
     ),
@@ -147,5 +149,6 @@ def sends_the_sum_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any,
     hidden.requires_grad_()
     loss = mse_loss(stage(hidden), targets)
     loss.backward()
+    assert hidden.grad is not None
     dist.send(hidden.grad * len(hidden), 0)
     return loss.item()

@@ -14,10 +14,10 @@ EXERCISE = Exercise(
     lesson="09",
     title="A step of ZeRO-1",
     statement="""
-    Every rank has all `weights` (flat, equal everywhere) and its own `gradient` of them, but of the optimizer's `momentum`
-    only its share: the rank-th of n equal parts. Do one step of SGD with momentum 0.9: with g the mean gradient,
-    momentum ← 0.9 · momentum + g, then weights ← weights − lr · momentum. Afterwards `weights` (in place) are new and equal on
-    all ranks, and `momentum` (in place) is new.
+    Every rank has all `weights` (flat, equal everywhere) and its own `gradient` of them, but of the optimizer's
+    `momentum` only its share: the rank-th of n equal parts. Do one step of SGD with momentum 0.9: with g the mean
+    gradient, momentum ← 0.9 · momentum + g, then weights ← weights − lr · momentum. Afterwards `weights` (in place)
+    are new and equal on all ranks, and `momentum` (in place) is new.
 
     No rank may get more of the mean gradient than its share: `dist.reduce_scatter_tensor`, then
     `dist.all_gather_into_tensor`.
@@ -25,11 +25,11 @@ EXERCISE = Exercise(
     hints=(
         "`reduce_scatter_tensor(output, input)` leaves in `output` this rank's part of the sum.",
         "With `share = weights.chunk(world_size)[rank]`, a view, the step itself has two lines.",
-        "At last everybody needs everybody's share: `all_gather_into_tensor(weights, share)`; give it a copy of the share, "
-        "which lies in `weights`.",
+        "At last everybody needs everybody's share: `all_gather_into_tensor(weights, share)`; give it a copy of "
+        "the share, which lies in `weights`.",
     ),
-    why="Reduce-scatter and all-gather are the two halves of an all-reduce, so the step sends no more than before, and each rank "
-    "keeps one n-th of the optimizer's state.",
+    why="Reduce-scatter and all-gather are the two halves of an all-reduce, so the step sends no more than "
+    "before, and each rank keeps one n-th of the optimizer's state.",
     allowed=("reduce_scatter_tensor", "all_gather_into_tensor"),
     cases=({"size": 3, "lr": 0.5}, {"size": 1, "lr": 0.25}),
 )
@@ -37,7 +37,7 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def zero1_step(weights, gradient, momentum, lr, rank, world_size):
-    """Update `weights` (N,) and this rank's `momentum` (N / world_size,) in place. `gradient` is (N,), this rank's own."""
+    """Update `weights` (N,) and this rank's `momentum` (N / world_size,) in place. `gradient` is (N,), its own."""
     mean = torch.empty_like(momentum)
     dist.reduce_scatter_tensor(mean, gradient)
     mean /= world_size
