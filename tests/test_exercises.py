@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 
+import nbformat
 import pytest
 import torch.distributed as dist
 
@@ -22,6 +23,7 @@ from labkit.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_st
 from labkit.exercises.traffic import Event
 from tests.conftest import shared_session
 from tests.mutants import mutants
+from tests.run_notebooks import FOLDER, LESSONS, declared, execute
 
 TABLE = exercises.table()
 ON_RANKS = [name for name, exercise in TABLE.items() if exercise.needs_ranks]
@@ -107,6 +109,26 @@ def test_who_asks_for_what_is_not_there_is_told_what_there_is():
         labkit.check(3)
     with pytest.raises(ValueError, match="answers is None, 'mine', 'solution', 'none', got 'all'"):
         labkit.check(TABLE["bubble"].solution, answers="all")
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name):
+    (lesson,) = (path for path in LESSONS if path.name[:2] == TABLE[name].lesson)
+    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    (place,) = (index for index, cell in enumerate(cells) if cell.source == f'labkit.exercises.statement("{name}")')
+    answer, check = cells[place + 1 : place + 3]
+    assert answer.source == TABLE[name].starter.rstrip("\n"), "kept once, in the exercise's file"
+    assert answer.metadata.tags == ["exercise"]
+    assert check.source == f"labkit.check({name}, answers)"
+    assert "answers" in declared(lesson)
+
+
+@pytest.mark.notebook
+def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
+    executed = nbformat.read(execute(FOLDER / "08_pipeline.ipynb", tmp_path, {"answers": "none"}), as_version=4)
+    shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "labkit.check" in cell.source]
+    assert len(shown) == 2
+    assert all("unsolved: the notebook runs with answers = 'none'" in output.data["text/plain"] for output in shown)
 
 
 # Answers that are tried in the notebook's own process

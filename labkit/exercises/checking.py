@@ -41,7 +41,8 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
 
     The answer is tried with 1, 2, 3 and 4 ranks that the exercises keep for themselves, on inputs that the learner has
     not seen. The result is a verdict in any case: an answer that raises, hangs, exits or prints without end is wrong,
-    and the next check works. Raises ValueError if there is no exercise of this name, TypeError for what is no function.
+    and the next check works. Raises ValueError if there is no exercise of this name, TypeError for what is no function,
+    and AssertionError if the reference itself is refused.
     """
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"check() takes the function that you have written, got a {type(function).__name__}")
@@ -55,6 +56,8 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
     if answers == "solution":
         result = try_answer(exercise, exercise.solution)
         result.is_reference = True
+        if not result.passed:  # so that a lesson without a reader is red
+            raise AssertionError(f"the reference solution of {exercise.name} is refused: {result.message}")
         return result
     result = _unfinished(exercise, function) or try_answer(exercise, function)
     if reader:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from typing import Any
 
 import labkit
-from labkit import Session, WorkerFailed
+from labkit import Run, Session, WorkerFailed
 from labkit.exercises import trial
 from labkit.packing import pack_call
 from labkit.session import session as sessions
@@ -14,7 +16,18 @@ from labkit.session import session as sessions
 RANKS = 4
 """The largest world size that is tried."""
 
+BEGIN_S = 3.0
+"""How long ranks that are ready may take to meet …"""
+
+TRIES = 2
+"""… and how often that is tried."""
+
+READY_S = 120.0
+"""How long new processes may take to be ready."""
+
 _session: Session | None = None
+_ready: list[int] = []
+"""Processes that are known to be ready."""
 _lock = threading.Lock()
 
 
@@ -40,11 +53,12 @@ def use(ranks: Session | None) -> None:
     _session = ranks
 
 
-def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> labkit.Run:
+def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> Run:
     """Try an answer on so many ranks, and return the run, over; `run.error` says if it failed."""
     packed = pack_call(function, (), {})
-    try:
-        return labkit.launch(
+    for _ in range(TRIES):
+        _wait_until_ready(session())
+        run = labkit.launch(
             trial.examine,
             name,
             packed,
@@ -53,8 +67,43 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
             on=session(),
             timeout_s=timeout_s,
             live=False,
+            wait=False,
             name=f"check {name}",
             backend="gloo",
         )
-    except WorkerFailed as failure:
-        return failure.run
+        try:
+            if _has_begun(run):
+                break
+        except KeyboardInterrupt:
+            run.stop(0)
+            break
+    with contextlib.suppress(WorkerFailed):  # the run says so
+        run.wait()
+    return run
+
+
+def _has_begun(run: Run) -> bool:
+    """Wait until the ranks have met, which takes milliseconds; end the run if they do not, now and then, for long.
+
+    Where the last run ended in the midst of messages, ranks were seen to wait for each other in joining the next group.
+    """
+    deadline = time.monotonic() + BEGIN_S
+    while "starting" in run.states and not run.over.wait(0.005):
+        if run.notice:  # a rank is new, and imports torch
+            deadline = time.monotonic() + BEGIN_S
+        if time.monotonic() > deadline:
+            run.stop(0)
+            return False
+    return True
+
+
+def _wait_until_ready(session: Session) -> None:
+    """Wait until new processes have imported torch."""
+    global _ready
+    deadline = time.monotonic() + READY_S
+    while session.pids != _ready and time.monotonic() < deadline:
+        pids = session.pids
+        if all(rank.state != "starting" for rank in session.ranks):
+            _ready = pids
+        else:
+            time.sleep(0.02)
