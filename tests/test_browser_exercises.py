@@ -1,4 +1,4 @@
-"""An exercise solved as a learner does, in a real JupyterLab. Screenshots are kept in build/screenshots; look at them."""
+"""An exercise solved as a learner does, in a real JupyterLab. Screenshots are in build/screenshots; look at them."""
 
 from __future__ import annotations
 
