@@ -448,6 +448,9 @@ def test_progress_survives_and_is_reset_on_request(in_a_folder):
     assert progress.solved() == {"bubble"}, "once solved, it stays so"
     assert progress.load()["exercises"]["bubble"]["tries"] == 3
     assert progress.of_lesson("08") == (1, 2)
+    progress.note_prediction("Which?", True)
+    progress.note_prediction("Which?", False)
+    assert exercises.predicted() == (1, 1), "the first counts"
     assert "✔" in exercises.statement("bubble")._repr_markdown_()
     exercises.reset()
     assert progress.solved() == set()

@@ -16,9 +16,21 @@ import html
 from typing import Any
 
 from labkit.exercises.base import Exercise, find, table
-from labkit.exercises.progress import of_lesson, reset, solved
+from labkit.exercises.progress import of_lesson, predicted, reset, solved
 
-__all__ = ["Exercise", "find", "of_lesson", "reset", "solution", "solved", "starter", "statement", "table", "tally"]
+__all__ = [
+    "Exercise",
+    "find",
+    "of_lesson",
+    "predicted",
+    "reset",
+    "solution",
+    "solved",
+    "starter",
+    "statement",
+    "table",
+    "tally",
+]
 
 
 class Statement:

@@ -68,7 +68,9 @@ class _Marked(nn.Module):
         """Apply the layers."""
         for index, layer in enumerate(self.layers):
             if x.requires_grad:
-                x.register_hook(lambda _, i=index: self._t[0].traffic.events.append(Event(f"backward of {i}", None, 0)))
+                x.register_hook(
+                    lambda _, i=index: self._t[0].traffic.events.append(Event(f"backward of layer {i}", None, 0))
+                )
             x = layer(x).relu() + 0.1
         return x
 

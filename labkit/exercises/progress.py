@@ -55,6 +55,12 @@ def solved() -> set[str]:
     return {name for name, about in load()["exercises"].items() if isinstance(about, dict) and about.get("solved")}
 
 
+def predicted() -> tuple[int, int]:
+    """Return how many predictions were right, in all notebooks, and how many were made."""
+    made = load()["predictions"]
+    return sum(map(bool, made.values())), len(made)
+
+
 def of_lesson(lesson: str) -> tuple[int, int]:
     """Return how many of a lesson's exercises are solved, and how many there are."""
     from labkit.exercises.base import table

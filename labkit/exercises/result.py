@@ -138,7 +138,7 @@ def solution_text(exercise: Exercise) -> Text:
 
 def cost_of(events: Sequence[Event]) -> Cost:
     """Return what one rank spent."""
-    sending = [event for event in events if event.kind not in ("recv", "wait")]
+    sending = [event for event in events if event.is_call]
     return Cost(len(sending), sum(event.bytes for event in sending))
 
 
@@ -204,7 +204,7 @@ def lanes(events: Sequence[Sequence[Event]]) -> str:
         parts += [_mark(each, y, rank) for each in lane if each.column < shown]
     parts += _arrows(placed, shown)
     more = f" (the first {shown} of {last + 1} steps)" if last >= shown else ""
-    caption = f"What each rank did, step by step{more}: ● sends, ○ has received, ▬ takes part in a collective."
+    caption = f"What each rank did, step by step{more}: {_key(events)}."
     return (
         f"<svg viewBox='0 0 {width} {height}' style='display:block;width:100%;max-width:{width}px;margin-top:8px' "
         f"font-size='12' font-family='sans-serif' role='img' aria-label='{html.escape(caption, quote=True)}'>"
@@ -212,6 +212,20 @@ def lanes(events: Sequence[Sequence[Event]]) -> str:
         "<path d='M0,0 L7,3 L0,6 z' fill='currentColor' fill-opacity='.6'/></marker></defs>"
         f"{''.join(parts)}</svg><div style='font-size:85%;opacity:.8'>{caption}</div>"
     )
+
+
+def _key(events: Sequence[Sequence[Event]]) -> str:
+    """Say what the signs mean that are there."""
+    kinds = {event.kind for lane in events for event in lane}
+    collectives = sorted({e.kind for lane in events for e in lane if e.is_call} - {"send"})
+    signs = {
+        "● sends": "send" in kinds,
+        "○ has received": "recv" in kinds,
+        f"▬ {', '.join(collectives)}": collectives,
+        "pale: waits for what it began": "wait" in kinds,
+        "grey: backward of a layer": any(e.is_computing for lane in events for e in lane),
+    }
+    return ", ".join(sign for sign, is_there in signs.items() if is_there)
 
 
 def _x(column: int) -> int:
@@ -226,6 +240,11 @@ def _mark(placed: Placed, y: int, rank: int) -> str:
         return (
             f"<circle cx='{x}' cy='{y}' r='5' fill='none' stroke='{color}' stroke-width='2.5'>"
             f"<title>has received {event.bytes} B</title></circle>"
+        )
+    if event.is_computing:
+        return (
+            f"<rect x='{x - 18}' y='{y - 4}' width='36' height='8' fill='currentColor' fill-opacity='.25'>"
+            f"<title>{html.escape(event.kind)}</title></rect>"
         )
     return (
         f"<rect x='{x - 15}' y='{y - 6}' width='30' height='12' rx='3' fill='{color}' "
@@ -289,7 +308,7 @@ def _delay(events: Sequence[Sequence[Event]], columns: list[list[int]]) -> None:
             sends = [i for i, e in enumerate(events[event.peer]) if e[:2] == ("send", receiver)]
             if number < len(sends):
                 columns[receiver][index] = max(columns[receiver][index], columns[event.peer][sends[number]] + 1)
-    together = [[i for i, e in enumerate(lane) if e.kind not in ("send", "recv", "wait")] for lane in events]
+    together = [[i for i, e in enumerate(lane) if e.is_call and e.kind != "send"] for lane in events]
     for parts in zip(*together, strict=False):
         column = max(columns[rank][index] for rank, index in enumerate(parts))
         for rank, index in enumerate(parts):

@@ -67,6 +67,16 @@ class Event(NamedTuple):
     bytes: int
     """That this rank sends; of a receive, that it receives."""
 
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a message sent, or a collective called."""
+        return self.kind not in ("recv", "wait") and not self.is_computing
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether it only shows when something was computed."""
+        return self.kind.startswith("backward")
+
 
 class Work:
     """What `isend`, `irecv` and `async_op=True` return: torch's own, waited for with patience and remembered."""
@@ -122,7 +132,7 @@ class Traffic:
     @property
     def calls(self) -> int:
         """Messages sent, and collectives called."""
-        return sum(event.kind not in ("recv", "wait") for event in self.events)
+        return sum(event.is_call for event in self.events)
 
     @property
     def bytes_sent(self) -> int:
