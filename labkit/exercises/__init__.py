@@ -20,6 +20,7 @@ from labkit.exercises.progress import of_lesson, predicted, reset, solved
 
 __all__ = [
     "Exercise",
+    "close",
     "find",
     "of_lesson",
     "predicted",
@@ -58,6 +59,13 @@ def statement(name: str) -> Statement:
 
         ranks.start_soon()
     return Statement(exercise)
+
+
+def close() -> None:
+    """End the ranks on which answers are tried; the next check starts new ones."""
+    from labkit.exercises import ranks
+
+    ranks.close()
 
 
 def starter(name: str) -> str:

@@ -47,6 +47,15 @@ def start_soon() -> None:
         threading.Thread(target=session, name="labkit-exercise-ranks", daemon=True).start()
 
 
+def close() -> None:
+    """End the ranks; the next check starts new ones."""
+    global _session
+    with _lock:
+        ended, _session = _session, None
+    if ended is not None:
+        ended.close()
+
+
 def use(ranks: Session | None) -> None:
     """Try answers on these ranks from now on; None: on own ones."""
     global _session

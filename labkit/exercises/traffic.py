@@ -158,7 +158,8 @@ class Traffic:
     @contextlib.contextmanager
     def replacing_torchs_own(self) -> Iterator[None]:
         """Replace the functions of torch.distributed for a while."""
-        distributed_c10d._set_pg_timeout(timedelta(seconds=self.patience_s))
+        set_timeout = getattr(dist, "set_timeout", None) or distributed_c10d._set_pg_timeout  # its older name
+        set_timeout(timedelta(seconds=self.patience_s))
         originals = {name: getattr(dist, name) for name in (*COLLECTIVES, "send", "recv", "isend", "irecv")}
         replaced = {name: self._collective(name, original) for name, original in originals.items()}
         for name in ("send", "isend"):
