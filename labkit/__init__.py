@@ -34,6 +34,7 @@ The wings can be deleted one by one:
                  `scaling` predicts other numbers of ranks
     exporting    a cell's function as a folder that needs no notebook
     lessons      data and models of the course
+    exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
@@ -47,12 +48,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
+    from labkit.exercises.checking import check
+    from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
     from labkit.launcher import launch
     from labkit.lessons import datasets, models
@@ -78,12 +81,15 @@ __all__ = [
     "attach",
     "benchmark",
     "charts",
+    "check",
     "checkpoint",
     "compare",
     "datasets",
+    "exercises",
     "export",
     "launch",
     "models",
+    "predict",
     "processes",
     "profiling",
     "scaling",
@@ -105,9 +111,11 @@ _HOMES = {
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
+    "check": "exercises.checking",
     "compare": "ui.comparison",
     "export": "exporting.exporter",
     "launch": "launcher",
+    "predict": "exercises.predicting",
     "processes": "ui.processes",
     "show": "ui.present",
     "sortable": "ui.tables",
@@ -119,6 +127,7 @@ _MODULES = {
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
     "datasets": "lessons.datasets",
+    "exercises": "exercises",
     "models": "lessons.models",
     "profiling": "profiling",
     "scaling": "scaling",
