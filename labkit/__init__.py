@@ -1,33 +1,41 @@
 """labkit: parallel PyTorch, live in your notebook.
 
-    the notebook's kernel                                 each rank (a process of its own)
-    ─────────────────────                                 ────────────────────────────────
-    cell:  run = labkit.launch(train, world_size=2)
-            │ check the arguments, pack the function by value (`packing`)
+    the notebook's kernel                               each rank (a process of its own)
+    ─────────────────────                               ────────────────────────────────
+    cell: run = labkit.launch(train, world_size=2)
+            │ launcher      check the arguments, pickle the function by value
             ▼
-       launcher ► engines.local ── mp.spawn ────────────► worker: process group, seed, threads, output
-            │     engines.slurm, engines.torchrun           │
-            ▼                                               ▼
-          run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
-            ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
-            ├──► diagnosis   (which rank failed first, and why; stacks: where each rank stands)
-            ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
-            └──► ui        (`live`: widgets while it runs; `summary`: what stays; `lines`: text where nobody watches)
-                     └──► charts   (history in, Plotly figure out; `png`: figure in, picture out)
+       engines/  ── mp.spawn | standby | a session ───► rank/      signals, device, seeds, process group
+            │                                             │        train(worker, …) → worker.log(loss=…)
+            ▼                                             ▼
+       monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
+            │         or by file
+            │  follower → state (pure) → history, output; diagnosis, stacks, stopping
+            ▼
+       ui/       live widgets | still picture | text lines → charts
 
-`notebook` knows the cells, and whether a person looks; `idle` knows whether the notebook has work of its own.
-`engines.standby` keeps ranks spawned ahead, each for one run, so that a launch begins at once. `session` reserves ranks
-that do job after job: launched functions, and cells (`%load_ext labkit`, `%%ranks 4`). In such a rank `isolation` puts
-back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit
-holds (`engines.holders`), each with a button that ends it.
-On a cluster ranks and notebook speak through files in the run's directory (`cluster.run_directory`):
-`cluster.supervisor` starts each rank there, and `cluster.rank_entry` is what it runs; in a session,
-`session.supervisor` and `session.rank_entry`.
-`datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
-`benchmark` and `profiling` find out what a step of each costs; `compare` puts runs side by side; `scaling` predicts
-other numbers of ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its
-ranks. `export` (`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that
-needs no notebook.
+These are the core. Each room imports only those below it in this list, and none of the wings:
+
+    launcher     the public call: puts engine, monitor and ui together
+    ui           what a person sees; `kernel` is all that asks IPython
+    monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
+                 `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
+                 `stopping` how long to wait on Stop
+    engines      where ranks come from: `local`, by `spawn`; `standby` has some ready; `holders` lists them all
+    rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's
+
+The wings can be deleted one by one:
+
+    session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
+    cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
+    checkpoint   save and resume on the ranks, bit for bit
+    strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
+                 `scaling` predicts other numbers of ranks
+    exporting    a cell's function as a folder that needs no notebook
+    lessons      data and models of the course
+    exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
 """
@@ -40,12 +48,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
+    from labkit.exercises.checking import check
+    from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
     from labkit.launcher import launch
     from labkit.lessons import datasets, models
@@ -71,12 +81,15 @@ __all__ = [
     "attach",
     "benchmark",
     "charts",
+    "check",
     "checkpoint",
     "compare",
     "datasets",
+    "exercises",
     "export",
     "launch",
     "models",
+    "predict",
     "processes",
     "profiling",
     "scaling",
@@ -98,9 +111,11 @@ _HOMES = {
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
+    "check": "exercises.checking",
     "compare": "ui.comparison",
     "export": "exporting.exporter",
     "launch": "launcher",
+    "predict": "exercises.predicting",
     "processes": "ui.processes",
     "show": "ui.present",
     "sortable": "ui.tables",
@@ -112,6 +127,7 @@ _MODULES = {
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
     "datasets": "lessons.datasets",
+    "exercises": "exercises",
     "models": "lessons.models",
     "profiling": "profiling",
     "scaling": "scaling",

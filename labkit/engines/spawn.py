@@ -194,12 +194,16 @@ _spawner: threading.Thread | None = None
 _spawner_lock = threading.Lock()
 
 
-def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel.
+# The problem: ranks must not outlive the notebook, however it ends. What does not work: exit handlers (a kernel that is
+# killed runs none); the closing of a pipe (a rank in native code that keeps Python's lock does not notice); a process
+# group (a shell's Ctrl-C goes to it too, and the kernel may be its leader or not). So Linux is asked to kill each rank
+# when its parent has gone, PR_SET_PDEATHSIG: but that fires when the *thread* ends that started it, and a run may be
+# launched from a thread that ends before it. Hence one thread which starts every rank and never ends. What still
+# fails: other systems, where the inbox's closing must do.
 
-    On Linux a rank is killed when the *thread* that started it ends (PR_SET_PDEATHSIG); a run launched from a
-    short-lived thread would die with that thread.
-    """
+
+def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
+    """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel."""
     global _spawner
     with _spawner_lock:
         if _spawner is None:

@@ -1,12 +1,17 @@
 """Standby ranks: processes spawned ahead, with torch and what a first DDP step needs already imported.
 
-Each is used for one run and is then gone, so that no run sees anything of an earlier one. After a run as many are
-spawned as the run had ranks, once no run is going and the notebook is idle (`engines.idle`); what other programs do on
-the machine is no matter. In a notebook with a reader the first are spawned when labkit has been imported. A launch that
-comes while they are still importing takes them as they are, and waits only for the rest.
+Guarantees. Each is used for one run and is then gone, so that no run sees anything of an earlier one. A launch never
+waits longer than it would without: it takes those that stand by as they are, also while they import, and spawns the
+rest. None outlives the notebook, and none unused lives longer than `KEEP_S`. One that would miss what has changed in
+the notebook since (the environment, the folder, the path) is not used.
 
-Each takes some hundred MB (`memory()` says how much) until it is used or has waited for `KEEP_S`. `off()`, or
-LABKIT_STANDBY=off in the environment, does without: every launch then starts its ranks cold.
+This code assumes that `take` and `done` come in pairs, from any thread; that what a spawned process inherits is what
+`_surroundings` compares; and that to spawn is dear while the notebook computes, so that it is done only when no run is
+going and the notebook is idle (`engines.idle`); what other programs do on the machine is no matter.
+
+After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
+imported. Each takes some hundred MB (`memory()` says how much). `off()`, or LABKIT_STANDBY=off in the environment, does
+without: every launch then starts its ranks cold.
 """
 
 from __future__ import annotations

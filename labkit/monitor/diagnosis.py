@@ -83,13 +83,24 @@ class Diagnosis(NamedTuple):
     """A line for each other rank."""
 
 
-def diagnose(ranks: list[RankFacts]) -> Diagnosis:
-    """Find the rank that failed first.
+# The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
+#
+# What does not work: the order in which reports arrive (a victim of a killed process reports first, for nobody reports
+# the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's is 1 as
+# well); the words of an error alone (a web request of the reader's own meets "Connection refused" too).
+#
+# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause: it
+# cannot be a victim, for victims get an error and report it. Only an ordinary report from well before that death comes
+# first. Otherwise the cause is the earliest report that is not of a lost connection: one that torch raised, in words of
+# a communication library. Then whatever says more is asked: collectives that do not fit, a barrier missed, a rank that
+# had returned.
+#
+# What still fails: two ranks that fail by themselves within a quarter of a second, one of them without a report; and a
+# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed.
 
-    A process that ended by itself, in the middle of the function and without a report, is the cause: it cannot be a
-    victim, for victims get an error and report it. Only an ordinary report from well before that death comes first.
-    Otherwise the cause is the earliest report that is not of a lost connection.
-    """
+
+def diagnose(ranks: list[RankFacts]) -> Diagnosis:
+    """Return which rank failed first, why, and what became of the others."""
     culprit, headline, cause = _first_to_fail(ranks)
     blamed = culprit.rank
     for better in (_met_in_different_collectives, _announced_different_collectives, _came_late, _returned_early):

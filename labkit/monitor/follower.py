@@ -166,7 +166,8 @@ class Follower:
     def _look_at_usage(self, now_s: float) -> None:
         self._look_due_s = now_s + USAGE_EVERY_S
         for number, rank in enumerate(self.state.ranks):
-            if (used := self.engine.usage(number)) is not None:
+            # Of one that has returned its own account is on its way, or here.
+            if rank.is_at_work and (used := self.engine.usage(number)) is not None:
                 rank.peak_bytes = max(rank.peak_bytes, used[0])
 
     def _end_the_hang(self, timeout_s: float, now_s: float) -> None:

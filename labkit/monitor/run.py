@@ -146,7 +146,10 @@ class Run:
 
     @property
     def peak_bytes(self) -> list[int]:
-        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say."""
+        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say.
+
+        On reserved ranks without what earlier runs have left there: as much as a process of its own would have had.
+        """
         return [rank.peak_bytes for rank in self._state.ranks]
 
     @property

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
-from labkit.protocol.system import cores, peak_resident_bytes
+from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
 from labkit.rank import dynamo, failure, isolation, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
@@ -147,15 +147,17 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     as good as new: a launched function begins in the state in which the process was before its first job.
     """
     fresh: isolation.State | None = None
+    fresh_bytes = 0
     while (part := next_part()) is not None:
         if not part.job.reserved:
             return _do_safely(part)
         if fresh is None:
             fresh = isolation.capture()
             gc.freeze()  # what was imported stays: it need not be looked at after each job
+            fresh_bytes = resident_bytes()
         is_cell = part.job.group is not None
         with contextlib.nullcontext() if is_cell else isolation.isolated(fresh):
-            _forget_peaks()
+            _forget_peaks(fresh_bytes)
             code = _do_safely(part)
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
@@ -289,8 +291,14 @@ def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     return dist.TCPStore("127.0.0.1", job.port, info.world_size, is_master=False, timeout=timedelta(seconds=60))
 
 
-def _forget_peaks() -> None:
-    """Begin to measure peak memory anew, for the next job."""
+_left_bytes = 0
+"""Resident memory that earlier jobs have left in this process: no part of what the present one takes."""
+
+
+def _forget_peaks(fresh_bytes: int) -> None:
+    """Begin to measure peak memory anew, for the next job, as if the process had as much as before its first."""
+    global _left_bytes
+    _left_bytes = max(0, resident_bytes() - fresh_bytes)
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
         peak.write("5")
     if torch.cuda.is_initialized():
@@ -299,7 +307,8 @@ def _forget_peaks() -> None:
 
 def _peak_memory() -> tuple[int, int]:
     """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
-    return peak_resident_bytes(os.getpid()), torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    peak_bytes = max(0, peak_resident_bytes(os.getpid()) - _left_bytes)
+    return peak_bytes, torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def _tidy_up(at_exit: bool = True) -> None:

@@ -1,0 +1,125 @@
+"""An exercise solved as a learner does, in a real JupyterLab. Screenshots are in build/screenshots; look at them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from labkit import exercises
+from labkit.exercises.progress import FILE
+from tests.browser import LONG_S, lab
+from tests.conftest import rank_processes
+from tests.run_notebooks import FOLDER
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+
+NAME = "average_gradients"
+STATEMENT, ANSWER, CHECK, QUESTION, REVEAL = range(1, 6)
+"""Places of the notebook's cells."""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    for notebook in FOLDER.glob("*.ipynb"):
+        shutil.copy(notebook, folder)
+    sources = [
+        "import labkit\nanswers = None",
+        f'labkit.exercises.statement("{NAME}")',
+        exercises.starter(NAME).rstrip("\n"),
+        f"labkit.check({NAME}, answers)",
+        'guess = labkit.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
+        'guess.reveal("no one knows")',
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / "exercise.ipynb")
+    with lab(folder) as jupyterlab:
+        jupyterlab.folder = folder
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        yield jupyterlab
+    deadline = time.monotonic() + LONG_S
+    while rank_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert rank_processes() == [], "the ranks of the exercises have ended with their kernel"
+
+
+def screenshots(page, name, cell):
+    """Take one at each width, with this cell in sight."""
+    for width in (800, 1280):
+        page.page.set_viewport_size({"width": width, "height": 900})
+        page.page.wait_for_timeout(300)
+        page.cell(cell).scroll_into_view_if_needed()
+        page.page.screenshot(path=SCREENSHOTS / f"{name}_{width}.png")
+
+
+def write(page, source):
+    """Replace what stands in the answer's cell, and run it and the check."""
+    page.cell(ANSWER).locator(".cm-content").click()
+    page.page.keyboard.press("Control+a")
+    page.page.keyboard.insert_text(source)
+    for cell in (ANSWER, CHECK):
+        page.run_cell(cell)
+        page.wait_until_run(cell)
+
+
+def test_a_learner_is_wrong_reads_why_opens_a_hint_is_right_and_the_strip_knows(page):
+    page.open("exercise.ipynb")
+    for cell in range(CHECK + 1):
+        page.run_cell(cell)
+        page.wait_until_run(cell)
+    page.cell(STATEMENT).locator("h4", has_text="Average the gradients").wait_for()
+    shown = page.cell(CHECK)
+    shown.locator("text=/not answered yet: write your answer in the place of/").wait_for()
+
+    head = exercises.starter(NAME).replace("    ...\n", "")
+    loop = "    for parameter in model.parameters():\n        if parameter.grad is not None:\n"
+    wrong = f"{head}{loop}            dist.all_reduce(parameter.grad)"
+    write(page, wrong)
+    shown.locator("text=/2 ranks, rank 0, with .*summed, not averaged/").wait_for()
+    print(shown.locator(".jp-OutputArea-output").first.inner_html())
+    assert shown.locator("summary", has_text="what the ranks printed").count() == 0
+    hint = shown.locator("text=/replaces .* by the sum over the ranks/")
+    assert not hint.is_visible()
+    shown.locator("summary", has_text="Hint 1").click()
+    hint.wait_for()
+    assert not shown.locator("summary", has_text="Hint 3").is_visible()
+    screenshots(page, "exercise_wrong", CHECK)
+    assert not json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
+
+    write(page, f"{wrong}\n            parameter.grad /= dist.get_world_size()")
+    shown.locator("b", has_text=f"{NAME}: right").wait_for()
+    shown.locator("svg[role=img]").wait_for()
+    screenshots(page, "exercise_right", CHECK)
+    assert json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
+    assert page.real_errors() == []
+
+
+def test_a_prediction_is_made_by_a_click_and_answered_by_the_run(page):
+    page.page.set_viewport_size({"width": 1280, "height": 900})
+    page.run_cell(QUESTION)
+    page.cell(QUESTION).locator("button", has_text="rank 1").click()
+    page.page.wait_for_timeout(300)
+    page.run_cell(REVEAL)
+    page.cell(REVEAL).locator("text=You said rank 1; it was no one knows: surprised?").wait_for()
+    screenshots(page, "prediction", REVEAL)
+    assert page.real_errors() == []
+
+
+def test_the_strip_of_the_first_notebook_shows_what_was_solved(page):
+    page.open("00_start_here.ipynb")
+    page.run_cell(1)
+    page.wait_until_run(1)
+    page.run_cell(6)
+    page.wait_until_run(6)
+    strip = page.cell(6).locator("a", has_text="05")
+    strip.wait_for()
+    assert strip.inner_text().split() == ["05", "●○○"]
+    screenshots(page, "exercise_strip", 6)
+    assert page.real_errors() == []
