@@ -15,7 +15,7 @@ help:
 	@echo "make test        set up if needed, run all tests"
 	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
-	@echo "make lint        ruff and mypy"
+	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that README quotes"
 	@echo "make scoreboard  measure labkit against other launchers; writes README's table (about 45 minutes)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
@@ -44,6 +44,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 format: setup
 	$(BIN)/ruff check --fix .

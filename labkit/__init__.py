@@ -1,32 +1,41 @@
 """labkit: parallel PyTorch, live in your notebook.
 
-    the notebook's kernel                                 each rank (a process of its own)
-    ─────────────────────                                 ────────────────────────────────
-    cell:  run = labkit.launch(train, world_size=2)
-            │ check the arguments, pack the function by value (`packing`)
+    the notebook's kernel                               each rank (a process of its own)
+    ─────────────────────                               ────────────────────────────────
+    cell: run = labkit.launch(train, world_size=2)
+            │ launcher      check the arguments, pickle the function by value
             ▼
-       launcher ► engines.local ── mp.spawn ────────────► worker: process group, seed, threads, output
-            │     engines.slurm, engines.torchrun           │
-            ▼                                               ▼
-          run  ◄──── records, by queue or by file ◄─────── train(worker, …) → worker.log(loss=…)
-            ├──► history   (columns, thinned curves, DataFrame; output: what ranks print)
-            ├──► verdict   (which rank failed first, and why; stacks: where each rank stands)
-            ├──► stopping  (on Stop: how long to wait for a step's end; `waiting`: what a rank waits for, as it tells)
-            └──► view      (widgets while it runs, a still picture afterwards, text lines without a front end)
-                     └──► charts   (history in, Plotly figure out; no process, no widget)
+       engines/  ── mp.spawn | standby | a session ───► rank/      signals, device, seeds, process group
+            │                                             │        train(worker, …) → worker.log(loss=…)
+            ▼                                             ▼
+       monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
+            │         or by file
+            │  follower → state (pure) → history, output; diagnosis, stacks, stopping
+            ▼
+       ui/       live widgets | still picture | text lines → charts
 
-`notebook` knows the cells, and whether a person looks; `idle` knows whether the notebook has work of its own.
-`engines.standby` keeps ranks spawned ahead, each for one run, so that a launch begins at once. `session` reserves ranks
-that do job after job: launched functions, and cells (`%load_ext labkit`, `%%ranks 4`). In such a rank `isolation` puts
-back what a run has changed, and `process_group` joins and leaves. `processes_view` shows every process that labkit
-holds (`engines.holders`), each with a button that ends it.
-On a cluster ranks and notebook speak through files in the run's folder (`engines.folder`): `engines.guard` starts each
-rank there, and `engines.remote` is what it runs; `engines.reserved`, in a session.
-`exercises` is a wing of its own: what learners write, tried on ranks kept for it (`check`), and `predict`.
-`datasets` and `models` hold what the lessons train; `strategies` are ways to be parallel, with one interface, and
-`measure` finds out what a step of each costs; `compare` puts runs side by side; `scaling` predicts other numbers of
-ranks, and `explore` shows a figure with sliders. `checkpoint` saves and resumes a training on its ranks. `export`
-(`exporter`; `source` follows what a function uses; `script` starts it) writes one to a folder that needs no notebook.
+These are the core. Each room imports only those below it in this list, and none of the wings:
+
+    launcher     the public call: puts engine, monitor and ui together
+    ui           what a person sees; `kernel` is all that asks IPython
+    monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
+                 `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
+                 `stopping` how long to wait on Stop
+    engines      where ranks come from: `local`, by `spawn`; `standby` has some ready; `holders` lists them all
+    rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's
+
+The wings can be deleted one by one:
+
+    session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
+    cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
+    checkpoint   save and resume on the ranks, bit for bit
+    strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
+                 `scaling` predicts other numbers of ranks
+    exporting    a cell's function as a folder that needs no notebook
+    lessons      data and models of the course
+    exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
 """
@@ -39,21 +48,25 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import charts, checkpoint, datasets, exercises, measure, models, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
-    from labkit.comparison import Comparison, compare
+    from labkit.cluster.attaching import attach
+    from labkit.cluster.slurm import Slurm
+    from labkit.cluster.torchrun import Torchrun
     from labkit.engines import standby
-    from labkit.engines.slurm import Slurm
-    from labkit.engines.torchrun import Torchrun
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
-    from labkit.exporter import export
-    from labkit.launcher import attach, launch
-    from labkit.processes_view import processes
-    from labkit.run import Run, WorkerFailed
-    from labkit.session import Session
-    from labkit.view import show
-    from labkit.worker import Stopped, Worker
+    from labkit.exporting.exporter import export
+    from labkit.launcher import launch
+    from labkit.lessons import datasets, models
+    from labkit.monitor.run import Run, WorkerFailed
+    from labkit.rank.worker import Stopped, Worker
+    from labkit.session.session import Session
+    from labkit.ui import charts
+    from labkit.ui.comparison import Comparison, compare
+    from labkit.ui.present import show
+    from labkit.ui.processes import processes
+    from labkit.ui.tables import sortable
 
 __all__ = [
     "Checkpoint",
@@ -66,6 +79,7 @@ __all__ = [
     "Worker",
     "WorkerFailed",
     "attach",
+    "benchmark",
     "charts",
     "check",
     "checkpoint",
@@ -74,12 +88,13 @@ __all__ = [
     "exercises",
     "export",
     "launch",
-    "measure",
     "models",
     "predict",
     "processes",
+    "profiling",
     "scaling",
     "show",
+    "sortable",
     "standby",
     "strategies",
 ]
@@ -87,33 +102,48 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "comparison",
-    "Run": "run",
-    "Session": "session",
-    "Slurm": "engines.slurm",
-    "Stopped": "worker",
-    "Torchrun": "engines.torchrun",
-    "Worker": "worker",
-    "WorkerFailed": "run",
-    "attach": "launcher",
+    "Comparison": "ui.comparison",
+    "Run": "monitor.run",
+    "Session": "session.session",
+    "Slurm": "cluster.slurm",
+    "Stopped": "rank.worker",
+    "Torchrun": "cluster.torchrun",
+    "Worker": "rank.worker",
+    "WorkerFailed": "monitor.run",
+    "attach": "cluster.attaching",
     "check": "exercises.checking",
-    "compare": "comparison",
-    "export": "exporter",
+    "compare": "ui.comparison",
+    "export": "exporting.exporter",
     "launch": "launcher",
     "predict": "exercises.predicting",
-    "processes": "processes_view",
-    "show": "view",
-    "standby": "engines",
+    "processes": "ui.processes",
+    "show": "ui.present",
+    "sortable": "ui.tables",
 }
+"""The module of each public name …"""
+
+_MODULES = {
+    "benchmark": "benchmark",
+    "charts": "ui.charts",
+    "checkpoint": "checkpoint",
+    "datasets": "lessons.datasets",
+    "exercises": "exercises",
+    "models": "lessons.models",
+    "profiling": "profiling",
+    "scaling": "scaling",
+    "standby": "engines.standby",
+    "strategies": "strategies",
+}
+"""… and the public modules, whose names are shorter than their paths."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name in _MODULES:
+        value = importlib.import_module(f"labkit.{_MODULES[name]}")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"labkit.{_HOMES[name]}"), name)
+    else:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name == "standby":
-        importlib.import_module("labkit.engines.standby")
-    module = importlib.import_module(f"labkit.{_HOMES.get(name, name)}")
-    value = getattr(module, name) if name in _HOMES else module
     globals()[name] = value
     return value
 
@@ -132,23 +162,26 @@ def unload_ipython_extension(shell: Any) -> None:
     importlib.import_module("labkit.session.magic").unload(shell)
 
 
-def _get_ahead(first_launch: bool) -> None:
-    """Do what the first launch, the first chart and its picture need while the notebook is idle and the reader reads.
+def _get_ahead(is_interactive: bool) -> None:
+    """Do what the first launch and the first chart need while the notebook is idle and the reader reads.
 
     The ranks come first: a chart has a second's time once its run has begun.
     """
-    idle = importlib.import_module("labkit.idle")
-    if first_launch:
-        importlib.import_module("labkit.engines.standby").ahead_of_the_first_launch()
+    idle = importlib.import_module("labkit.engines.idle")
+    standby = importlib.import_module("labkit.engines.standby")
+    importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
+    if is_interactive:
+        standby.ahead_of_the_first_launch()
     idle.wait()
-    for module in ("plotly.graph_objects", "ipywidgets", "matplotlib.backends.backend_agg", "PIL"):
-        importlib.import_module(module)
-    sys.modules["plotly.graph_objects"].FigureWidget  # noqa: B018 - imported when it is first asked for
+    importlib.import_module("labkit.ui.ahead").wait()
+    if not is_interactive:  # where a person watches, the browser draws the pictures
+        importlib.import_module("matplotlib.backends.backend_agg")
+        importlib.import_module("PIL.Image")
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
     # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
-    _reader = importlib.import_module("labkit.notebook").has_a_reader()
-    threading.Thread(target=_get_ahead, args=(_reader,), name="labkit-ahead", daemon=True).start()
+    _interactive = importlib.import_module("labkit.ui.kernel").is_interactive()
+    threading.Thread(target=_get_ahead, args=(_interactive,), name="labkit-ahead", daemon=True).start()

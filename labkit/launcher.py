@@ -1,27 +1,31 @@
-"""The public call: check the arguments, start the ranks, give a `Run`."""
+"""The public call: check the arguments, start the ranks, return a `Run`."""
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from labkit import notebook
-from labkit.engines.base import Launcher
+from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
-from labkit.packing import name_of, pack_call
-from labkit.run import Run
-from labkit.worker import Job, cores
+from labkit.monitor.run import Run
+from labkit.protocol.job import Job
+from labkit.protocol.pickling import name_of, pack_call
+from labkit.protocol.system import cores
+from labkit.ui import kernel, present
 
-if TYPE_CHECKING:
-    from labkit.session import Session
+
+class _DefaultSeed(int):
+    """Tells the seed that nobody gave from a 0 that somebody gave."""
+
+
+DEFAULT_SEED = _DefaultSeed(0)
 
 
 def launch(
@@ -32,19 +36,19 @@ def launch(
     backend: str | None = None,
     wait: bool = True,
     timeout_s: float | None = None,
-    seed: int | None = 0,
+    seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
-    on: Launcher | None = None,
+    on: Target | None = None,
     **kwargs: Any,
 ) -> Run:
-    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and give the `Run`.
+    """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
 
     Args:
-        fn: what every rank calls; its first parameter is the `labkit.worker.Worker`.
+        fn: what every rank calls; its first parameter is the `labkit.rank.worker.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
@@ -70,7 +74,8 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    own = {"world_size": world_size, "backend": backend, "seed": seed, "name": name, "on": on}
+    given_seed = None if seed is DEFAULT_SEED else (seed,)
+    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
@@ -87,72 +92,33 @@ def launch(
         backend=backend,
         cuda_devices=gpus,
         threads=max(1, cores() // world_size) if is_here else None,
-        seed=seed,
+        seed=None if seed is None else int(seed),
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=notebook.cells(),
+        cells=kernel.cells(),
     )
-    cell = notebook.this_execution()
+    cell = kernel.this_execution()
     _stop_what_this_cell_launched_before(cell)
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s)
-    run.start(job)
+    try:
+        run.start(job)
+    except KeyboardInterrupt:
+        if not run.is_followed:  # nothing has been started, or what was has been ended
+            raise
+        run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
-    return _show(run, live, wait)
+    return show_run(run, live, wait)
 
 
-def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run | Session:
-    """Follow a run on a SLURM cluster again: after a restart of the kernel, or from another notebook.
-
-    Of a session there, give the `labkit.Session` back, with its ranks and variables; its `last` is what ran last.
-
-    Args:
-        job: the number of the SLURM job, while SLURM knows it, or the folder (`run.folder`, `session.folder`).
-        wait: whether to return when the run is over.
-        live: as `launch` takes it.
-
-    Gives the `Run`, its history whole. Raises ValueError if there is no such run; WorkerFailed with `wait=True`, if a
-    rank failed.
-    """
-    from labkit.engines.folder import RunFolder
-    from labkit.engines.slurm import SlurmEngine, folder_of
-
-    is_number = isinstance(job, int) or (isinstance(job, str) and job.isdigit())
-    folder = RunFolder(folder_of(str(job)) if is_number else job)  # type: ignore[arg-type]
-    about = folder.about()
-    if about.get("launcher") == "session":
-        raise ValueError(
-            f"{folder.path} is one job of a session; attach to the session, whose `last` is the newest job: "
-            f"labkit.attach({str(folder.path.parent.parent)!r})"
-        )
-    if about.get("launcher") != "slurm":
-        raise ValueError(
-            f"{folder.path} is a run under {about.get('launcher')}, which ended with its notebook; "
-            "only runs on a SLURM cluster go on without one"
-        )
-    if "job" not in about:
-        raise ValueError(f"{folder.path} was never given to SLURM: the notebook ended before sbatch had answered")
-    if "session" in about:
-        from labkit.session import Session
-
-        return Session.attached(folder, about)
-    engine = SlurmEngine(about["world_size"], folder, about)
-    run = Run(engine, about["world_size"], about["name"], about["timeout_s"])
-    engine.follow(about["job"])
-    run.follow(folder.job(), stopping=folder.was_asked_to("stop"))
-    return _show(run, live, wait)
-
-
-def _show(run: Run, live: bool | None, wait: bool) -> Run:
+def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
-    from labkit import view
-
     watcher = None
     try:
-        watcher = view.attach(run, live, wait)
+        watcher = present.watch(run, live, wait)
         if wait:
             run.wait()
     except KeyboardInterrupt:  # before run.wait() could take it
@@ -163,17 +129,17 @@ def _show(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
-_launched_by: weakref.WeakKeyDictionary[Run, notebook.Execution] = weakref.WeakKeyDictionary()
+_launched_by: weakref.WeakKeyDictionary[Run, kernel.Execution] = weakref.WeakKeyDictionary()
 
 
-def _stop_what_this_cell_launched_before(now: notebook.Execution | None) -> None:
+def _stop_what_this_cell_launched_before(now: kernel.Execution | None) -> None:
     if now is None:
         return
     earlier = [run for run, then in list(_launched_by.items()) if then.cell == now.cell and then.number != now.number]
     for run in earlier:
         run.ask_to_stop()
     for run in earlier:
-        run.over.wait()
+        run.wait_for_the_end()
         _launched_by.pop(run, None)
 
 
@@ -188,7 +154,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         signature = inspect.signature(fn)
     except ValueError:  # some built-in functions do not say
         return
-    taken = [n for n, value in own.items() if n in signature.parameters and n not in kwargs and value]
+    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
     if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         name = taken[0]
         raise ValueError(
@@ -206,16 +172,16 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
-def ranks_on(on: Any, world_size: Any) -> Launcher:
+def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
         raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
-        found: Launcher = on.first(check_world_size(world_size, 0))
+        found: Target = on.first(check_world_size(world_size, 0))
         return found
     if world_size not in (None, on.world_size):
         raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    checked: Launcher = on
+    checked: Target = on
     return checked
 
 

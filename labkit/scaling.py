@@ -15,6 +15,7 @@ Where the formulas are from:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 _Array = NDArray[np.float64]
 
-WAYS = ("DDP", "FSDP", "pipeline")
+STRATEGIES = ("DDP", "FSDP", "pipeline")
 
 BACKWARD_SHARE = 2 / 3
 """Of computing: gradients are taken for inputs and for weights, so a backward pass costs two forward passes."""
@@ -35,17 +36,14 @@ UNKNOWN_NOISE = 0.05
 
 
 def split(batch_size: int, ranks: int) -> list[int]:
-    """Give each rank's share of a batch: whole samples, no two shares more than one apart, none lost.
+    """Return each rank's share of a batch: whole samples, no two shares more than one apart, none lost.
 
     `batch_size // ranks` on every rank loses up to `ranks - 1` samples of every batch, unsaid. With unequal shares the
     mean of the ranks' means is not the mean over the batch: weight each rank's loss by `share * ranks / batch_size`.
 
     Raises ValueError where a rank would have nothing to do.
     """
-    _check_whole("ranks", ranks)
-    _check_whole("batch_size", batch_size)
-    if batch_size < ranks:
-        raise ValueError(f"a batch of {batch_size} leaves nothing to do for {ranks - batch_size} of {ranks} ranks")
+    _check_split(batch_size, ranks)
     return [batch_size // ranks + (rank < batch_size % ranks) for rank in range(ranks)]
 
 
@@ -97,27 +95,28 @@ class CostModel:
         for name in ("buckets", "stages", "micro_batches"):
             _check_whole(name, getattr(self, name))
 
-    def step_s(self, ranks: int, batch_size: int, way: str = "DDP") -> float:
-        """Give the seconds of one step. `batch_size` is the sum over all ranks."""
-        return sum(self.parts_s(ranks, batch_size, way).values())
+    def step_s(self, ranks: int, batch_size: int, strategy: str = "DDP") -> float:
+        """Return the seconds of one step. `batch_size` is the sum over all ranks."""
+        return sum(self.parts_s(ranks, batch_size, strategy).values())
 
-    def parts_s(self, ranks: int, batch_size: int, way: str = "DDP") -> dict[str, float]:
-        """Give the seconds of one step by what they are for; they add up to the step.
+    def parts_s(self, ranks: int, batch_size: int, strategy: str = "DDP") -> dict[str, float]:
+        """Return the seconds of one step by what they are for; they add up to the step.
 
         "compute", "stragglers" (waiting for the slowest rank), "bubble" (a pipeline's idle time), "communication" that
         nothing hides, "input" (waiting for data).
 
-        Raises ValueError for a way that is not in `WAYS`, for less than one sample per rank or chain, and for ranks
-        that do not make whole chains.
+        Raises ValueError for a strategy that is not in `STRATEGIES`, for less than one sample per rank or chain, and
+        for ranks that do not make whole chains.
         """
-        if way not in WAYS:
-            raise ValueError(f"the cost model knows {', '.join(WAYS)}; got {way!r}")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"the cost model knows {', '.join(STRATEGIES)}; got {strategy!r}")
         _check_whole("ranks", ranks)
-        chain = min(self.stages, ranks) if way == "pipeline" else 1
+        chain = min(self.stages, ranks) if strategy == "pipeline" else 1
         if ranks % chain:
             raise ValueError(f"{ranks} ranks do not make whole chains of {chain} stages; take a multiple of {chain}")
         copies = ranks // chain
-        share = split(batch_size, copies)[0]  # the largest: everyone waits for it
+        _check_split(batch_size, copies)
+        share = math.ceil(batch_size / copies)  # the largest: everyone waits for it
         crowd = max(1.0, ranks / self.cores) if self.cores else 1.0
         compute_s = self.fixed_s * crowd + share * self.sample_s / chain
         stragglers_s = compute_s * self.spread * _expected_greatest(ranks)
@@ -128,7 +127,7 @@ class CostModel:
             bubble_s = (chain - 1) / pieces * share * self.sample_s / chain
             one_way_s = self.latency_s + share / pieces * self.activation_bytes * self._byte_s(chain)
             sent_s = 2 * begun * one_way_s  # activations forward, gradients back
-        if way == "FSDP":
+        if strategy == "FSDP":
             # All-gather for the forward pass and again for the backward pass, then reduce-scatter.
             sent_s += self._exposed_s(3, copies, self.parameter_bytes, compute_s)
         else:
@@ -144,7 +143,7 @@ class CostModel:
         }
 
     def ring_s(self, rounds: int, ranks: int, size_bytes: float, over: int | None = None) -> float:
-        """Give the seconds of `rounds` times around a ring: 1 for all-gather or reduce-scatter, 2 for all-reduce.
+        """Return the seconds of `rounds` times around a ring: 1 for all-gather or reduce-scatter, 2 for all-reduce.
 
         Each round has ranks − 1 steps; in each, every rank sends 1 / ranks of the bytes. `over` is the number of ranks
         that the ring spans, if others lie between its own.
@@ -169,7 +168,7 @@ class Point(NamedTuple):
     step_s: float
     error: float = 0.0
     """Standard error of `step_s`, as a part of it, where known."""
-    way: str = "DDP"
+    strategy: str = "DDP"
 
 
 class Prediction(NamedTuple):
@@ -191,21 +190,21 @@ class Fit:
     drawn: tuple[CostModel, ...] = dataclasses.field(repr=False)
     """Models fitted to points disturbed by as much as they are uncertain."""
 
-    def predict(self, ranks: int, batch_size: int, way: str = "DDP", within: float = 0.9) -> Prediction:
+    def predict(self, ranks: int, batch_size: int, strategy: str = "DDP", within: float = 0.9) -> Prediction:
         """Predict a step, with the range that holds `within` of the measurements if the model's form is right.
 
         That form is the assumption that no range can cover: a network that others use, too, is not in it.
         """
         if not 0 < within < 1:
             raise ValueError(f"within is a share between 0 and 1, got {within}")
-        steps_s = [model.step_s(ranks, batch_size, way) for model in self.drawn]
+        steps_s = [model.step_s(ranks, batch_size, strategy) for model in self.drawn]
         measured_s = steps_s * np.exp(self.noise * np.random.default_rng(1).standard_normal(len(steps_s)))
         low_s, high_s = np.quantile(measured_s, [(1 - within) / 2, (1 + within) / 2])
-        step_s = self.model.step_s(ranks, batch_size, way)
+        step_s = self.model.step_s(ranks, batch_size, strategy)
         return Prediction(step_s, min(step_s, float(low_s)), max(step_s, float(high_s)))
 
     def ranges(self, within: float = 0.9) -> dict[str, tuple[float, float, float]]:
-        """Give each fitted number with the range that holds `within` of the draws: (value, low, high)."""
+        """Return each fitted number with the range that holds `within` of the draws: (value, low, high)."""
         edges = [(1 - within) / 2, (1 + within) / 2]
         found = {name: np.quantile([getattr(model, name) for model in self.drawn], edges) for name in self.free}
         return {name: (getattr(self.model, name), float(low), float(high)) for name, (low, high) in found.items()}
@@ -224,32 +223,32 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     """
     points, free = list(points), tuple(free)
     _check_fit(points, start, free)
-    guess = np.array([_place(name, getattr(start, name)) for name in free])
+    guess = np.array([_to_free(name, getattr(start, name)) for name in free])
     logs = np.log([point.step_s for point in points])
 
-    def model_at(place: _Array) -> CostModel:
-        values: dict[str, Any] = {name: _value(name, at) for name, at in zip(free, place, strict=True)}
+    def model_at(theta: _Array) -> CostModel:
+        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(free, theta, strict=True)}
         return dataclasses.replace(start, **values)
 
-    def errors(place: _Array) -> _Array:
-        model = model_at(place)
-        return np.log([model.step_s(p.ranks, p.batch_size, p.way) for p in points]) - logs
+    def errors(theta: _Array) -> _Array:
+        model = model_at(theta)
+        return np.log([model.step_s(p.ranks, p.batch_size, p.strategy) for p in points]) - logs
 
     def best(begin: _Array, noise: float, off: _Array, doubt: _Array) -> _Array:
         return _least_squares(
-            lambda place: np.concatenate([errors(place) / noise - off, (place - guess) / math.log(10) - doubt]), begin
+            lambda theta: np.concatenate([errors(theta) / noise - off, (theta - guess) / math.log(10) - doubt]), begin
         )
 
     known = math.sqrt(sum(point.error**2 for point in points) / len(points))
     spare = len(points) - len(free)
     exact = np.zeros(len(points)), np.zeros(len(free))
-    place, noise = guess, max(known, 0.01)
+    theta, noise = guess, max(known, 0.01)
     for _ in range(3):  # how much the model leaves unexplained is known only once it is fitted
-        place = best(place, noise, *exact)
-        noise = max(known, float(np.linalg.norm(errors(place))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
+        theta = best(theta, noise, *exact)
+        noise = max(known, float(np.linalg.norm(errors(theta))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
     random = np.random.default_rng(0).standard_normal((draws, len(points) + len(free)))
-    drawn = (best(place, noise, row[: len(points)], row[len(points) :]) for row in random)
-    return Fit(model_at(place), free, noise, tuple(map(model_at, drawn)))
+    drawn = (best(theta, noise, row[: len(points)], row[len(points) :]) for row in random)
+    return Fit(model_at(theta), free, noise, tuple(map(model_at, drawn)))
 
 
 def _check_fit(points: list[Point], start: CostModel, free: tuple[str, ...]) -> None:
@@ -266,38 +265,46 @@ def _check_fit(points: list[Point], start: CostModel, free: tuple[str, ...]) -> 
             raise ValueError(f"a step takes more than 0 s, got {point.step_s!r} for {point.ranks} ranks")
 
 
-def _least_squares(residuals: Callable[[_Array], _Array], place: _Array) -> _Array:
-    """Give the place of the least sum of squares, by Levenberg and Marquardt's method."""
-    damping, here = 1e-3, residuals(place)
+def _least_squares(residuals: Callable[[_Array], _Array], theta: _Array) -> _Array:
+    """Return the theta with the least sum of squares, by Levenberg and Marquardt's method."""
+    damping, here = 1e-3, residuals(theta)
     for _ in range(50):
-        slopes = np.stack([(residuals(place + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(len(place))], axis=1)
+        slopes = np.stack([(residuals(theta + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(len(theta))], axis=1)
         square = slopes.T @ slopes
         while damping < 1e9:
             step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slopes.T @ here)
-            there = residuals(place + np.clip(step, -2, 2))
+            there = residuals(theta + np.clip(step, -2, 2))
             if there @ there < here @ here:
                 break
             damping *= 4
         else:
-            return place
+            return theta
         gained = 1 - (there @ there) / (here @ here)
-        place, here, damping = place + np.clip(step, -2, 2), there, damping / 5
+        theta, here, damping = theta + np.clip(step, -2, 2), there, damping / 5
         if gained < 1e-6:
-            return place
-    return place
+            return theta
+    return theta
 
 
-def _place(name: str, value: float) -> float:
+def _to_free(name: str, value: float) -> float:
     return math.log(value / (1 - value)) if name == "overlap" else math.log(value)
 
 
-def _value(name: str, place: float) -> float:
-    return 1 / (1 + math.exp(-place)) if name == "overlap" else math.exp(place)
+def _from_free(name: str, theta: float) -> float:
+    return 1 / (1 + math.exp(-theta)) if name == "overlap" else math.exp(theta)
 
 
+@functools.cache
 def _expected_greatest(count: int) -> float:
-    """Give the expected greatest of `count` standard normal values, to within .03."""
+    """Return the expected greatest of `count` standard normal values, to within .03."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _check_split(batch_size: int, ranks: int) -> None:
+    _check_whole("ranks", ranks)
+    _check_whole("batch_size", batch_size)
+    if batch_size < ranks:
+        raise ValueError(f"a batch of {batch_size} leaves nothing to do for {ranks - batch_size} of {ranks} ranks")
 
 
 def _check_whole(name: str, value: int) -> None:

@@ -57,7 +57,7 @@ class Lab:
         self.page.wait_for_timeout(500)
 
     def cell(self, index: int) -> Locator:
-        """Give the code cell number `index`."""
+        """Return the code cell number `index`."""
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
 
     def run_cell(self, index: int) -> None:
@@ -73,13 +73,19 @@ class Lab:
                 time.sleep(0.05)
         raise TimeoutError(f"code cell {index} does not run")
 
+    def command(self, name: str, **arguments: object) -> None:
+        """Execute one of JupyterLab's own commands."""
+        self.page.evaluate(
+            "([name, arguments]) => window.jupyterapp.commands.execute(name, arguments)", [name, arguments]
+        )
+
     def run_all(self) -> None:
         """Choose Run ▸ Run All Cells."""
         self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
         self.page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
 
     def is_running(self, index: int) -> bool:
-        """Whether a code cell is still running or waiting."""
+        """Return whether a code cell is still running or waiting."""
         return "[*]" in self.cell(index).locator(".jp-InputPrompt").inner_text()
 
     def wait_until_run(self, index: int, timeout_s: float = LONG_S) -> None:
@@ -129,6 +135,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
     arguments = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
+        "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
     ]
     with open(state / "jupyter.log", "w") as log:

@@ -54,9 +54,12 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=2,sched_min_interval=1000
 # Nodes may have more processors than this machine has.
 SlurmdParameters=config_overrides
 ReturnToService=1
-KillWait=2
+# What ranks have for a last checkpoint when they are to go; enough for a few short steps on a machine that is busy.
+KillWait=5
 MinJobAge=300
-SlurmdTimeout=10
+# A node that has crashed is down after two questions that nobody answered: 14 s here, 28 s with a timeout of 10 s each.
+SlurmdTimeout=8
+MessageTimeout=4
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -73,7 +76,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
 
 
 def missing() -> str:
-    """Say why no cluster can be started here; "" if one can."""
+    """Return why no cluster can be started here; "" if one can."""
     absent = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
     return f"no SLURM here ({', '.join(absent)} not found): {INSTALL}" if absent else ""
 
@@ -227,7 +230,7 @@ def _free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running() -> Iterator[Cluster]:
-    """Give a cluster that this process's SLURM commands use, and end it."""
+    """Yield a cluster that this process's SLURM commands use, and end it."""
     # Not pytest's folder: munged wants its socket where every folder above is open to all, and a short path.
     temporary = os.environ.get("PYTEST_DEBUG_TEMPROOT")
     before = os.environ.get("SLURM_CONF")

@@ -27,6 +27,7 @@ import pytest
 import torch
 
 import labkit
+from tests import cluster
 from tests.cluster import DAEMONS
 from tests.progress import Progress
 
@@ -153,6 +154,29 @@ def nothing_is_left_behind(request):
     assert not left, f"processes left behind: {left}"
     assert not new_ports, f"ports still open: {new_ports}"
     assert not new_files, f"temporary files left: {new_files}"
+
+
+@pytest.fixture(scope="session")
+def shared_slurm():
+    """One SLURM for all tests; `slurm` for those that begin and end with nothing to do on it."""
+    if why := cluster.missing():
+        pytest.skip(why)
+    with cluster.running() as found:
+        yield found
+
+
+@pytest.fixture
+def slurm(shared_slurm):
+    """A cluster with nothing to do, which has nothing to do afterwards either."""
+    yield shared_slurm
+    deadline = time.monotonic() + LONG_S  # what is over takes its leave
+    while (jobs := shared_slurm.jobs()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for job in jobs:
+        shared_slurm.run("scancel", job)
+    wait_until(lambda: not shared_slurm.jobs() and not shared_slurm.processes())
+    wait_until(shared_slurm.resume)
+    assert not jobs, "jobs were left behind"
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def fit_and_show(worker, go=None):
 
 
 def pid(worker):
-    """Say which process this rank is."""
+    """Return which process this rank is."""
     return os.getpid()
 
 
@@ -71,3 +71,17 @@ def resume(worker, folder, go=None, steps=12, stops_at=(4,)):
         if checkpoint.step % 2 == 0:
             checkpoint.save()
     return [p.detach() for p in model.module.parameters()]
+
+
+def save_when_stopped(worker, folder):
+    """Count steps until told to stop; keep how many there were, as a last checkpoint does."""
+    step = 0
+    try:
+        while True:
+            dist.barrier()
+            step += 1
+            worker.log(step, attempt=int(os.environ.get("SLURM_RESTART_COUNT", 0)))
+            time.sleep(0.01)
+    except labkit.Stopped:
+        Path(folder, f"{worker.rank}.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
+        raise

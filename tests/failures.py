@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
+import urllib.request
 from typing import NamedTuple
 
 import torch
@@ -108,6 +110,28 @@ def loader_dies(worker):
         pass
 
 
+def cannot_connect(worker):
+    """A request of the reader's own, in the words in which communication libraries say that a rank is gone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=60)
+
+
+def waits_for_a_disk(worker):
+    """As a read of a file that does not come: neither at work nor in a collective."""
+    reading, _writing = os.pipe()
+    os.read(reading, 1)
+
+
+def takes_long_steps(worker):
+    while True:
+        until_s = time.monotonic() + 2
+        while time.monotonic() < until_s:
+            torch.ones(100, 100) @ torch.ones(100, 100)
+        worker.log(total=0.0)
+
+
 class Row(NamedTuple):
     """What must be said of one way to fail."""
 
@@ -117,6 +141,8 @@ class Row(NamedTuple):
     """In the error's first line, a regular expression; {rank} stands for the rank."""
     cause: str = ""
     """In the cause, as it is: the reader's line, say."""
+    others: object = None
+    """Called on the other ranks meanwhile; None: they wait in a collective."""
 
 
 ROWS = {
@@ -141,6 +167,15 @@ ROWS = {
     "DataLoader worker dies": Row(
         loader_dies, r"rank {rank} failed: (RuntimeError: DataLoader worker|Connection|EOF)", "in loader_dies"
     ),
+    "cannot connect elsewhere, the others have returned": Row(
+        cannot_connect, "rank {rank} failed: urllib.error.URLError: .*refused", "urlopen", others=returns_early
+    ),
+    "raises while the others wait for a disk": Row(
+        raises, "rank {rank} failed: ValueError: bad batch", "raise ValueError", others=waits_for_a_disk
+    ),
+    "raises while the others take steps of 2 s": Row(
+        raises, "rank {rank} failed: ValueError: bad batch", "raise ValueError", others=takes_long_steps
+    ),
 }
 
 
@@ -152,6 +187,8 @@ def work(worker, row, rank, bomb=None):
             time.sleep(0.01)  # a log call that follows another at once waits to be sent with those to come
             worker.log(failed_s=time.time())
             return ROWS[row].fails(worker)
+        if step == 5 and worker.rank != rank and ROWS[row].others is not None:
+            return ROWS[row].others(worker)
         dist.all_reduce(total)
         worker.log(total=total.item())
     return None
@@ -178,6 +215,6 @@ def trial(row, world_size, rank, on=None):
         if "failed_s" in history:
             failed_s = history["failed_s"].max()
         else:
-            failed_s = error.run._start_s + error.run.failures[rank].time_s
-        return Outcome(error, raised_s - failed_s, failed_s - error.run._start_s)
+            failed_s = error.run.start_s + error.run.failures[rank].time_s
+        return Outcome(error, raised_s - failed_s, failed_s - error.run.start_s)
     raise AssertionError(f"{row} did not fail: {run}")

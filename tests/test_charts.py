@@ -8,9 +8,10 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 from plotly.subplots import make_subplots
 
-from labkit import charts
-from labkit.history import History
-from labkit.records import Log
+from labkit.monitor.history import History
+from labkit.protocol.events import Log
+from labkit.ui import charts, kernel
+from labkit.ui.png import picture
 
 
 def log(history, rank, steps, **columns):
@@ -31,8 +32,10 @@ def history_of(world_size=2, steps=20):
 def drawn(figure):
     """Label → (x, y) of every curve, panel by panel."""
     panels = {}
+    heads = [note.text for note in figure.layout.annotations]
     for trace in figure.data:
-        name = figure.layout["yaxis" + (trace.yaxis or "y")[1:]].title.text
+        number = (trace.yaxis or "y")[1:]
+        name = figure.layout[f"yaxis{number}"].title.text or heads[int(number or 1) - 1]
         panels.setdefault(name, {})[trace.name] = (list(trace.x), list(trace.y))
     return panels
 
@@ -129,14 +132,29 @@ def test_bars_have_their_values_beside_them():
     assert figure.layout.xaxis.title.text == "ms"
 
 
-def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html():
+def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html(monkeypatch):
+    shown = []
+    monkeypatch.setattr(kernel, "display", lambda bundle, raw: shown.append(bundle))
     chart = charts.logged(history_of(), title="DDP")
-    bundle, _ = DisplayFormatter().format(chart)
-    for found in (bundle, chart._repr_mimebundle_()):
-        assert set(found) == {"application/vnd.plotly.v1+json", "image/png", "text/plain"}
+    assert DisplayFormatter().format(chart) == ({}, {}), "shown by itself"
+    for found in (*shown, chart._repr_mimebundle_()):
+        assert set(found) == {charts.PLOTLY, "image/png", "text/plain"}
         assert found["text/plain"] == "<Chart: DDP>"
-        assert len(found["application/vnd.plotly.v1+json"]["data"]) == 6
+        assert len(found[charts.PLOTLY]["data"]) == 6
         assert "<script" not in str(found)
+    assert len(shown) == 1
+
+
+def test_where_a_person_watches_a_chart_gives_no_picture_which_jupyterlab_would_show_instead(monkeypatch):
+    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+    assert set(charts.bars(["a"], [1.0], "s")._repr_mimebundle_()) == {charts.PLOTLY, "text/plain"}
+
+
+def test_a_long_title_is_broken_into_lines_and_has_room_for_them():
+    short, long = charts.bars(["a"], [1.0], "s", "loss"), charts.bars(["a"], [1.0], "s", "a word " * 20)
+    assert all(len(line) <= charts.TITLE_CHARACTERS for line in long.layout.title.text.split("<br>"))
+    assert long.layout.margin.t > short.layout.margin.t
+    assert "<br>" not in long._repr_mimebundle_()["text/plain"]
 
 
 def test_the_saved_chart_has_template_defaults_only_for_the_traces_in_it():
@@ -201,7 +219,7 @@ PICTURES = {
 @pytest.mark.parametrize("figure", PICTURES.values(), ids=PICTURES)
 def test_the_picture_is_a_small_png_with_something_on_it(figure):
     figure = figure()
-    blob = charts.picture(figure)
+    blob = picture(figure)
     image = Image.open(io.BytesIO(blob))
     assert (image.format, image.size) == ("PNG", (760, figure.layout.height or 360))
     assert len(blob) < 40_000
@@ -211,14 +229,14 @@ def test_the_picture_is_a_small_png_with_something_on_it(figure):
 
 
 def test_the_picture_of_an_empty_history_has_its_words():
-    pixels = np.asarray(Image.open(io.BytesIO(charts.picture(charts.logged(History(2))))).convert("L"))
+    pixels = np.asarray(Image.open(io.BytesIO(picture(charts.logged(History(2))))).convert("L"))
     assert (pixels < 128).sum() > 50
 
 
 def test_bars_with_a_base_stand_on_it_even_where_others_are_stacked():
     """Plotly: "traces that set `base` will be excluded" from stacking, and are laid over instead."""
     spans = go.Bar(x=[1, 2], y=["a", "b"], base=[3, 1], orientation="h")
-    assert charts.picture(bars(spans, mode="stack")) == charts.picture(bars(spans, mode="overlay"))
+    assert picture(bars(spans, mode="stack")) == picture(bars(spans, mode="overlay"))
 
 
 TWO_BARS, TWO_FLAT = [go.Bar(x=A, y=B)] * 2, [go.Bar(x=B, y=A, orientation="h")] * 2
@@ -258,4 +276,4 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
     ],
 )
 def test_what_differs_in_the_figure_differs_in_the_picture(one, other):
-    assert charts.picture(one) != charts.picture(other)
+    assert picture(one) != picture(other)

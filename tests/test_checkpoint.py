@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import errno
+import hashlib
 import io
 import itertools
 import json
@@ -22,8 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import labkit
-from labkit.checkpoint import CheckpointError, checkpoints, files, load, saving, shards
+from labkit import profiling
+from labkit.checkpoint import CheckpointError, agreement, checkpoints, files, load, saving, shards
 from tests import resumable
+from tests.conftest import shared_session
 
 
 class Training:
@@ -179,6 +183,7 @@ def test_keys_are_clean_and_a_bare_model_loads(wrap, tmp_path):
     plain = torch.load(path / "state.pt", weights_only=True)["model"]  # without labkit
     expected = resumable.fingerprint(resumable.network(1).state_dict())
     assert resumable.fingerprint(bare.state_dict()) == resumable.fingerprint(plain) == expected
+    assert state._metadata == plain._metadata == resumable.network().state_dict()._metadata, "versions of its modules"
 
 
 def cut(path):
@@ -404,6 +409,7 @@ class Holds:
         (print, r"mine\.best\.0 is a builtins\.builtin_function_or_method; a checkpoint holds tensors, plain numbers"),
         (torch.rand(2).numpy()[0], r"mine\.best\.0 is a numpy\.float32"),
         (Path(), r"mine\.best\.0 is a pathlib\.\w*Path"),
+        (collections.namedtuple("Best", "step")(3), r"mine\.best\.0 is a tests\.test_checkpoint\.Best"),
     ],
 )
 def test_what_could_not_be_read_back_is_refused_when_saving(value, said, tmp_path):
@@ -431,28 +437,35 @@ def test_arguments_of_no_use_are_refused(tmp_path):
 
 
 def test_pieces_of_different_tensors_under_one_name_are_refused():
-    drafts = [saving._Draft(None, {}, {("model", "w", "at", 0): digest}) for digest in ("a", "a", "b")]
+    piece, other = (("model", "w"), (0,)), (("model", "w"), (1,))
+    assert agreement.claimed_twice([[piece], [piece, other], [piece]]) == {piece}
     with pytest.raises(CheckpointError, match=r"model\.w is cut over ranks, but ranks 0 and 2 hold different values"):
-        saving._check_pieces(drafts)
+        agreement.check_pieces([{piece: digest} for digest in ("a", "a", "b")])
 
 
 # With ranks
 
 
-def launch(*args, world_size=2, **kwargs):
-    return labkit.launch(resumable.train, *args, world_size=world_size, live=False, **kwargs).results
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(3) as ranks:
+        yield ranks
+
+
+def launch(function, *args, on, world_size=2, **kwargs):
+    return labkit.launch(function, *args, world_size=world_size, on=on, live=False, **kwargs).results
 
 
 @pytest.mark.spawns
-def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path):
+def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
     world_size = 3  # from three on, sums depend on how DDP has cut its buckets
-    expected = launch(tmp_path / "whole", world_size=world_size)
+    expected = launch(resumable.train, tmp_path / "whole", world_size=world_size, on=ranks)
     folder = tmp_path / "killed"
     dice = random.Random(1)
     for rank in (0, 2):  # in the middle of writing
-        assert resumable.kill(folder, world_size, die=(rank, dice.randrange(100, 500)))
-    assert resumable.kill(folder, world_size, ranks=range(world_size), after_steps=2)
-    results = launch(folder, world_size=world_size)
+        assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(100, 500)))
+    assert resumable.kill(folder, world_size, on=ranks, ranks=range(world_size), after_steps=2)
+    results = launch(resumable.train, folder, world_size=world_size, on=ranks)
     assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
     for (_, losses), (_, all_losses) in zip(results, expected, strict=True):
         assert 0 < len(losses) < len(all_losses)
@@ -466,14 +479,17 @@ def save_with_a_full_rank(worker, folder):
     checkpoint.save()
     if worker.rank == 1:
         saving.write_tensors = no_space
-    checkpoint.save()
+    try:
+        checkpoint.save()
+    finally:
+        saving.write_tensors = files.write_tensors
 
 
 @pytest.mark.spawns
-def test_a_rank_that_cannot_write_is_named_and_no_other_waits_for_it(tmp_path):
+def test_a_rank_that_cannot_write_is_named_and_no_other_waits_for_it(tmp_path, ranks):
     said = "rank 1 failed: .*rank 1 could not write a checkpoint in .*No space left on device"
     with pytest.raises(labkit.WorkerFailed, match=said):
-        labkit.launch(save_with_a_full_rank, tmp_path, world_size=2, live=False)
+        launch(save_with_a_full_rank, tmp_path, on=ranks)
     assert [saved.damage for saved in checkpoints(tmp_path)] == [""]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
 
@@ -518,9 +534,9 @@ def shard_and_step(worker, folder, kind, steps):
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each"])
-def test_what_is_cut_over_ranks_resumes(kind, tmp_path):
-    def step(folder, ranks, steps):
-        return labkit.launch(shard_and_step, tmp_path / folder, kind, steps, world_size=ranks, live=False).results
+def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
+    def step(folder, world_size, steps):
+        return launch(shard_and_step, tmp_path / folder, kind, steps, world_size=world_size, on=ranks)
 
     expected = resumable.fingerprint(*step("whole", 2, 4))
     first = step("parts", 2, 3)
@@ -533,9 +549,9 @@ def test_what_is_cut_over_ranks_resumes(kind, tmp_path):
             step("parts", 1, 1)
         return
     everything = resumable.fingerprint(load(tmp_path / "parts"))
-    for ranks in (1, 3):  # however many ranks there are now, all is the same when put together
-        step("parts", ranks, 0)
-        assert checkpoints(tmp_path / "parts")[-1].world_size == ranks
+    for world_size in (1, 3):  # however many ranks there are now, all is the same when put together
+        step("parts", world_size, 0)
+        assert checkpoints(tmp_path / "parts")[-1].world_size == world_size
         assert resumable.fingerprint(load(tmp_path / "parts")) == everything
 
 
@@ -557,12 +573,104 @@ def count_the_rest(worker, folder, stop_at=None):
 
 
 @pytest.mark.spawns
-def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_are_left(tmp_path):
-    first = labkit.launch(count_the_rest, tmp_path, stop_at=3, world_size=2, live=False).results
-    run = labkit.launch(count_the_rest, tmp_path, world_size=3, live=False)
+def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_are_left(tmp_path, ranks):
+    first = launch(count_the_rest, tmp_path, stop_at=3, on=ranks)
+    run = labkit.launch(count_the_rest, tmp_path, on=ranks, live=False)
     assert sorted(s for seen, *_ in [*first, *run.results] for s in seen) == list(range(48))
     assert [mean for _, mean, _ in run.results] == [0, 0, 0]  # as on rank 0, which is what DDP broadcasts
     assert [dice for *_, dice in run.results][:2] == [dice for *_, dice in first]
     assert "was saved by 2 ranks and goes on with 3: weights and optimizer are the same" in " ".join(run.output)
-    again = labkit.launch(count_the_rest, tmp_path, world_size=2, live=False).results
+    again = launch(count_the_rest, tmp_path, on=ranks)
     assert [mean for _, mean, _ in again] == [0, 1]  # with as many ranks, each gets its own back
+
+
+class Counted:
+    """SHA-256 that counts the bytes it is given in this process."""
+
+    real = hashlib.sha256
+    bytes = 0
+
+    def __init__(self, data=b""):
+        self._sha = Counted.real()
+        self.update(data)
+
+    def update(self, data):
+        Counted.bytes += memoryview(data).nbytes
+        self._sha.update(data)
+
+    def hexdigest(self):
+        return self._sha.hexdigest()
+
+
+def count_hashed(worker, folder, kind):
+    """Save once; return the bytes hashed on this rank, and those of the model's and the optimizer's tensors here."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Linear(512, 64))
+    if kind == "FSDP2":
+        model = fully_shard(network)
+    else:
+        model = DistributedDataParallel(network) if kind != "by hand" else network
+    optimizer = torch.optim.AdamW(model.parameters())
+    if kind == "ZeRO-1":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    take_steps(model, optimizer, torch.randn(8, 64), 1)
+    checkpoint = labkit.Checkpoint(folder / kind, model=model, optimizer=optimizer)
+    hashlib.sha256 = Counted
+    Counted.bytes = 0
+    try:
+        checkpoint.save()
+    finally:
+        hashlib.sha256 = Counted.real
+    return Counted.bytes, profiling.size_bytes(network.parameters()) * 3
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "ZeRO-1", "by hand"])
+def test_what_is_equal_by_design_is_hashed_only_as_it_is_written(kind, tmp_path, ranks):
+    """Of DDP, rank 0's two files; of DTensors nothing, as `torch.distributed.checkpoint` writes them."""
+    (hashed_0, bytes_0), (hashed_1, bytes_1) = launch(count_hashed, tmp_path, kind, on=ranks)
+    around = 40_000  # buffers, random states, the files' own frames
+    written = 0 if kind == "FSDP2" else bytes_0
+    compared = bytes_0 if kind == "by hand" else 0
+    assert abs(hashed_0 - written - compared) < around
+    assert abs(hashed_1 - compared) < around
+    assert bytes_0 > 5 * around
+
+
+def drift(worker, folder):
+    """Take steps within `no_sync`, each rank on a batch of its own; return the weights that are saved, or resumed."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    if not checkpoint.resume():
+        with model.no_sync():
+            take_steps(model, optimizer, torch.ones(4, 3) * (1 + worker.rank), 2)
+        checkpoint.save()
+    return resumable.fingerprint(model.module.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.spawns
+def test_weights_that_ddp_should_keep_equal_and_does_not_are_saved_for_each_rank(tmp_path, ranks):
+    saved = launch(drift, tmp_path, on=ranks)
+    assert saved[0] != saved[1]
+    assert launch(drift, tmp_path, on=ranks) == saved
+
+
+def test_the_sum_of_bits_sees_any_one_of_them():
+    tensor = torch.randn(41)[1:]
+    digest = agreement.digest_of(tensor, is_equal=lambda path: True)
+    assert digest != agreement.digest_of(tensor)
+    for index in range(40):
+        other = tensor.clone()
+        assert agreement.digest_of(other, is_equal=lambda path: True) == digest
+        other.view(torch.int32)[index] ^= 1
+        assert agreement.digest_of(other, is_equal=lambda path: True) != digest
+    other = torch.randn(7).to(torch.bfloat16)  # 14 bytes
+    changed = other.clone()
+    changed.view(torch.int16)[-1] ^= 1
+    same, differs = (agreement.digest_of(t, is_equal=lambda path: True) for t in (other, changed))
+    assert same != differs

@@ -3,14 +3,14 @@ from array import array
 from types import SimpleNamespace
 
 import cloudpickle
-import IPython.display
 import numpy as np
 import pandas as pd
 import pytest
 
 import labkit
-from labkit.records import Exit, Log, Memory, Result
-from labkit.run import Run
+from labkit.monitor.run import Run
+from labkit.protocol.events import Exit, Log, Memory, Result
+from labkit.ui import kernel
 from tests.conftest import LONG_S
 
 MIB = 2**20
@@ -22,6 +22,7 @@ class Recorded:
     pids: list[int] = []
     outlives_notebook = False
     failure_grace_s = 0.4
+    stacks_s = 1.0
 
     def __init__(self, records):
         self._records = records
@@ -124,7 +125,7 @@ def test_the_figure_lays_the_means_over_each_other(two_ranks, one_rank):
 
 def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
     shown = []
-    monkeypatch.setattr(IPython.display, "display", shown.append)
+    monkeypatch.setattr(kernel, "display", shown.append)
     labkit.compare({"DDP": two_ranks})._ipython_display_()
     figure, table = shown
     assert isinstance(figure, labkit.charts.Chart)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from PIL import Image
 from torchvision.datasets import CIFAR10, cifar, mnist
 
-from labkit.datasets import load
+from labkit.lessons.datasets import load
 
 
 @pytest.fixture(autouse=True)

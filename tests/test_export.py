@@ -18,8 +18,9 @@ import torch
 from packaging.requirements import Requirement
 
 import labkit
-from labkit import script, source
-from labkit.worker import Cell, cores
+from labkit.exporting import imports, script, statements
+from labkit.protocol.job import Cell
+from labkit.protocol.system import cores
 from tests import cluster
 from tests.conftest import LONG_S, wait_until
 from tests.test_kernel import Notebook as Kernel
@@ -50,10 +51,15 @@ class Notebook:
         exec(compile(text, file, "exec", dont_inherit=True), self.names)
 
 
+packages = functools.cache(importlib.metadata.packages_distributions)
+"""Looked up once for all tests: it reads a file of every package that is installed."""
+
+
 @pytest.fixture
 def notebook(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", packages)
     notebook = Notebook()
-    monkeypatch.setattr(source.notebook, "cells", lambda: notebook.cells)
+    monkeypatch.setattr(statements.kernel, "cells", lambda: notebook.cells)
     return notebook
 
 
@@ -363,7 +369,7 @@ def test_the_last_line_calls_the_function_with_the_notebooks_arguments(exported)
     cell = "def train(worker, lr, name='a', sizes=(1,), **more):\n    pass"
     text = exported(cell, lr=1e-3, sizes=(8, 9), extra={"k": None}, seed=7)
     assert text.endswith(
-        '    labkit.script.main(train, {"lr": 0.001, "sizes": (8, 9), "extra": {"k": None}}, seed=7)\n'
+        '    labkit.exporting.script.main(train, {"lr": 0.001, "sizes": (8, 9), "extra": {"k": None}}, seed=7)\n'
     )
 
 
@@ -378,7 +384,7 @@ def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_pat
     (tmp_path / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
     (tmp_path / "mine_b.py").write_text("import psutil\nX = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    source.local_file.cache_clear()
+    imports.local_file.cache_clear()
     text = exported("import mine_a\nfrom mine_b import X", TRAIN.format("mine_a.f(), X"))
     assert "import mine_a\nfrom mine_b import X\n" in text
     for name in ("mine_a.py", "mine_b.py"):
@@ -387,19 +393,27 @@ def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_pat
 
 def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     exported(
-        "import labkit\nfrom labkit.models import ConvNet",
+        "import labkit\nfrom labkit.lessons.models import ConvNet",
         TRAIN.format("ConvNet, labkit.datasets.load, labkit.Stopped"),
     )
     carried = {
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
-    base = {"__init__.py", "LICENSE", "packing.py", "records.py", "worker.py", "script.py"}
-    base |= {"dynamo.py", "isolation.py", "process_group.py", "waiting.py"}
-    engines = {f"engines/{name}.py" for name in ("__init__", "birth", "folder", "remote")}
-    assert carried == base | engines | {"models.py", "datasets.py", "data/digits.npz", "data/README.md"}
-    for name in carried - {"LICENSE", "data/digits.npz"}:
-        imports = {m.partition(".")[0] for m in source.imported((tmp_path / "job/labkit" / name).read_text())}
-        assert not imports & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
+    folders = {
+        "protocol": ("events", "job", "pickling", "system"),
+        "rank": (
+            *("channels", "die_with_parent", "dynamo", "failure", "isolation", "log_batcher", "main"),
+            *("process_group", "signals", "waiting", "worker"),
+        ),
+        "cluster": ("rank_entry", "run_directory"),
+        "exporting": ("script",),
+        "lessons": ("datasets", "models"),
+    }
+    modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
+    assert carried == modules | {"__init__.py", "LICENSE", "lessons/data/digits.npz", "lessons/data/README.md"}
+    for name in carried - {"LICENSE", "lessons/data/digits.npz"}:
+        used = {m.partition(".")[0] for m in imports.imported((tmp_path / "job/labkit" / name).read_text())}
+        assert not used & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
 
 
 def test_requirements_have_the_versions_that_are_installed(exported, tmp_path):
@@ -542,7 +556,7 @@ def test_a_package_that_is_not_installed_is_refused(exported, tmp_path, monkeypa
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package/__init__.py").write_text("x = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    source.local_file.cache_clear()
+    imports.local_file.cache_clear()
     with pytest.raises(ValueError, match=r"uses 'my_package', from the package my_package, which lies in .* not inst"):
         exported("import my_package", TRAIN.format("my_package.x"))
 
@@ -600,7 +614,7 @@ def test_an_earlier_export_is_replaced_and_what_came_later_stays(exported, tmp_p
     text = exported(TRAIN.format(2))
     assert "return 2" in text
     assert (tmp_path / "job/log").is_dir()
-    assert not (tmp_path / "job/labkit/models.py").exists()
+    assert not (tmp_path / "job/labkit/lessons/models.py").exists()
 
 
 def test_a_file_that_the_reader_changed_is_not_replaced(exported, tmp_path):
@@ -619,7 +633,8 @@ def test_a_file_in_the_way_is_not_replaced(exported, tmp_path):
         exported(TRAIN.format(1))
     (tmp_path / "job").unlink()
     exported(TRAIN.format(1))
-    (tmp_path / "job/labkit/models.py").write_text("mine")
+    (tmp_path / "job/labkit/lessons").mkdir()
+    (tmp_path / "job/labkit/lessons/models.py").write_text("mine")
     with pytest.raises(ValueError, match=r"models.py is there already and was not written by export\(\)"):
         exported("import labkit", TRAIN.format("labkit.models"))
 
@@ -731,11 +746,11 @@ def test_an_argument_that_the_notebook_did_not_give_is_required(capsys):
 
 
 def test_short_options_go_to_the_first_with_the_letter():
-    flags = {option.name: option.flags for option in script.options(train, {}, 0).options}
-    assert flags["batch_size"] == ("--batch-size", "-b")
-    assert flags["betas"] == ("--betas",)
-    assert flags["root"] == ("--root", "-r")
-    assert flags["h"] == ("--h",)  # -h is help
+    flags = {action.dest: action.option_strings for action in script.options(train, {}, 0).parser._actions}
+    assert flags["batch_size"] == ["--batch-size", "-b"]
+    assert flags["betas"] == ["--betas"]
+    assert flags["root"] == ["--root", "-r"]
+    assert flags["h"] == ["--h"]  # -h is help
 
 
 def test_help_says_what_every_option_is(capsys):
@@ -757,7 +772,7 @@ def test_a_function_with_a_seed_of_its_own_keeps_the_word():
 def test_a_rank_that_something_else_has_started_is_told_so(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RuntimeError, match="RANK is set, but not by torchrun or srun"):
-        script.place_here()
+        script.rank_info_here()
 
 
 # Running
@@ -818,7 +833,7 @@ def job(tmp_path_factory):
     for cell in (*CELLS[:3], DDP_TRAIN):
         notebook.run(cell)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source.notebook, "cells", lambda: notebook.cells)
+        patch.setattr(statements.kernel, "cells", lambda: notebook.cells)
         folder = labkit.export(notebook.names["train"], tmp_path_factory.mktemp("exported") / "job", steps=8)
     run = labkit.launch(notebook.names["train"], world_size=2, steps=8)
     return folder, run.results[0]["weights"], run.history.loss.tolist()
@@ -952,7 +967,7 @@ def test_sbatch_gives_the_notebooks_weights(moved):
             said = "\n".join(file.read_text() for file in folder.glob("slurm-*.out"))
             assert "finished" in said, said
             assert result(folder)["weights"] == weights
-            assert not list(folder.glob("log/meet*"))
+            assert not list(folder.glob("log/rendezvous*"))
             shutil.rmtree(folder / "log")
 
 

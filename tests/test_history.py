@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.history import History, Thinned
-from labkit.records import Log
+from labkit.monitor.history import History, Thinned
+from labkit.protocol.events import Log
 
 BUCKETS = 250
 MOST_POINTS = 5 * BUCKETS

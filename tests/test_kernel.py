@@ -43,7 +43,7 @@ class Cell:
         return "\n".join(data["text/html"] for data in self.data if "text/html" in data)
 
     def charts(self):
-        return [data for data in self.data if PLOTLY in data and "image/png" in data]
+        return [data for data in self.data if PLOTLY in data]
 
 
 class Notebook:
@@ -65,9 +65,9 @@ class Notebook:
         """What each open comm carries: "FigureWidget", "ButtonModel", …"""
         self.comm_messages = []
         """(what it carries, when it came)"""
-        self.run("import os, time, torch, labkit, labkit.view\nimport torch.distributed as dist", watched)
+        self.run("import os, time, torch, labkit, labkit.ui.live\nimport torch.distributed as dist", watched)
         # This front end answers nothing, so that there is nothing to wait for.
-        self.run("labkit.view.CLOSE_AFTER_S = labkit.view.PATIENCE_S = 0")
+        self.run("labkit.ui.widgets.CLOSE_AFTER_S = labkit.ui.live.PATIENCE_S = 0")
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
@@ -324,7 +324,7 @@ def test_a_later_cell_shows_the_run_again(notebook):
 # A person watches
 
 
-def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook, tmp_path):
+def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path):
     notebook.ever_shown.clear()
     notebook.comm_messages.clear()
     before = dict(notebook.open_comms)
@@ -352,7 +352,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_still_picture(notebook, tmp_pa
     summary, chart = cell.data
     assert "train: finished · 2 ranks · step 1000000" in summary["text/html"]
     assert "<pre>hello from 1</pre>" in summary["text/html"]
-    assert set(chart) == {PLOTLY, "image/png", "text/plain"}
+    assert set(chart) == {PLOTLY, "text/plain"}, "beside a picture, JupyterLab would show the picture"
     assert sum(WIDGET in data for data in notebook.ever_shown) == 1
     assert text_html_is_small([cell])
     assert cell.stdout == cell.stderr == ""
@@ -471,7 +471,7 @@ def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(note
     notebook.run("kept = run_3\n" + launch(4), cell_id="third")
     notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
-    cell = notebook.run("for run in list(labkit.run._live): run.stop()", cell_id="fifth")
+    cell = notebook.run("for run in list(labkit.monitor.run._live): run.stop()", cell_id="fifth")
     assert cell.error is None
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
 
@@ -541,15 +541,15 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
     notebook.run(SPIN)
     notebook.run("""
-        from labkit import view
-        def slow(run, *options, attach=view.attach):
-            view.attach = attach
+        from labkit.ui import present
+        def slow(run, *options, watch=present.watch):
+            present.watch = watch
             while "starting" in run.states:
                 time.sleep(0.01)
             print("ranks run, no view yet", flush=True)
             time.sleep(1e6)
-            return attach(run, *options)
-        view.attach = slow
+            return watch(run, *options)
+        present.watch = slow
         run = None
     """)
     cell = notebook.start("run = labkit.launch(spin)")
@@ -562,13 +562,13 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
 def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(notebook):
     notebook.run(SPIN)
     notebook.run("""
-        from labkit.engines import processes
-        def slow(count, spawn=processes._spawn):
-            processes._spawn = spawn
+        from labkit.engines import spawn
+        def slow(count, spawn=spawn._spawn):
+            spawn._spawn = spawn
             print("no process yet", flush=True)
             time.sleep(0.5)
             return spawn(count)
-        processes._spawn = slow
+        spawn._spawn = slow
     """)
     cell = notebook.start("labkit.launch(spin)")
     interrupt_when(notebook, cell, lambda: "no process yet" in cell.stdout)
@@ -605,7 +605,7 @@ def test_no_rank_outlives_its_kernel(fresh_notebook, end):
             time.sleep(0.05)
     """)
     start_s = notebook.start_of()
-    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run._engine.pids]"))
+    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run.engine.pids]"))
     assert len(ranks) == 2
     assert all(rank.is_running() for rank in ranks)
     if end == "killed":

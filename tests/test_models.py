@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from labkit import models
+from labkit.lessons import models
 
 
 def count_parameters(model):

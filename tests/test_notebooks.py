@@ -242,8 +242,8 @@ BROKEN = {
         {"steps": 3},
     ),
     "10_compare": (
-        "for strategy in [*ways.values(), ByTheRoot]:",
-        "ByTheRoot.communicate = lambda self: None\nfor strategy in [*ways.values(), ByTheRoot]:",
+        "for strategy in [*strategies.values(), ByTheRoot]:",
+        "ByTheRoot.communicate = lambda self: None\nfor strategy in [*strategies.values(), ByTheRoot]:",
         "by the root (mine) computes another step than one process",
         {"quick": True, "steps": 8},
     ),

@@ -9,7 +9,7 @@ import pytest
 
 import labkit
 from labkit.engines import standby
-from labkit.processes_view import HEADINGS
+from labkit.ui.processes import HEADINGS
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 
@@ -48,7 +48,7 @@ def test_a_runs_ranks_are_listed_with_what_they_take_and_do(spinning):
         ("run", "spinning", rank, spinning.pids[rank], "running") for rank in (0, 1)
     ]
     assert all(20e6 < one.memory_bytes < 1e9 for one in held)
-    assert all(spinning._start_s - 1 < one.since_s <= spinning._start_s + spinning.elapsed_s for one in held)
+    assert all(spinning.start_s - 1 < one.since_s <= spinning.start_s + spinning.elapsed_s for one in held)
 
 
 @pytest.mark.spawns

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.records import Log, LogBatcher, number
+from labkit.protocol.events import Log
+from labkit.rank.log_batcher import LogBatcher, number
 from tests.conftest import LONG_S, wait_until
 
 
@@ -91,7 +92,7 @@ def test_a_call_that_comes_alone_is_sent_at_once_even_within_the_interval(batche
 def by_hand(monkeypatch):
     """A clock that is set by hand, what is sent, and a batcher that goes by the clock."""
     now_s, sent = [100.0], []
-    monkeypatch.setattr("labkit.records.time.time", lambda: now_s[0])
+    monkeypatch.setattr("labkit.rank.log_batcher.time.time", lambda: now_s[0])
     return now_s, sent, LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
 
 

@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
-from labkit.scaling import WAYS, CostModel, Point, fit, split
+from labkit.scaling import STRATEGIES, CostModel, Point, fit, split
 
 NETWORK = CostModel(
     sample_s=1e-3, fixed_s=5e-3, parameter_bytes=100e6, latency_s=1e-5, byte_s=1e-10, buckets=4, activation_bytes=1e6
@@ -35,11 +35,11 @@ def test_a_split_says_who_would_have_nothing_to_do():
         split(-1, 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_one_rank_communicates_nothing(way):
-    parts = NETWORK.parts_s(1, 32, way)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_rank_communicates_nothing(strategy):
+    parts = NETWORK.parts_s(1, 32, strategy)
     assert parts["communication"] == parts["bubble"] == parts["stragglers"] == 0
-    assert NETWORK.step_s(1, 32, way) == pytest.approx(5e-3 + 32e-3)
+    assert NETWORK.step_s(1, 32, strategy) == pytest.approx(5e-3 + 32e-3)
 
 
 def test_ddp_costs_a_ring_all_reduce():
@@ -55,7 +55,7 @@ def test_the_largest_share_decides():
 
 
 def test_fsdp_sends_half_as_much_again():
-    ddp, fsdp = (NETWORK.parts_s(8, 64, way)["communication"] for way in ("DDP", "FSDP"))
+    ddp, fsdp = (NETWORK.parts_s(8, 64, strategy)["communication"] for strategy in ("DDP", "FSDP"))
     assert fsdp == pytest.approx(1.5 * ddp)
 
 

@@ -14,8 +14,8 @@ import torch
 
 import labkit
 from labkit.engines import standby
-from labkit.engines.processes import RankProcess
-from labkit.session import cells, session
+from labkit.engines.spawn import RankProcess
+from labkit.session import cell_runs, cells
 from tests.conftest import LONG_S, wait_until
 
 pytestmark = pytest.mark.spawns
@@ -168,7 +168,7 @@ def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, 
 
 
 def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch, tmp_path):
-    monkeypatch.setattr(session, "HINT_AFTER_S", 0.3)
+    monkeypatch.setattr(cell_runs, "HINT_AFTER_S", 0.3)
     shown, seen = [], tmp_path / "seen"
 
     def show(*words, **_):
@@ -192,15 +192,15 @@ def test_a_failure_names_rank_and_line_and_the_variables_live_on(ranks):
     assert str(failure).startswith("rank 1 failed: ValueError: bad batch\n")
     assert "Cell In[7], line 3, in <cell>\n    raise ValueError('bad batch')" in failure.cause
     assert "labkit" not in str(failure)
-    assert failure.verdict.others == ["rank 0 ran the cell to its end"]
+    assert failure.diagnosis.others == ["rank 0 ran the cell to its end"]
     assert failure.run.status == "failed"
     assert ranks.values("kept") == [0, 1]
 
 
 def test_a_failure_on_every_rank_is_told_once(ranks):
     failure = failure_of(ranks, "missing")
-    assert failure.verdict.headline.endswith("failed: NameError: name 'missing' is not defined")
-    assert failure.verdict.others == [f"rank {1 - failure.rank} failed alike"]
+    assert failure.diagnosis.headline.endswith("failed: NameError: name 'missing' is not defined")
+    assert failure.diagnosis.others == [f"rank {1 - failure.rank} failed alike"]
     assert not ranks.over
 
 
@@ -242,9 +242,9 @@ def test_a_rank_that_is_lost_in_a_cell_is_replaced_and_the_others_keep_their_var
         ranks.run("kept = rank")
         pids = ranks.pids
         failure = failure_of(ranks, code, **options)
-        assert failure.verdict.headline == headline
-        assert len(failure.verdict.others) == len(others)
-        for line, beginning in zip(failure.verdict.others, others, strict=True):
+        assert failure.diagnosis.headline == headline
+        assert len(failure.diagnosis.others) == len(others)
+        for line, beginning in zip(failure.diagnosis.others, others, strict=True):
             assert line.startswith(beginning)
         capsys.readouterr()
         ranks.run("dist.all_reduce(torch.ones(1))\nglobals().get('kept')")
@@ -277,8 +277,8 @@ def test_a_rank_that_dies_without_a_part_in_the_cell_is_blamed_not_the_one_that_
         code = f"open({str(others)!r}, 'w').close()\ndist.all_reduce(torch.ones(1))"
         failure = failure_of(ranks, code, only=[0, 2])
         assert failure.rank == 1, str(failure)
-        assert failure.verdict.headline.startswith("rank 1 died")
-        assert failure.verdict.others[-1] == "so rank 1 is replaced: its variables are gone"
+        assert failure.diagnosis.headline.startswith("rank 1 died")
+        assert failure.diagnosis.others[-1] == "so rank 1 is replaced: its variables are gone"
 
 
 def test_a_hang_is_told_as_one_though_a_rank_fails_while_the_others_are_ended(monkeypatch):

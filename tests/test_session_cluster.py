@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import labkit
-from labkit.session import cluster as on_cluster
-from labkit.session import view
-from tests import cluster, elsewhere, workloads
+from labkit.session import job_engine, view
+from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.test_kernel import Notebook
 
@@ -23,11 +22,9 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @pytest.fixture(scope="module")
-def slurm():
-    if why := cluster.missing():
-        pytest.skip(why)
-    with cluster.running() as found:
-        yield found
+def slurm(shared_slurm):
+    """Not idle between these tests: a session is on it."""
+    return shared_slurm
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def begin(session, fn, *args, **options):
 
 
 def job_of(session):
-    return session._reserve._carrier.job_id
+    return session._reserve.launched.job_id
 
 
 # Launching
@@ -189,12 +186,12 @@ def test_a_failing_cell_names_its_line_and_a_dead_rank_costs_the_others_nothing(
     with pytest.raises(labkit.WorkerFailed) as failure:
         ranks.run("\nif rank == 1:\n    raise ValueError('bad batch')", title="Cell In[7]")
     assert "Cell In[7], line 3, in <cell>" in failure.value.cause
-    assert failure.value.verdict.others == ["rank 0 ran the cell to its end"]
+    assert failure.value.diagnosis.others == ["rank 0 ran the cell to its end"]
     assert ranks.values("kept") == [0, 1]
     with pytest.raises(labkit.WorkerFailed) as failure:
         ranks.run("import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()")
-    assert failure.value.verdict.headline == "rank 1 died (SIGKILL) and left no traceback"
-    assert failure.value.verdict.others[-1] == "so rank 1 is replaced: its variables are gone"
+    assert failure.value.diagnosis.headline == "rank 1 died (SIGKILL) and left no traceback"
+    assert failure.value.diagnosis.others[-1] == "so rank 1 is replaced: its variables are gone"
     capsys.readouterr()
     assert ranks.values("globals().get('kept')") == [0, None]
     assert "rank 1 is new (its process had ended: SIGKILL): its variables are gone" in capsys.readouterr().out
@@ -298,7 +295,7 @@ def test_a_node_that_is_lost_ends_the_run_with_its_name_and_the_session_goes_on(
 
 
 def test_a_node_that_crashes_is_named_though_slurm_does_not_know_yet(ranks, slurm, monkeypatch):
-    monkeypatch.setattr(on_cluster, "KILL_S", 1.0)
+    monkeypatch.setattr(job_engine, "KILL_S", 1.0)
     run = begin(ranks, workloads.spin)
     slurm.kill_node("node2")
     try:
@@ -374,7 +371,7 @@ def test_a_rank_that_cannot_start_ends_the_session_and_says_why(small, slurm, tm
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        'if "labkit.engines.reserved" in " ".join(sys.orig_argv):\n'
+        'if "labkit.session.rank_entry" in " ".join(sys.orig_argv):\n'
         '    print("no memory left", flush=True)\n'
         "    os._exit(5)\n"
     )

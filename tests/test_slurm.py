@@ -15,35 +15,11 @@ import pytest
 import torch
 
 import labkit
-from labkit import records
-from labkit.engines import slurm as engine
-from labkit.engines.folder import RunFolder
-from tests import cluster, elsewhere, workloads
+from labkit.cluster.run_directory import RunDirectory
+from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
 REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-@pytest.fixture(scope="module")
-def the_cluster():
-    if why := cluster.missing():
-        pytest.skip(why)
-    with cluster.running() as found:
-        yield found
-
-
-@pytest.fixture
-def slurm(the_cluster, tmp_path):
-    """A cluster with nothing to do, which has nothing to do afterwards either."""
-    yield the_cluster
-    deadline = time.monotonic() + LONG_S  # what is over takes its leave
-    while (jobs := the_cluster.jobs()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for job in jobs:
-        the_cluster.run("scancel", job)
-    wait_until(lambda: not the_cluster.jobs() and not the_cluster.processes())
-    wait_until(the_cluster.resume)
-    assert not jobs, "jobs were left behind"
 
 
 @pytest.fixture
@@ -58,7 +34,7 @@ def launch(slurm, tmp_path):
 
 
 def job_of(run):
-    return run._engine.job_id
+    return run.engine.launched.job_id
 
 
 def logged(run):
@@ -188,7 +164,7 @@ def test_ranks_that_wait_to_meet_one_that_died_are_ended(launch, slurm, tmp_path
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, sys\n"
-        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.engines.remote" in " ".join(sys.orig_argv):\n'
+        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.cluster.rank_entry" in " ".join(sys.orig_argv):\n'
         '    print("no memory left")\n'
         "    sys.stdout.flush()\n"
         "    os._exit(5)\n"
@@ -256,6 +232,20 @@ def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
 
 @pytest.mark.spawns
 @pytest.mark.cluster
+def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(launch, slurm, tmp_path):
+    run = launch(elsewhere.save_when_stopped, tmp_path)
+    wait_for_step(run, 5)
+    slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1")
+    wait_until(lambda: run.attempt == 1, LONG_S)
+    first, second = ((tmp_path / f"{rank}.0").read_text() for rank in (0, 1))
+    assert first == second, "at a common step"
+    wait_until(lambda: run.history["attempt"].max() == 1, LONG_S)
+    run.stop()
+    assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
 def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
     go = tmp_path / "go"
     run = launch(elsewhere.resume, tmp_path / "kept", go, 12, (4, 7, 10))
@@ -300,7 +290,7 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
         from tests import elsewhere
         on = labkit.Slurm(2, 1, folder={str(tmp_path / "runs")!r})
         run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "go")!r}, on=on, wait=False, live=False)
-        print(run._engine.job_id, flush=True)
+        print(run.engine.launched.job_id, flush=True)
         if {how == "is killed"}:
             os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -412,7 +402,7 @@ def test_attach_says_what_it_cannot_find(slurm, tmp_path):
 
 
 def test_attach_to_a_folder_of_another_kind(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+    folder = RunDirectory(tmp_path / "run")
     folder.path.mkdir()
     folder.note({"launcher": "torchrun"})
     with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
@@ -424,106 +414,12 @@ def test_attach_to_a_folder_of_another_kind(tmp_path):
 
 @pytest.mark.spawns
 @pytest.mark.cluster
-def test_a_job_that_slurm_has_forgotten_is_judged_by_its_folder(slurm, launch):
+def test_a_job_that_slurm_has_forgotten_is_diagnosed_by_its_folder(slurm, launch):
     slurm.update(NodeName="node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
     run.stop()
-    folder = RunFolder(run.folder)
+    folder = RunDirectory(run.folder)
     folder.note({**folder.about(), "job": "4242"})
     error = end_of(labkit.attach(folder.path))
     assert str(error).startswith("SLURM job 4242 is over, but not all ranks have said how they ended")
     assert "SLURM no longer knows it" in str(error)
-
-
-# Without a cluster
-
-
-def test_the_batch_script(tmp_path):
-    on = labkit.Slurm(
-        2, 4, partition="gpu", gpus_per_node=4, time="01:00:00", cpus_per_task=3, exclusive=True, setup="module load x"
-    )
-    assert on.world_size == 8
-    script = on.script(["/my python", "guard.py", "/a folder"], "a 'name'\nexit", "/100%% mine/slurm.out")
-    assert script == textwrap.dedent("""\
-        #!/bin/bash
-        #SBATCH --job-name='a '"'"'name'"'"' exit'
-        #SBATCH --nodes=2
-        #SBATCH --ntasks-per-node=4
-        #SBATCH --output='/100%% mine/slurm.out'
-        #SBATCH --open-mode=append
-        #SBATCH --requeue
-        #SBATCH --partition=gpu
-        #SBATCH --gpus-per-node=4
-        #SBATCH --time=01:00:00
-        #SBATCH --cpus-per-task=3
-        #SBATCH --exclusive
-        module load x
-        exec srun --kill-on-bad-exit=1 --ntasks-per-node=4 --cpus-per-task=3 '/my python' guard.py '/a folder'
-    """)
-    assert "#SBATCH --no-requeue" in labkit.Slurm(requeue=False).script(["x"], "x", "x")
-    assert "--requeue" not in labkit.Slurm(requeue=False).script(["x"], "x", "x").replace("--no-requeue", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"nodes": 0}, "nodes is a whole number of at least 1, got 0"),
-        ({"ranks_per_node": 1.5}, "ranks_per_node is a whole number of at least 1, got 1.5"),
-        ({"nodes": True}, "nodes is a whole number of at least 1, got True"),
-        ({"ntasks": 4}, r"Slurm\(\) sets ntasks itself; give nodes= and ranks_per_node= instead"),
-        ({"comment": "a\nb"}, r"an option of sbatch is one line, got comment='a\\nb'"),
-    ],
-)
-def test_arguments_of_no_use(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        labkit.Slurm(**arguments)
-
-
-def test_on_takes_a_launcher_which_says_how_many_ranks_there_are():
-    with pytest.raises(TypeError, match=r"on is labkit\.Slurm\(…\), labkit\.Torchrun\(…\) or a labkit\.Session, got"):
-        labkit.launch(workloads.fit, on="slurm")
-    with pytest.raises(ValueError, match=r"has 4 ranks, but world_size=2; leave world_size away"):
-        labkit.launch(workloads.fit, on=labkit.Slurm(2, 2), world_size=2)
-
-
-@pytest.mark.spawns
-@pytest.mark.check
-def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="sbatch is not on this machine: .*Run the notebook there, or use labkit.To"):
-        labkit.launch(workloads.fit, on=labkit.Slurm(folder=tmp_path / "runs"), live=False)
-    assert list((tmp_path / "runs").iterdir()) == []
-
-
-def ended(state, exits=(), begun=(), killed=False):
-    """What is said of a job that ended in this state: (missing ranks' part left out) its record."""
-    made = engine.SlurmEngine(2, RunFolder("/nowhere"), {})
-    made.job_id, made._state = "5", engine._State(state, "", "debug", "")
-    made._killed = killed
-    made._exits = {exit.rank: exit for exit in exits}
-    return made.ending([rank for rank in (0, 1) if rank not in made._exits])
-
-
-def test_a_job_out_of_memory_names_the_rank_that_was_killed():
-    said = ended("OUT_OF_MEMORY", [records.Exit(0, -15, ended=True), records.Exit(1, -9)])
-    assert said.rank == 1
-    assert said.headline == (
-        "SLURM job 5 ran out of the memory that it had been given (OUT_OF_MEMORY); rank 1 was killed for it"
-    )
-    assert "mem='32G'" in said.cause
-
-
-@pytest.mark.parametrize("state", sorted(engine.ENDINGS))
-def test_every_ending_says_what_to_do(state):
-    said = ended(state)
-    assert f"({state})" in said.headline
-    assert said.cause.endswith(".")
-
-
-def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():
-    assert ended("CANCELLED", killed=True) is None
-    assert ended("CANCELLED") is not None
-    assert ended("FAILED", [records.Exit(0, -15, ended=True), records.Exit(1, 0)]).headline == (
-        "SLURM job 5 was ended (FAILED)"
-    ), "a run is not finished because nobody is to blame"
-    assert ended("FAILED", [records.Exit(0, 1), records.Exit(1, -15, ended=True)]) is None, "a rank explains it"

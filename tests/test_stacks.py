@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sysconfig
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from labkit.stacks import Frame, Stacks, Standing, is_complete, parse
-from labkit.worker import Cell
+import labkit
+from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
+from labkit.protocol.job import Cell
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"
@@ -17,7 +19,7 @@ CELLS = {CELL: Cell("Cell In[3]", "")}
 OTHER_THREADS = f"""\
 Thread 0x00007f9639a3d6c0 (most recent call first):
   File "{STDLIB}/threading.py", line 324 in wait
-  File "{SITE}/labkit/records.py", line 170 in _flush_the_rest
+  File "{SITE}/labkit/protocol/events.py", line 170 in _flush_the_rest
   File "{STDLIB}/threading.py", line 1002 in _bootstrap
 
 Thread 0x00007f9639a3d6c1 (most recent call first):
@@ -108,7 +110,7 @@ def standing(source, line, deeper=(), rank=0, note="", outer=()):
     """A rank at a line of a cell; `deeper` are the library functions called from there, most recent first."""
     frames = [Frame(f"{SITE}/torch/library.py", 10 + i, function) for i, function in enumerate(deeper)]
     frames += [Frame(CELL, line, "train"), *outer, Frame(f"{SITE}/torch/multiprocessing/spawn.py", 90, "_wrap")]
-    return Standing(rank, frames, {CELL: Cell("Cell In[3]", source + "\n")}, note)
+    return RankStack(rank, frames, {CELL: Cell("Cell In[3]", source + "\n")}, note)
 
 
 CALLS = {
@@ -151,7 +153,7 @@ def test_what_is_being_called_is_said_as_the_reader_wrote_it(source, line, deepe
 def test_a_rank_waits_where_others_must_come_and_else_is_somewhere(call, deeper, words):
     where = standing(call, 1, deeper)
     assert where.in_words.startswith(words)
-    assert where.waits == words.startswith("waits")
+    assert where.is_blocked == words.startswith("waits")
 
 
 def test_the_cells_line_comes_before_that_of_a_file_called_from_it():
@@ -160,7 +162,7 @@ def test_the_cells_line_comes_before_that_of_a_file_called_from_it():
         Frame("/home/me/project/helpers.py", 12, "average"),
         Frame(CELL, 2, "train"),
     ]
-    where = Standing(1, frames, {CELL: Cell("Cell In[3]", "def train(worker):\n    average(model)\n")})
+    where = RankStack(1, frames, {CELL: Cell("Cell In[3]", "def train(worker):\n    average(model)\n")})
     assert where.place == "Cell In[3], line 2"
     assert where.call == "average"
     assert str(where).splitlines()[:2] == [
@@ -175,7 +177,13 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
         Frame("/home/me/project/helpers.py", 12, "average"),
         Frame("/home/me/project/train.py", 30, "train"),
     ]
-    assert Standing(0, frames, {}).place == "helpers.py, line 12"
+    assert RankStack(0, frames, {}).place == "helpers.py, line 12"
+
+
+@pytest.mark.parametrize(("beside", "place"), [("_utils.py", "labkit_utils.py, line 5"), ("/rank/worker.py", "")])
+def test_a_module_beside_labkit_that_begins_with_its_name_is_the_readers(beside, place):
+    package = str(Path(labkit.__file__).parent)
+    assert RankStack(0, [Frame(package + beside, 5, "average")], {}).place == place
 
 
 @pytest.mark.parametrize(
@@ -192,10 +200,10 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
     ],
 )
 def test_a_rank_that_is_not_in_the_function_says_so(frames, note, words):
-    where = Standing(2, frames, CELLS, note)
+    where = RankStack(2, frames, CELLS, note)
     assert where.in_words == words
     assert str(where).startswith(f"rank 2 {words}")
-    assert not where.waits
+    assert not where.is_blocked
 
 
 def test_in_full_the_readers_lines_come_first_and_then_where_in_the_library():
@@ -230,15 +238,15 @@ def sleeps(rank):
 
 
 def returned(rank):
-    return Standing(rank, [], CELLS, "has returned")
+    return RankStack(rank, [], CELLS, "has returned")
 
 
 def silent(rank):
-    return Standing(rank, [], CELLS, "did not answer")
+    return RankStack(rank, [], CELLS, "did not answer")
 
 
 def outside(rank):
-    return Standing(rank, [], CELLS)
+    return RankStack(rank, [], CELLS)
 
 
 AT = "at Cell In[3], line"
@@ -306,7 +314,7 @@ SEVERAL = {
 @pytest.mark.parametrize(("ranks", "odd", "words"), SEVERAL.values(), ids=SEVERAL)
 def test_the_odd_one_out_is_found_and_said_first(ranks, odd, words):
     stacks = Stacks(ranks)
-    assert stacks.odd == odd
+    assert stacks.outliers == odd
     assert stacks.in_words == words
 
 

@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from labkit.records import Log, Waits
-from labkit.stopping import RECENT, USED_SHARE, Pace, Stopping
+from labkit.monitor.stopping import RECENT, USED_SHARE, Pace, Stopping
+from labkit.protocol.events import Log, Waits
 
 GRACE_S = 2.0
 

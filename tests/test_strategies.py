@@ -1,8 +1,10 @@
-"""Every way to be parallel against one process: the same step, the bytes of its formula, the memory that adds up."""
+"""Every strategy against one process: the same step, the bytes of its formula, the memory that adds up."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +13,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import labkit
-from labkit import comparison, measure
+from labkit import benchmark, profiling
 from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
-from labkit.strategies.base import cut, equal_part, layers
+from labkit.strategies.base import equal_part, layers, split_stages
+from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 BATCH_SIZE = 24
@@ -57,34 +60,58 @@ def measure_all(worker, strategies, seed, steps=8):
     found = []
     for strategy in strategies:
         network_, batches_ = functools.partial(network, seed), functools.partial(batches, seed=seed)
-        found.append(measure.run_strategy(worker, strategy, network_, cross_entropy, OPTIMIZER, batches_, steps))
+        found.append(benchmark.run_strategy(worker, strategy, network_, cross_entropy, OPTIMIZER, batches_, steps))
         dist.barrier()
     return found
 
 
-@functools.cache
-def launched(world_size, seed):
-    """Launch every strategy that runs on so many ranks; a failure is kept as well, so that it happens once."""
-    strategies = [s for s in (*ALL.values(), Summed, SkipsABucket) if s.ranks(world_size) == world_size]
-    run = labkit.launch(measure_all, strategies, seed, world_size=world_size, wait=False, live=False)
-    run.over.wait()
-    return [s.title for s in strategies], run
+def train_all(worker, strategies, seed, steps=5):
+    """Only take steps, without measuring anything: several times sooner."""
+    found = []
+    for strategy in strategies:
+        trainer = strategy(worker, network(seed), cross_entropy, OPTIMIZER, profiling.Clock(worker.device))
+        for inputs, targets in itertools.islice(batches(worker.device, seed), steps):
+            trainer.step(inputs, targets)
+        found.append(SimpleNamespace(weights={name: w.detach().clone() for name, w in trainer.weights().items()}))
+        dist.barrier()
+    return found
 
 
-def measured(world_size, seed=0):
-    """Give, by title, what every rank has measured of every strategy that runs on so many ranks."""
-    titles, run = launched(world_size, seed)
-    run.wait()
-    return {title: [of_rank[index] for of_rank in run.results] for index, title in enumerate(titles)}
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(4) as ranks:
+        yield ranks
 
 
-@functools.cache
-def reference(seed=0):
-    return measured(1, seed)["one process"][0].weights
+@pytest.fixture(scope="module")
+def measured(ranks):
+    """Returns, by title, what every rank has found out about every strategy that runs on so many ranks."""
+
+    @functools.cache
+    def launched(function, world_size, seed):
+        """Launch them all; a failure is kept as well, so that it happens once."""
+        strategies = [s for s in (*ALL.values(), Summed, SkipsABucket) if s.ranks(world_size) == world_size]
+        run = labkit.launch(function, strategies, seed, on=ranks, world_size=world_size, wait=False, live=False)
+        run.over.wait()
+        return [s.title for s in strategies], run
+
+    def by_title(world_size, seed=0, function=measure_all):
+        titles, run = launched(function, world_size, seed)
+        run.wait()
+        return {title: [of_rank[index] for of_rank in run.results] for index, title in enumerate(titles)}
+
+    return by_title
 
 
-def difference(ranks, seed=0):
-    return comparison.difference(reference(seed), comparison.whole_weights(ranks))
+@pytest.fixture(scope="module")
+def difference(measured):
+    """Returns the greatest difference of any weight from those of one process."""
+
+    def of(found, seed=0, function=measure_all):
+        reference = measured(1, seed, function)["one process"][0].weights
+        return benchmark.difference(reference, benchmark.whole_weights(found))
+
+    return of
 
 
 CASES = [
@@ -100,42 +127,42 @@ def test_every_strategy_is_tried():
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_a_strategy_takes_the_step_of_one_process_if_it_claims_so(title, world_size):
-    ranks = measured(world_size)[title]
-    if ALL[title].equal:
-        assert difference(ranks) <= 1e-12
+def test_a_strategy_takes_the_step_of_one_process_if_it_claims_so(title, world_size, measured, difference):
+    found = measured(world_size)[title]
+    if ALL[title].exact:
+        assert difference(found) <= 1e-12
     else:
-        assert 0 < difference(ranks) < 0.1, "not equal, but not far off"
+        assert 0 < difference(found) < 0.1, "not exact, but not far off"
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("title", [t for t in ALL if ALL[t].equal and ALL[t].ranks(2) == 2])
-def test_the_same_with_another_seed(title):
-    assert difference(measured(2, seed=7)[title], seed=7) <= 1e-12
+@pytest.mark.parametrize("title", [t for t in ALL if ALL[t].exact and ALL[t].ranks(2) == 2])
+def test_the_same_with_another_seed(title, measured, difference):
+    assert difference(measured(2, 7, train_all)[title], 7, train_all) <= 1e-12
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("wrong", [Summed, SkipsABucket])
-def test_a_wrong_strategy_is_caught_by_the_same_check(wrong):
+def test_a_wrong_strategy_is_caught_by_the_same_check(wrong, measured, difference):
     for world_size in (2, 4):
         assert difference(measured(world_size)[wrong.title]) > 1e-5
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size):
-    ranks = measured(world_size)[title]
-    sent = sum(r.bytes_sent for r in ranks) / world_size
-    expected = sum(r.bytes_expected for r in ranks) / world_size
+def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size, measured):
+    found = measured(world_size)[title]
+    sent = sum(r.bytes_sent for r in found) / world_size
+    expected = sum(r.bytes_expected for r in found) / world_size
     assert sent == pytest.approx(expected, rel=0.1, abs=2000)
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
-def test_every_part_of_the_cost_is_known(title, world_size):
+def test_every_part_of_the_cost_is_known(title, world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     for measured_ in measured(world_size)[title]:
-        assert tuple(measured_.parts_s) == measure.PARTS
+        assert tuple(measured_.parts_s) == profiling.PARTS
         assert measured_.parts_s["forward"] > 0
         assert measured_.parts_s["backward"] > 0
         assert all(size > 0 for size in measured_.memory.values())
@@ -143,12 +170,12 @@ def test_every_part_of_the_cost_is_known(title, world_size):
         step, *marks = measured_.marks
         assert step.what == "step"
         assert all(step.start_s <= mark.start_s < mark.end_s <= step.end_s for mark in marks)
-        assert sum(measure.split(measured_.marks).values()) == pytest.approx(step.end_s - step.start_s, rel=1e-6)
+        assert sum(profiling.split(measured_.marks).values()) == pytest.approx(step.end_s - step.start_s, rel=1e-6)
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_parameters_on_all_ranks_add_up_to_the_whole(world_size):
+def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     found = measured(world_size)
     for strategy in (ModelParallel, GPipe, FSDP2):
@@ -160,15 +187,15 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size):
 
 
 @pytest.mark.spawns
-def test_communication_is_seen_where_there_is_some():
+def test_communication_is_seen_where_there_is_some(measured):
     found = measured(2)
-    for title in ("averaged by hand", "one flat buffer", "DDP", "ZeRO-1", "FSDP2", "tensor parallel"):
+    for title in ("manual all-reduce", "one flat buffer", "DDP", "ZeRO-1", "FSDP2", "tensor parallel"):
         assert any(mark.what == "communication" for mark in found[title][0].marks), title
     assert not any(mark.what == "communication" for mark in measured(1)["one process"][0].marks)
 
 
 @pytest.mark.spawns
-def test_a_strategy_of_the_readers_own_joins_the_comparison():
+def test_a_strategy_of_the_readers_own_joins_the_comparison(ranks):
     class ByTheRoot(DataParallelStrategy):
         """Gradients are added up on rank 0, divided there, and sent to all."""
 
@@ -185,13 +212,14 @@ def test_a_strategy_of_the_readers_own_joins_the_comparison():
     for strategy in (OneProcess, ByTheRoot):
         network_, batches_ = functools.partial(network, 0), functools.partial(batches, seed=0)
         runs[strategy.title] = labkit.launch(
-            measure.run_strategy,
+            benchmark.run_strategy,
             strategy,
             network_,
             cross_entropy,
             OPTIMIZER,
             batches_,
             steps=6,
+            on=ranks,
             world_size=strategy.ranks(2),
             live=False,
         )
@@ -200,8 +228,8 @@ def test_a_strategy_of_the_readers_own_joins_the_comparison():
     assert list(table.index) == ["one process", "by the root"]
     assert table.loc["by the root", "difference"] <= 1e-12
     assert not table.isna().any(axis=None)
-    assert {f"{part} ms" for part in measure.PARTS} <= set(table)
-    assert [trace.name for trace in compared.steps().data] == list(measure.PARTS)
+    assert {f"{part} ms" for part in profiling.PARTS} <= set(table)
+    assert [trace.name for trace in compared.steps().data] == list(profiling.PARTS)
     assert [trace.name for trace in compared.memory().data][0] == "parameters"
     assert set(compared.gantt("by the root").data[0].y) == {"rank 0", "rank 1"}
 
@@ -218,27 +246,27 @@ def test_a_network_is_cut_where_layers_have_parameters():
     whole = labkit.models.ConvNet()
     assert [name for name, _ in layers(whole)][:2] == ["features.conv1", "features.pool1"]
     for parts in (1, 2, 3, 4):
-        stages = cut(labkit.models.ConvNet(), parts)
+        stages = split_stages(labkit.models.ConvNet(), parts)
         assert all(any(True for _ in stage.parameters()) for stage in stages)
-        names = [name for stage in stages for name in stage.whole_names()]
+        names = [name for stage in stages for name in stage.full_names()]
         assert names == list(whole.state_dict())
     images = torch.randn(3, 1, 28, 28)
     outputs = images
-    for stage in cut(whole, 3):
+    for stage in split_stages(whole, 3):
         outputs = stage(outputs)
     assert torch.equal(outputs, whole(images))
     with pytest.raises(ValueError, match="4 layers with parameters cannot be cut into 5 stages"):
-        cut(whole, 5)
+        split_stages(whole, 5)
 
 
 def test_an_instant_of_communication_counts_as_communication():
     marks = [
-        measure.Mark("step", 0.0, 10.0),
-        measure.Mark("forward", 1.0, 4.0),
-        measure.Mark("backward", 4.0, 8.0),
-        measure.Mark("communication", 6.0, 9.0),
+        profiling.Mark("step", 0.0, 10.0),
+        profiling.Mark("forward", 1.0, 4.0),
+        profiling.Mark("backward", 4.0, 8.0),
+        profiling.Mark("communication", 6.0, 9.0),
     ]
-    assert measure.split(marks) == {
+    assert profiling.split(marks) == {
         "data": 0.0,
         "forward": 3.0,
         "backward": 2.0,
@@ -251,11 +279,11 @@ def test_an_instant_of_communication_counts_as_communication():
 def test_activations_are_counted_without_weights():
     model = nn.Sequential(nn.Linear(100, 50), nn.ReLU(), nn.Linear(50, 10))
     inputs = torch.randn(8, 100)
-    with measure.activations(model) as kept:
+    with profiling.activations(model) as kept:
         model(inputs).sum().backward()
     assert kept["activations"] == 4 * 8 * (100 + 50), "the input, and what the ReLU has let through"
 
 
 def test_too_few_steps_are_refused():
     with pytest.raises(ValueError, match="steps must be at least 4 and check_after between 1 and steps, got 3 and 5"):
-        measure.run_strategy(None, OneProcess, None, None, None, None, steps=3)
+        benchmark.run_strategy(None, OneProcess, None, None, None, None, steps=3)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.engines.folder import RunFolder
+from labkit.cluster.launcher_job import SUPERVISOR
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
 
@@ -38,9 +38,9 @@ def launch(tmp_path):
 def ranks_of(run):
     """The processes of the ranks, by rank."""
     found = {}
-    for process in psutil.Process(run._engine._agent.pid).children(recursive=True):
+    for process in psutil.Process(run.engine.launched._agent.pid).children(recursive=True):
         command = command_of(process)
-        if "labkit.engines.remote" in command:
+        if "labkit.cluster.rank_entry" in command:
             found[int(command.split()[-2])] = process
     return found
 
@@ -57,7 +57,7 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     run = launch(elsewhere.fit_and_show, go)
     wait_for_step(run, 9)
     assert (run.status, run.states, run.notice) == ("running", ["running"] * 2, "")
-    agent = psutil.Process(run._engine._agent.pid).net_connections("tcp")
+    agent = psutil.Process(run.engine.launched._agent.pid).net_connections("tcp")
     assert {c.laddr.ip for c in agent if c.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
     go.touch()
     run.wait(LONG_S)
@@ -162,7 +162,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
 def test_stop_while_another_machine_is_waited_for(launch):
     run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), timeout_s=0.1)
     assert run.status == "queued"
-    assert f"--rdzv-endpoint={run._engine._on.rdzv_endpoint}" in run.notice
+    assert f"--rdzv-endpoint={run.engine.launched._on.rdzv_endpoint}" in run.notice
     time.sleep(0.5)
     assert run.status == "queued", "waiting for others is no hang"
     run.stop()
@@ -186,7 +186,7 @@ def test_ranks_under_an_agent_stop_by_the_same_rules_as_others(launch):
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)
-    run._engine._agent.kill()
+    run.engine.launched._agent.kill()
     error = end_of(run)
     assert error.rank is None
     assert str(error).startswith("torchrun was ended by SIGKILL, and its ranks with it")
@@ -219,8 +219,8 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
         assert notebook.stdout.readline() == "runs\n"
         family = psutil.Process(notebook.pid).children(recursive=True)
         names = [command_of(process) for process in family]
-        assert sum("guard.py" in name for name in names) >= 2
-        assert sum("labkit.engines.remote" in name for name in names) == 2
+        assert sum("supervisor.py" in name for name in names) >= 2
+        assert sum("labkit.cluster.rank_entry" in name for name in names) == 2
         notebook.kill()
     wait_until(lambda: not any(lives(process.pid) for process in family))
 
@@ -237,6 +237,9 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
             assert run.history["loss"].tolist() == local.history["loss"].tolist()
         session.run("x = torch.ones(1) + rank\ndist.all_reduce(x)")
         pids = session.pids
+        assert [(one.kind, one.rank, one.pid) for one in labkit.processes()] == [
+            ("session", rank, pid) for rank, pid in enumerate(pids)
+        ]
         error = end_of(labkit.launch(workloads.fit, 20, 3, "SIGKILL", on=session, wait=False, live=False))
         assert error.rank == 1
         capsys.readouterr()
@@ -277,7 +280,7 @@ def test_an_agent_that_dies_ends_run_and_session(tmp_path):
     with labkit.Session(on=labkit.Torchrun(nproc_per_node=1, folder=tmp_path)) as session:
         run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
         wait_for_step(run, 1)
-        session._reserve._carrier._agent.kill()
+        session._reserve.launched._agent.kill()
         error = end_of(run)
         assert str(error).startswith("torchrun was ended by SIGKILL")
         session.ended.wait(LONG_S)
@@ -293,7 +296,7 @@ def test_an_agent_that_dies_ends_run_and_session(tmp_path):
         ({"nnodes": 0}, "nnodes is a whole number of at least 1, got 0"),
         ({"nproc_per_node": "2"}, "nproc_per_node is a whole number of at least 1, got '2'"),
         ({"max_restarts": -1}, "max_restarts is a whole number of at least 0, got -1"),
-        ({"nnodes": 2}, "2 machines must know where to meet: give rdzv_endpoint='HOST:PORT'"),
+        ({"nnodes": 2}, "2 machines need a rendezvous: give rdzv_endpoint='HOST:PORT'"),
         ({"rdzv_endpoint": "node1"}, "rdzv_endpoint is HOST:PORT, got 'node1'"),
     ],
 )
@@ -314,7 +317,7 @@ def test_a_port_that_is_taken_or_elsewhere_is_refused(launch):
 
 def test_the_command_for_other_machines_can_be_typed_there(tmp_path):
     on = labkit.Torchrun(2, 4, "node1:29500", max_restarts=3, folder=tmp_path)
-    words = shlex.split(on.command(RunFolder(tmp_path / "a run")))
+    words = shlex.split(on.command(SUPERVISOR, tmp_path / "a run"))
     assert words[0] == "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     assert words[1:4] == [sys.executable, "-m", "torch.distributed.run"]
     assert {"--nnodes=2", "--nproc-per-node=4", "--max-restarts=3", "--rdzv-endpoint=node1:29500"} <= set(words)

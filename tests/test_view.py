@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from array import array
@@ -13,10 +14,13 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
-from labkit import charts, notebook, view
-from labkit.output import LINES_KEPT
-from labkit.records import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
-from labkit.run import Run
+from labkit.monitor.output import LINES_KEPT
+from labkit.monitor.run import Run
+from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
+from labkit.ui import ahead, charts, kernel, live, present, summary, widgets
+from labkit.ui.lines import Lines
+from labkit.ui.png import picture
+from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
 
 
@@ -25,6 +29,7 @@ class NoRanks:
 
     outlives_notebook = False
     failure_grace_s = 0.4
+    stacks_s = 1.0
     stop_grace_s = 2.0
     quiet_s = 0.0
 
@@ -51,7 +56,7 @@ def started(world_size=2, name="train", steps=0):
     """A run whose ranks have all begun; rank r has logged loss 1 / (1 + step) + r and 64 samples at each step."""
     run = Run(NoRanks(), world_size, name)
     for rank in range(world_size):
-        run._take(Started(rank))
+        run._follower.take(Started(rank))
         if steps:
             log(run, rank, range(steps), loss=1 / (1 + np.arange(steps)) + rank, samples=[64] * steps)
     return run
@@ -61,24 +66,24 @@ def log(run, rank, steps, **columns):
     """What arrives when a rank has logged these columns, ten steps a second."""
     rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
     times_s = array("d", [step / 10 for step in steps])
-    run._take(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
+    run._follower.take(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
 
 
 def finish(run):
     for rank in range(run.world_size):
-        run._take(Result(rank, cloudpickle.dumps(rank)))
-        run._take(Exit(rank, 0))
-    run._settle()
+        run._follower.take(Result(rank, cloudpickle.dumps(rank)))
+        run._follower.take(Exit(rank, 0))
+    run._follower.settle()
     return run
 
 
 def fail(run, rank=1, summary="ValueError: bad batch", cause="Cell In[3], line 2, in train\nValueError: bad batch"):
     """The rank reports an error; the others are ended."""
-    run._take(Failure(rank, 1.5, "running", summary, cause))
-    run._engine.ended = set(range(run.world_size)) - {rank}
+    run._follower.take(Failure(rank, 1.5, "running", summary, cause))
+    run.engine.ended = set(range(run.world_size)) - {rank}
     for each in range(run.world_size):
-        run._take(Exit(each, 1 if each == rank else -9))
-    run._settle()
+        run._follower.take(Exit(each, 1 if each == rank else -9))
+    run._follower.settle()
     return run
 
 
@@ -101,23 +106,30 @@ def page(monkeypatch):
         shown.append(Shown(thing))
         return shown[-1]
 
-    monkeypatch.setattr(notebook, "display", display)
+    monkeypatch.setattr(kernel, "display", display)
     return shown
+
+
+def numbers(bundle, curve=0):
+    """The y values of a curve of a chart that is shown."""
+    y = bundle[charts.PLOTLY]["data"][curve]["y"]
+    return np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"]).tolist()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports_are_paid():
     """The first FigureWidget and the first picture import for a second; live views here are timed."""
+    ahead.wait()
     go.FigureWidget().close()
-    charts.picture(charts.logged(started(steps=3).recorded))
+    picture(charts.logged(started(steps=3).recorded))
 
 
-def end(run, live):
-    """Finish the run and give its live view once that has drawn the end."""
+def end(run, view):
+    """Finish the run and return its live view once that has drawn the end."""
     finish(run)
-    live.join(LONG_S)
-    assert not live.is_alive()
-    return live
+    view.join(LONG_S)
+    assert not view.is_alive()
+    return view
 
 
 @pytest.fixture
@@ -138,40 +150,40 @@ def printed(capsys):
 
 def test_the_line_says_name_phase_step_values_rate_and_seconds():
     run = Run(NoRanks(), 2, "train")
-    run._start_s -= 12
-    assert re.fullmatch(r"train: starting · 2 ranks · 12\.\d s", view._line(run))
-    run._take(Started(0))
-    assert "train: starting" in view._line(run), "one rank is still on its way"
-    run._take(Started(1))
+    run._follower.start_s -= 12
+    assert re.fullmatch(r"train: starting · 2 ranks · 12\.\d s", summary.line(run))
+    run._follower.take(Started(0))
+    assert "train: starting" in summary.line(run), "one rank is still on its way"
+    run._follower.take(Started(1))
     log(run, 0, range(21), loss=np.linspace(2, 1, 21), samples=[64] * 21)
     log(run, 1, range(11), loss=np.linspace(4, 3, 11), samples=[64] * 11)
     # The step that all have reached, the mean over ranks, and samples per second of all ranks together.
-    assert re.fullmatch(r"train: running · 2 ranks · step 10 · loss 2 · 1,280 samples/s · 12\.\d s", view._line(run))
+    assert re.fullmatch(r"train: running · 2 ranks · step 10 · loss 2 · 1,280 samples/s · 12\.\d s", summary.line(run))
 
 
 def test_the_line_counts_steps_where_no_samples_are_logged():
     run = started(1)
     log(run, 0, range(6), loss=[1] * 6, accuracy=[0.5] * 6)
     assert re.fullmatch(
-        r"train: running · 1 rank · step 5 · loss 1 · accuracy 0.5 · 10 steps/s · 0\.\d s", view._line(run)
+        r"train: running · 1 rank · step 5 · loss 1 · accuracy 0.5 · 10 steps/s · 0\.\d s", summary.line(run)
     )
 
 
 def test_the_line_ends_with_the_status():
-    assert view._line(finish(started())).startswith("train: finished · 2 ranks")
-    assert view._line(fail(started())).startswith("train: failed · 2 ranks")
+    assert summary.line(finish(started())).startswith("train: finished · 2 ranks")
+    assert summary.line(fail(started())).startswith("train: failed · 2 ranks")
     run = started()
     run.ask_to_stop()
-    assert run._engine.asked_to_stop
+    assert run.engine.asked_to_stop
     for rank in range(2):
-        run._take(Stopped(rank))
-        run._take(Exit(rank, 0))
-    run._settle()
-    assert view._line(run).startswith("train: stopped · 2 ranks")
+        run._follower.take(Stopped(rank))
+        run._follower.take(Exit(rank, 0))
+    run._follower.settle()
+    assert summary.line(run).startswith("train: stopped · 2 ranks")
 
 
 def test_the_sparkline_falls_as_the_loss_does():
-    name, drawn, low, _, high = view._sparkline(started(steps=20)).split()
+    name, drawn, low, _, high = summary.sparkline(started(steps=20)).split()
     assert name == "loss"
     assert drawn[0] == "█"
     assert drawn[-1] == "▁"
@@ -185,8 +197,8 @@ def test_the_sparkline_fits_a_line(steps):
     for rank in range(2):
         if steps:
             log(run, rank, range(steps), loss=np.sin(np.arange(steps)))
-    assert bool(view._sparkline(run)) == (steps >= 2)
-    assert len(view._sparkline(run)) < 110
+    assert bool(summary.sparkline(run)) == (steps >= 2)
+    assert len(summary.sparkline(run)) < 110
 
 
 @pytest.mark.parametrize(
@@ -207,11 +219,11 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
     for rank in range(2):
         log(run, rank, range(3), loss=losses)
     finish(run)
-    view._Lines(run, in_notebook=True, wait=True).run()
-    summary, chart = (place.things[-1] for place in page)
-    assert "train: finished" in summary["text/plain"]
-    assert chart._repr_mimebundle_()["image/png"]
-    assert "finished" in view._states_html(run)
+    Lines(run, in_notebook=True, wait=True).run()
+    said, chart = (place.things[-1] for place in page)
+    assert "train: finished" in said["text/plain"]
+    assert chart["image/png"]
+    assert "finished" in live.states_html(run)
 
 
 # The still picture
@@ -219,10 +231,10 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
 
 def test_what_ranks_print_and_name_is_escaped():
     run = started(name="<i>mine</i>")
-    run._take(Output(1, "<script>alert('from a rank')</script> & more\n"))
+    run._follower.take(Output(1, "<script>alert('from a rank')</script> & more\n"))
     log(run, 0, [0], **{"<img>": [1.0]})
     fail(run, summary="ValueError: <b>bad</b>", cause="Cell In[3]\nValueError: <b>bad</b>")
-    shown = "".join((view._summary_html(run), view._states_html(run), view._title_html(run)))
+    shown = "".join((summary.as_html(run), live.states_html(run), live.title_html(run)))
     for raw in ("<script", "<i>mine", "<img", "<b>bad"):
         assert raw not in shown
     assert "&lt;script&gt;alert(&#x27;from a rank&#x27;)&lt;/script&gt; &amp; more" in shown
@@ -231,20 +243,20 @@ def test_what_ranks_print_and_name_is_escaped():
 
 def test_what_a_cluster_says_is_shown_and_a_line_to_type_can_be_copied():
     run = started()
-    run._take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
-    shown = view._notice_html(run)
+    run._follower.take(Notice(-1, "waits for <2> nodes:\npython -m x", queued=True))
+    shown = live.notice_html(run)
     assert ">waits for &lt;2&gt; nodes:</div>" in shown
     assert "user-select:all" in shown
     assert ">python -m x</pre>" in shown
-    assert "queued" in view._states_html(run)
-    run._take(Notice(-1, ""))
-    assert view._notice_html(run) == ""
+    assert "queued" in live.states_html(run)
+    run._follower.take(Notice(-1, ""))
+    assert live.notice_html(run) == ""
 
 
 def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
     run = started(3, steps=5)
-    run._take(Output(0, "before the end\n"))
-    shown = view._summary(fail(run))
+    run._follower.take(Output(0, "before the end\n"))
+    shown = summary.bundle(fail(run))
     headline = "rank 1 failed: ValueError: bad batch (after logging step 4)"
     assert shown["text/plain"].splitlines()[0].startswith("train: failed · 3 ranks · step 4")
     assert shown["text/plain"].splitlines()[-1] == headline
@@ -261,7 +273,7 @@ def test_a_summary_of_a_failure_has_headline_cause_and_folded_others():
 
 
 def test_a_summary_needs_no_script_no_style_sheet_and_no_network():
-    page = view._summary_html(finish(started(steps=5)))
+    page = summary.as_html(finish(started(steps=5)))
     assert not re.search("<script|<link|<style|class=|src=|href=|http", page)
 
 
@@ -269,19 +281,19 @@ def test_a_summary_stays_small_however_much_is_printed():
     run = started()
     for rank in range(2):
         for line in range(LINES_KEPT + 5):
-            run._take(Output(rank, f"line {line:05d}\n"))
+            run._follower.take(Output(rank, f"line {line:05d}\n"))
     assert len(run.output[0].splitlines()) == LINES_KEPT + 1, "the last lines, and one that says how many were dropped"
-    page = view._summary_html(finish(run))
+    page = summary.as_html(finish(run))
     listed = re.findall(r"line (\d{5})", page)
-    assert listed == [f"{line:05d}" for line in range(LINES_KEPT + 5 - view.TAIL_LINES, LINES_KEPT + 5)] * 2
+    assert listed == [f"{line:05d}" for line in range(LINES_KEPT + 5 - summary.TAIL_LINES, LINES_KEPT + 5)] * 2
     assert len(page) < 20_000
 
 
 def test_a_summary_stays_small_however_long_the_lines_are():
     run = started()
     for rank in range(2):
-        run._take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
-    page = view._summary_html(finish(run))
+        run._follower.take(Output(rank, "".join("x" * 5000 + f" {line}\n" for line in range(300))))
+    page = summary.as_html(finish(run))
     assert "x 299" in page
     assert len(page) < 100_000, "two ranks' tails, in a saved notebook"
 
@@ -299,9 +311,9 @@ def test_a_summary_stays_small_however_long_the_lines_are():
 def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
     run = started(1)
     for text in printed:
-        run._take(Output(0, text))
+        run._follower.take(Output(0, text))
     assert run.output_tail(10) == [shown]
-    assert f"<pre>{shown}</pre>" in view._summary_html(run)
+    assert f"<pre>{shown}</pre>" in summary.as_html(run)
 
 
 # The live tables
@@ -310,23 +322,23 @@ def test_a_progress_bar_collapses_to_its_last_state(printed, shown):
 def test_the_states_table_has_a_row_for_every_state():
     run = Run(NoRanks(), 6, "train")
     for rank in range(1, 6):
-        run._take(Started(rank))
-    run._take(Result(2, cloudpickle.dumps(None)))
-    run._take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
-    run._take(Stopped(4))
-    run._engine.ended = {5}
-    run._take(Exit(5, -9))
+        run._follower.take(Started(rank))
+    run._follower.take(Result(2, cloudpickle.dumps(None)))
+    run._follower.take(Failure(3, 1.0, "running", "ValueError: bad", "ValueError: bad"))
+    run._follower.take(Stopped(4))
+    run.engine.ended = {5}
+    run._follower.take(Exit(5, -9))
     assert run.states == ["starting", "running", "finished", "failed", "stopped", "ended"]
-    rows = re.findall("<tr>(.*?)</tr>", view._states_html(run))
+    rows = re.findall("<tr>(.*?)</tr>", live.states_html(run))
     for rank, (row, state) in enumerate(zip(rows, run.states, strict=True)):
         assert f"<b>rank {rank}</b> {state}" in row
-        assert f"color:{view.STATE_COLORS[state]}" in row
+        assert f"color:{STATE_COLORS[state]}" in row
 
 
 def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
     run = started(steps=21)
-    run._take(Expect(0, 40))
-    first, second = re.findall("<tr>(.*?)</tr>", view._states_html(run))
+    run._follower.take(Expect(0, 40))
+    first, second = re.findall("<tr>(.*?)</tr>", live.states_html(run))
     assert "step 20 of 40" in first
     assert "width:52%" in first
     assert "10 steps/s" in first
@@ -339,19 +351,19 @@ def test_the_states_table_says_how_far_and_how_fast_each_rank_is():
 
 def test_the_title_tells_the_time_that_is_left():
     run = started(steps=21)
-    assert "left" not in view._title_html(run)
-    run._take(Expect(0, 71))
-    assert "about 5 s left" in view._title_html(run)
-    assert "left" not in view._title_html(finish(run))
+    assert "left" not in live.title_html(run)
+    run._follower.take(Expect(0, 71))
+    assert "about 5 s left" in live.title_html(run)
+    assert "left" not in live.title_html(finish(run))
 
 
 # show()
 
 
 def test_a_plotly_figure_becomes_data_and_a_picture(page):
-    view.show(go.Figure(go.Scatter(y=[1, 2, 3]), layout={"title": "mine"}))
+    present.show(go.Figure(go.Scatter(y=[1, 2, 3]), layout={"title": "mine"}))
     widget = go.FigureWidget(go.Bar(x=["a"], y=[1]))
-    view.show(widget)
+    present.show(widget)
     widget.close()
     for place in page:
         bundle = place.things[0]._repr_mimebundle_()
@@ -364,12 +376,12 @@ def test_anything_else_is_shown_as_it_is(page):
     chart = charts.bars(["a"], [1.0], "s")
     things = [chart, pd.DataFrame({"a": [1]}), "text", None, 3, [1, 2]]
     for thing in things:
-        view.show(thing)
+        present.show(thing)
     assert all(place.things[0] is thing for place, thing in zip(page, things, strict=True))
 
 
 def test_a_run_is_shown_as_text_where_there_is_no_notebook(capsys, page):
-    view.show(fail(started(steps=20)))
+    present.show(fail(started(steps=20)))
     first, curve, last = capsys.readouterr().out.splitlines()
     assert first.startswith("train: failed · 2 ranks · step 19 · loss 0.55")
     assert "█" in curve
@@ -382,15 +394,15 @@ def test_a_run_is_shown_as_text_where_there_is_no_notebook(capsys, page):
 
 def test_lines_are_labelled_and_end_with_a_summary(printed):
     run = started(steps=20)
-    lines = view._Lines(run, in_notebook=False, wait=True)
+    lines = Lines(run, in_notebook=False, wait=True)
     lines.start()
-    run._take(Output(0, "hello\nun"))
-    run._take(Output(1, "hi\n"))
+    run._follower.take(Output(0, "hello\nun"))
+    run._follower.take(Output(1, "hi\n"))
     wait_until(lambda: len(printed()) == 3)
     early = printed()
     assert sorted(early[:2]) == ["[rank 0] hello", "[rank 1] hi"], "printed at once, whole lines only"
     assert re.fullmatch(r"train: running · 2 ranks · step 19 .* \d+\.\d s", early[2]), "then where the run stands"
-    run._take(Output(0, "finished"))
+    run._follower.take(Output(0, "finished"))
     finish(run)
     lines.join(LONG_S)
     *more, output, line, curve = printed()[3:]
@@ -402,10 +414,10 @@ def test_lines_are_labelled_and_end_with_a_summary(printed):
 
 def test_a_background_run_prints_what_its_ranks_do_but_no_progress(printed):
     run, waited_for = started(steps=20), started(name="another", steps=20)
-    lines = view._Lines(run, in_notebook=False, wait=False)
+    lines = Lines(run, in_notebook=False, wait=False)
     lines.start()
-    view._Lines(waited_for, in_notebook=False, wait=True).start()
-    run._take(Output(1, "hi\n"))
+    Lines(waited_for, in_notebook=False, wait=True).start()
+    run._follower.take(Output(1, "hi\n"))
     wait_until(lambda: sum(line.startswith("another: running") for line in printed()) == 2)  # the first after a second
     assert [line for line in printed() if not line.startswith("another")] == ["[rank 1] hi"]
     finish(run)
@@ -416,17 +428,17 @@ def test_a_background_run_prints_what_its_ranks_do_but_no_progress(printed):
 
 def test_in_a_notebook_lines_leave_a_summary_and_a_chart(capsys, page):
     run = started(steps=20)
-    lines = view._Lines(run, in_notebook=True, wait=True)
+    lines = Lines(run, in_notebook=True, wait=True)
     assert len(page) == 2, "places kept under the cell, whatever is printed meanwhile"
     finish(run)
     lines.run()
-    summary, chart = (place.things[-1] for place in page)
-    assert set(summary) == {"text/html", "text/plain"}
-    assert isinstance(chart, charts.Chart)
+    said, chart = (place.things[-1] for place in page)
+    assert set(said) == {"text/html", "text/plain"}
+    assert charts.PLOTLY in chart
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("way", [view._Live, lambda run: view._Lines(run, in_notebook=True, wait=True)])
+@pytest.mark.parametrize("way", [live.LiveView, lambda run: Lines(run, in_notebook=True, wait=True)])
 def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
     run = started()
     watcher = way(run)
@@ -442,124 +454,148 @@ def test_a_run_that_logged_nothing_leaves_no_chart(way, page):
 
 
 def watch(run):
-    live = view._Live(run)
-    live.start()
-    return live
+    view = live.LiveView(run)
+    view.start()
+    return view
 
 
 def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     run = started()
-    live = watch(run)
+    view = watch(run)
     for step in range(30):
         for rank in range(2):
             log(run, rank, [step], loss=[1 / (1 + step)])
-        run._take(Output(0, f"printed at {step}\n"))
+        run._follower.take(Output(0, f"printed at {step}\n"))
         time.sleep(0.01)
-    wait_until(lambda: "step 29" in live._states.value)
-    wait_until(lambda: "printed at 29" in live._texts[0].value)
-    assert "running" in live._title.value
-    assert live._tabs.layout.display is None, "the tabs are there once a rank has printed"
-    wait_until(lambda: live._figure is not None)
-    figure = live._figure
-    assert figure in live._box.children
+    wait_until(lambda: "step 29" in view._states.value)
+    wait_until(lambda: "printed at 29" in view._texts[0].value)
+    assert "running" in view._title.value
+    assert view._tabs.layout.display is None, "the tabs are there once a rank has printed"
+    wait_until(lambda: view._figure is not None)
+    figure = view._figure
+    assert figure in view._box.children
     assert [trace.name for trace in figure.data] == ["rank 0", "rank 1", "mean"]
     for rank in range(2):
         log(run, rank, [30], loss=[7.0])
-    end(run, live)
-    summary, chart = (place.things for place in page)
-    assert summary[0] is live._box
-    assert "train: finished · 2 ranks · step 30 · loss 7" in summary[-1]["text/plain"]
-    assert chart[-1].data[-1].y[-1] == 7, "the last state is always drawn"
+    end(run, view)
+    said, chart = (place.things for place in page)
+    assert said[0] is view._box
+    assert "train: finished · 2 ranks · step 30 · loss 7" in said[-1]["text/plain"]
+    assert numbers(chart[-1], curve=-1)[-1] == 7, "the last state is always drawn"
 
 
 def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):
-    monkeypatch.setattr(view, "CHART_AFTER_S", 60)
+    monkeypatch.setattr(live, "CHART_AFTER_S", 60)
     run = started()
-    live = watch(run)
+    view = watch(run)
     log(run, 0, [0], loss=[1.0])
-    wait_until(lambda: "step 0" in live._states.value)
+    wait_until(lambda: "step 0" in view._states.value)
     fail(run)
-    live.join(LONG_S)
-    assert live._figure is None
+    view.join(LONG_S)
+    assert view._figure is None
     assert "train: failed" in page[0].things[-1]["text/plain"]
-    assert list(page[1].things[-1].data[0].y) == [1], "the picture that stays has the chart"
+    assert numbers(page[1].things[-1]) == [1], "the picture that stays has the chart"
+
+
+def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_first_value(page, monkeypatch):
+    """Its import holds up the kernel's other threads, a stop among them: its time is when there is nothing to stop."""
+    begun = []
+    monkeypatch.setattr(ahead, "begin", lambda: begun.append(True))
+    for run, expected in ((Run(NoRanks(), 2, "train"), [True]), (started(), [])):
+        begun.clear()
+        view = watch(run)
+        view._run.over.wait(3 * live.REDRAW_S)
+        assert begun == expected
+        end(run, view)
+
+
+def test_the_states_are_drawn_while_plotly_is_being_imported(page, monkeypatch):
+    monkeypatch.setattr(ahead, "is_done", lambda: False)
+    run = started(steps=20)
+    view = watch(run)
+    wait_until(lambda: view._chart_due_s < time.monotonic())
+    log(run, 0, [20], loss=[1.0])
+    wait_until(lambda: "step 20" in view._states.value)
+    assert view._figure is None
+    end(run, view)
+    assert numbers(page[1].things[-1])[-1] == 1, "the chart that stays waits for it"
 
 
 def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
     run = started()
-    live = watch(run)
-    run._take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
-    wait_until(lambda: "line 999" in live._texts[1].value)
-    assert re.findall(r"&lt;line (\d+)&gt;", live._texts[1].value) == [
-        str(line) for line in range(1000 - view.TAIL_LINES, 1000)
+    view = watch(run)
+    run._follower.take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
+    wait_until(lambda: "line 999" in view._texts[1].value)
+    assert re.findall(r"&lt;line (\d+)&gt;", view._texts[1].value) == [
+        str(line) for line in range(1000 - summary.TAIL_LINES, 1000)
     ]
-    assert live._texts[0].value == ""
-    run._take(Output(1, "10%\r20%\r"))
-    wait_until(lambda: "\n20%</pre>" in live._texts[1].value)
-    end(run, live)
+    assert view._texts[0].value == ""
+    run._follower.take(Output(1, "10%\r20%\r"))
+    wait_until(lambda: "\n20%</pre>" in view._texts[1].value)
+    end(run, view)
 
 
 def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
-    monkeypatch.setattr(view, "CLOSE_AFTER_S", 0)
+    monkeypatch.setattr(widgets, "CLOSE_AFTER_S", 0)
     before = set(open_widgets)
     run = started(steps=20)
-    run._take(Output(0, "hello\n"))
-    live = watch(run)
-    wait_until(lambda: live._figure is not None)
-    end(run, live)
+    run._follower.take(Output(0, "hello\n"))
+    view = watch(run)
+    wait_until(lambda: view._figure is not None)
+    end(run, view)
     wait_until(lambda: [type(widget).__name__ for key, widget in open_widgets.items() if key not in before] == [])
 
 
 def test_a_new_name_gets_a_panel_while_the_run_goes_on(page):
     run = started(steps=20)
-    live = watch(run)
-    wait_until(lambda: live._figure is not None)
-    first = live._figure
+    view = watch(run)
+    wait_until(lambda: view._figure is not None)
+    first = view._figure
     for rank in range(2):
         log(run, rank, [20], accuracy=[0.5])
     wait_until(lambda: first.comm is None)  # the old figure is closed
-    assert {trace.meta[0] for trace in live._figure.data} == {"loss", "accuracy"}
-    assert first not in live._box.children
-    end(run, live)
+    assert {trace.meta[0] for trace in view._figure.data} == {"loss", "accuracy"}
+    assert first not in view._box.children
+    end(run, view)
 
 
 def test_the_stop_button_asks_the_run_to_stop_and_does_not_block(page):
     run = started(steps=20)
-    live = view._Live(run)
-    live._button.click()
-    assert run._engine.asked_to_stop
-    assert live._button.description == "End now"
-    live._draw()
-    assert "stopping after this step" in live._title.value
+    view = live.LiveView(run)
+    view._button.click()
+    assert run.engine.asked_to_stop
+    assert view._button.description == "End now"
+    view._draw()
+    assert "stopping after this step" in view._title.value
     assert not run.over.is_set()
-    live.start()
-    end(run, live)
+    view.start()
+    end(run, view)
     assert run.status == "stopped"
 
 
 def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
     run = started(steps=20)
-    live = view._Live(run)
-    live._button.click()
-    run._mind_the_time()
-    assert not run._engine.kills, "there is time"
-    live._button.click()
-    assert live._button.disabled
-    run._mind_the_time()
-    assert run._engine.kills
+    view = live.LiveView(run)
+    view._button.click()
+    run._follower.mind_the_time()
+    assert not run.engine.kills, "there is time"
+    view._button.click()
+    assert view._button.disabled
+    run._follower.mind_the_time()
+    assert run.engine.kills
     assert run.cut_short == "late"
-    live.start()
-    end(run, live)
+    view.start()
+    end(run, view)
     assert run.status == "stopped"
 
 
 def test_a_run_that_is_already_over_is_drawn_at_once(page):
     run = finish(started(steps=20))
-    live = watch(run)
-    live.join(LONG_S)
-    assert not live.is_alive()
+    view = watch(run)
+    view.join(LONG_S)
+    assert not view.is_alive()
     assert "train: finished" in page[0].things[-1]["text/plain"]
-    assert isinstance(page[1].things[-1], charts.Chart)
+    assert charts.PLOTLY in page[1].things[-1]
 
 
 @pytest.fixture
@@ -590,26 +626,26 @@ def feed(run, updates, seconds):
 def test_two_thousand_updates_a_second_are_drawn_about_ten_times(redraws, page, monkeypatch):
     # A front end that says at once that it has drawn.
     run = started(steps=2)
-    live = watch(run)
-    monkeypatch.setattr(live._heard, "clear", lambda: None)
+    view = watch(run)
+    monkeypatch.setattr(view._heard, "clear", lambda: None)
     wait_until(lambda: redraws)
     redraws.clear()
     took_s = feed(run, 1000, seconds=1)  # of each of two ranks
     while len(redraws) < 2:  # a slow machine
         took_s += feed(run, 1000, seconds=1)
     assert len(redraws) <= 12 * took_s
-    end(run, live)
-    assert page[1].things[-1].data[0].y[-1] == pytest.approx(1 / 1000), "the end is always drawn"
+    end(run, view)
+    assert numbers(page[1].things[-1])[-1] == pytest.approx(1 / 1000), "the end is always drawn"
 
 
 def test_a_front_end_that_does_not_answer_is_sent_about_one_redraw_a_second(redraws, page, monkeypatch):
     run = started(steps=20)
-    live = watch(run)
+    view = watch(run)
     wait_until(lambda: redraws)
     redraws.clear()
-    took_s = feed(run, 100, seconds=2.2 * view.UNHEARD_S)
+    took_s = feed(run, 100, seconds=2.2 * live.UNHEARD_S)
     while not redraws:  # a slow machine
-        took_s += feed(run, 100, seconds=view.UNHEARD_S)
-    assert len(redraws) <= 1 + took_s / view.UNHEARD_S
-    monkeypatch.setattr(view, "UNHEARD_S", 1e6)  # from now on the front end is waited for, for ever,
-    end(run, live)  # but not by the end
+        took_s += feed(run, 100, seconds=live.UNHEARD_S)
+    assert len(redraws) <= 1 + took_s / live.UNHEARD_S
+    monkeypatch.setattr(live, "UNHEARD_S", 1e6)  # from now on the front end is waited for, for ever,
+    end(run, view)  # but not by the end

@@ -12,12 +12,12 @@ import torch
 import torch.distributed.checkpoint.filesystem
 import torch.distributed.distributed_c10d
 
-from labkit import waiting
-from labkit.waiting import SLEEP
+from labkit.rank import waiting
+from labkit.rank.waiting import SLEEP
 
 SCRIPT = """
 import json, os, queue, threading, time
-from labkit.waiting import look
+from labkit.rank.waiting import look
 
 found = {}
 

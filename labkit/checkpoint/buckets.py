@@ -32,7 +32,7 @@ class BucketOrder:
             self._names.append(name)
 
     def settled(self) -> list[str]:
-        """Give the parameters' names in that order; empty before the first backward pass is over."""
+        """Return the parameters' names in that order; empty before the first backward pass is over."""
         if len(self._names) < len(self._parameters):
             return []
         while self._hooks:

@@ -24,17 +24,17 @@ class CheckpointError(RuntimeError):
 
 
 def folders(folder: Path) -> list[Path]:
-    """Give the checkpoints in a folder, whole or not, oldest first."""
+    """Return the checkpoints in a folder, whole or not, oldest first."""
     return sorted((path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)), key=number)
 
 
 def number(path: Path) -> int:
-    """Give the number in the name of a checkpoint's folder."""
+    """Return the number in the name of a checkpoint's folder."""
     return int(path.name.rpartition("-")[2])
 
 
 def verified(path: Path) -> dict[str, Any]:
-    """Give a checkpoint's manifest. Raises CheckpointError unless every file is as it was written."""
+    """Return a checkpoint's manifest. Raises CheckpointError unless every file is as it was written."""
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {what}; a checkpoint of labkit is a folder with a {MANIFEST}")
@@ -63,12 +63,12 @@ def verified(path: Path) -> dict[str, Any]:
 
 
 def checksum_of(manifest: dict[str, Any]) -> str:
-    """Give the SHA-256 that a manifest says of itself."""
+    """Return the SHA-256 that a manifest says of itself."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Give a file's size and SHA-256, as they are in the manifest."""
+    """Return a file's size and SHA-256, as they are in the manifest."""
     with open(path, "rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

@@ -11,7 +11,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """Give the state of every generator that training code draws from without naming one."""
+    """Return the state of every generator that training code draws from without naming one."""
     state = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         kind, keys, *rest = sys.modules["numpy"].random.get_state()

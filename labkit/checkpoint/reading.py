@@ -31,7 +31,7 @@ class Saved(NamedTuple):
 
 
 def checkpoints(folder: str | Path) -> list[Saved]:
-    """Give the checkpoints in a folder, oldest first; each is read and compared with its checksums.
+    """Return the checkpoints in a folder, oldest first; each is read and compared with its checksums.
 
     Raises CheckpointError if there is no such folder.
     """
@@ -55,10 +55,10 @@ def checkpoints(folder: str | Path) -> list[Saved]:
 
 
 def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
-    """Give what a checkpoint holds, by name, on the CPU: `model.load_state_dict(load("runs/digits")["model"])`.
+    """Return what a checkpoint holds, by name, on the CPU: `model.load_state_dict(load("runs/digits")["model"])`.
 
     `path` is a checkpoint, or a folder of them, of which it takes the newest that is whole. Tensors that were cut over
-    ranks are put together; of what differs by rank it gives the part of `rank`. Needs no process group.
+    ranks are put together; of what differs by rank it returns the part of `rank`. Needs no process group.
 
     Raises CheckpointError if the checkpoint is damaged, or is none; it names the newest that is whole.
     """
@@ -77,7 +77,7 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
     if not 0 <= rank < manifest["world_size"]:
         raise ValueError(f"{path} was saved by ranks 0 to {manifest['world_size'] - 1}; there is no rank {rank}")
     state, mine = read(path, rank)
-    shards = read_shards(path, {tuple(place): None for place in mine["sharded"]})
+    shards = read_shards(path, {tuple(key): None for key in mine["sharded"]})
     return with_shards(state, shards)
 
 
@@ -89,7 +89,7 @@ def _offer(folder: Path) -> str:
 
 
 def newest(folder: Path) -> tuple[Path, dict[str, Any], str] | None:
-    """Give the newest checkpoint that is whole, its manifest, and what is wrong with newer ones."""
+    """Return the newest checkpoint that is whole, its manifest, and what is wrong with newer ones."""
     damaged: list[str] = []
     for path in reversed(folders(folder)):
         try:
@@ -104,7 +104,7 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], str] | None:
 
 
 def read(path: Path, rank: int, as_on_rank_0: Iterable[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give the objects' state as one rank held it, and what else that rank saved."""
+    """Return the objects' state as one rank held it, and what else that rank saved."""
     state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
     mine = torch.load(path / f"rank-{rank}.pt", map_location="cpu", weights_only=True)
     for name in set(mine["own"]) - set(as_on_rank_0):

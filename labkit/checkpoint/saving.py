@@ -1,15 +1,15 @@
-"""Saving and resuming on the ranks: what each does alone, and what all do together."""
+"""Saving and resuming on the ranks: what each does alone, and what all do together.
+
+Kept by hand where `torch.distributed.checkpoint.state_dict` has something similar: `get_state_dict` gathers a whole
+model on rank 0 or nothing, takes one step of an optimizer that has no state yet, and knows models and optimizers only.
+Here an object is whatever has a `state_dict`, DTensors are written piece by piece, and saving computes nothing.
+"""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import shutil
 import tempfile
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,29 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from labkit.checkpoint import agreement, collective
 from labkit.checkpoint.buckets import BucketOrder, cuts_buckets_anew
-from labkit.checkpoint.files import (
-    FORMAT,
-    MANIFEST,
-    UNFINISHED,
-    CheckpointError,
-    checksum_of,
-    folders,
-    number,
-    sync_folder,
-    write_tensors,
-)
-from labkit.checkpoint.nested import Place, digest_of, dotted, map_leaves
+from labkit.checkpoint.commit import commit, make_aside, remove_unfinished
+from labkit.checkpoint.files import FORMAT, write_tensors
+from labkit.checkpoint.pytree import KeyPath
 from labkit.checkpoint.randomness import random_state, set_random_state
 from labkit.checkpoint.reading import newest, read
-from labkit.checkpoint.shards import is_sharded, read_shards, with_shards, write_shards
-
-PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes, set, Counter, torch.Size}
-PLAIN |= {torch.dtype, torch.device}
-"""What `torch.load(weights_only=True)` reads, besides dicts, lists and tuples of these."""
-
-CULPRIT_FIRST_S = 0.5
-"""How long a rank waits before it raises another rank's error, so that the one that failed is seen to fail first."""
+from labkit.checkpoint.shards import read_shards, with_shards, without_shards, write_shards
 
 T = TypeVar("T")
 
@@ -105,7 +90,8 @@ class Checkpoint:
         self.keep = keep
         grouped = dist.is_available() and dist.is_initialized()
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if grouped else (0, 1)
-        self._as_on_rank_0 = {name for name, thing in objects.items() if _equal_by_design(thing, self.world_size)}
+        self._as_on_rank_0 = {n for n, thing in objects.items() if agreement.rank_0_suffices(thing, self.world_size)}
+        self._synced = {n: objects[n] for n in self._as_on_rank_0 if isinstance(objects[n], DistributedDataParallel)}
         self._orders = {name: BucketOrder(thing) for name, thing in objects.items() if cuts_buckets_anew(thing)}
         self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
         self.epoch = self.step = 0
@@ -119,10 +105,10 @@ class Checkpoint:
         self._each(f"write to {self.folder}", self._try_the_folder)
 
     def save(self, **values: Any) -> Path:
-        """Write a checkpoint and give its folder. Called by every rank, after `optimizer.step()`.
+        """Write a checkpoint and return its folder. Called by every rank, after `optimizer.step()`.
 
         Saved within the loop over `batches`, it goes on with the next batch; saved after the loop, with the next epoch.
-        `values` are plain numbers, texts and lists of them, which `resume` and `checkpoints` give back.
+        `values` are plain numbers, texts and lists of them, which `resume` and `checkpoints` return.
 
         Raises CheckpointError on every rank if one of them fails, because the disk is full, say. Whatever happens,
         the checkpoints that were there before stay whole.
@@ -131,10 +117,13 @@ class Checkpoint:
             name = taken.pop()
             raise ValueError(f"save({name}=…): the checkpoint counts {name} itself; set checkpoint.{name} to change it")
         state: dict[str, Any] = {}
-        shards: dict[Place, Any] = {}
+        shards: dict[KeyPath, Any] = {}
         drafts = self._together("prepare a checkpoint", lambda: self._draft(state, shards, values))
         write, finish = (f"{part} a checkpoint in {self.folder}" for part in ("write", "finish"))
-        written = self._together(write, lambda: self._write(drafts, state, shards))
+        digests: list[dict[agreement.Piece, str]] = []
+        if doubtful := agreement.claimed_twice([draft.pieces for draft in drafts]):
+            digests = self._together(write, lambda: agreement.digests_of_pieces(shards, doubtful))
+        written = self._together(write, lambda: self._write(drafts, digests, state, shards))
         path = self._together(finish, lambda: self._finish(drafts, written, values))[0]
         assert path is not None
         return path
@@ -142,8 +131,8 @@ class Checkpoint:
     def resume(self) -> dict[str, Any]:
         """Go on from the newest checkpoint that is whole: set every object, the random states, `epoch` and `step`.
 
-        Called by every rank, before the training loop. Gives epoch, step and the values that `save` was given; an
-        empty dict if there is nothing to resume. Checkpoints that are damaged are skipped with a warning.
+        Called by every rank, before the training loop. Returns epoch, step and the values that `save` was given;
+        an empty dict if there is nothing to resume. Checkpoints that are damaged are skipped with a warning.
 
         With other than the number of ranks that saved, weights and optimizer are the same, DTensors cut anew, and an
         epoch goes on after as many samples. A rank that was there gets its random state back, a new one keeps what it
@@ -175,7 +164,7 @@ class Checkpoint:
         return progress
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Give the batches of one epoch; after `resume`, those that had not been done. Counts `step` and `epoch`.
+        """Yield the batches of one epoch; after `resume`, those that had not been done. Counts `step` and `epoch`.
 
         The batches that are skipped are drawn nevertheless, from the random states with which the epoch began: so
         every sampler, shuffling `DataLoader` and worker process gives what it would have given. (Not if
@@ -210,28 +199,11 @@ class Checkpoint:
     # What a rank does of it
 
     def _together(self, what: str, part: Callable[[], T]) -> list[T]:
-        """Do this rank's part and give what the parts of all ranks gave. If one fails, raise on all of them."""
-        result, failure = None, None
-        try:
-            result = part()
-        except Exception as error:
-            failure = error
-        said = None if failure is None else _in_words(failure)
-        outcomes = [(result, said)]
-        if self.world_size > 1:
-            outcomes *= self.world_size
-            dist.all_gather_object(outcomes, (result, said))
-        for rank, (_, said) in enumerate(outcomes):
-            if said is not None:
-                if self.rank == 0:
-                    self._clean()  # what is half written may be what fills the disk
-                if failure is None:
-                    time.sleep(CULPRIT_FIRST_S)
-                raise CheckpointError(f"rank {rank} could not {what}: {said}") from failure
-        return [result for result, _ in outcomes]  # type: ignore[misc]
+        """Do this rank's part and return what the parts of all ranks returned. If one fails, raise on all of them."""
+        return collective.together(what, part, self.world_size, self._clean)
 
     def _each(self, what: str, part: Callable[[], T]) -> T:
-        """Do this rank's part and give what it gave. If another rank's fails, raise here too."""
+        """Do this rank's part and return what it returned. If another rank's fails, raise here too."""
         kept: list[T] = []
         self._together(what, lambda: kept.append(part()))
         return kept[0]
@@ -242,65 +214,47 @@ class Checkpoint:
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
 
-    def _draft(self, state: dict[str, Any], shards: dict[Place, Any], values: dict[str, Any]) -> _Draft:
-        """Collect this rank's state, DTensors apart. Rank 0 makes the folder, under a name that no reader looks for."""
-
-        def sort_out(place: Place, leaf: Any) -> Any:
-            if is_sharded(leaf):
-                shards[place] = leaf
-                return None
-            if type(leaf) not in PLAIN:
-                raise TypeError(
-                    f"{dotted(place)} is a {type(leaf).__module__}.{type(leaf).__qualname__}; a checkpoint holds "
-                    "tensors, plain numbers and texts, and dicts, lists and tuples of them: nothing else is read back "
-                    "safely"
-                )
-            return leaf
-
+    def _draft(self, state: dict[str, Any], shards: dict[KeyPath, Any], values: dict[str, Any]) -> _Draft:
+        """Collect this rank's state, DTensors apart. Rank 0 makes the folder."""
         for name, thing in self._objects.items():
-            state[name] = map_leaves(self._state_of(thing), sort_out, (name,))
+            state[name] = without_shards(self._state_of(thing), name, shards)
         json.dumps(values)  # raises for what is not plain
-        aside = None
-        if self.rank == 0:
-            self._clean()
-            last = max((number(path) for path in folders(self.folder)), default=0)
-            aside = self.folder / f".checkpoint-{last + 1:06d}.writing"
-            aside.mkdir()
-        digests: dict[str, dict[Any, str]] = {name: {} for name in state}
+        aside = make_aside(self.folder) if self.rank == 0 else None
+        digests: agreement.Digests = {}
         if self.world_size > 1:
-            digests = {name: {key: digest_of(value) for key, value in part.items()} for name, part in state.items()}
-        pieces = {
-            (*place, "at", *shard.device_mesh.get_coordinate()): digest_of(shard.to_local())
-            for place, shard in shards.items()
-        }
-        return _Draft(aside, digests, pieces)
+            is_equal = agreement.equal_by_design(self._synced, self._objects)
+            compared = {n: part for n, part in state.items() if not agreement.gathers_on_rank_0(self._objects[n])}
+            digests = agreement.digests_of(compared, is_equal)
+        return _Draft(aside, digests, list(agreement.pieces_of(shards)))
 
     def _state_of(self, thing: Any) -> dict[Any, Any]:
-        if hasattr(thing, "consolidate_state_dict"):
+        if agreement.gathers_on_rank_0(thing):
             thing.consolidate_state_dict(to=0)
             return thing.state_dict() if self.rank == 0 else {}
         if hasattr(thing, "state_dict"):
             return thing.state_dict()
         return {"state": thing.get_state()} if hasattr(thing, "get_state") else {"epoch": thing.epoch}
 
-    def _write(self, drafts: list[_Draft], state: dict[str, Any], shards: dict[Place, Any]) -> _Written:
+    def _write(
+        self,
+        drafts: list[_Draft],
+        digests: list[dict[agreement.Piece, str]],
+        state: dict[str, Any],
+        shards: dict[KeyPath, Any],
+    ) -> _Written:
         """Write this rank's files."""
         aside = drafts[0].aside
         assert aside is not None
-        _check_pieces(drafts)
+        agreement.check_pieces(digests)
         # First, because all ranks take part: if it fails on one, it raises on all.
         files = write_shards(aside, shards, self.rank) if any(draft.pieces for draft in drafts) else {}
-        own: dict[str, dict[Any, Any]] = {}
-        without: dict[str, list[Any]] = {}
-        for name, digests in drafts[self.rank].digests.items():
-            theirs = drafts[0].digests[name]
-            if hasattr(self._objects[name], "consolidate_state_dict"):
-                continue  # rank 0 has it all
-            own[name] = {key: state[name][key] for key, sha in digests.items() if theirs.get(key) != sha}
-            without[name] = [key for key in theirs if key not in digests]
+        own = {
+            name: agreement.owned(state[name], found, drafts[0].digests[name])
+            for name, found in drafts[self.rank].digests.items()
+        }
         mine = {
-            "own": own,
-            "without": without,
+            "own": {name: part.entries for name, part in own.items()},
+            "without": {name: part.missing for name, part in own.items()},
             "sharded": list(shards),
             "orders": {name: order.settled() for name, order in self._orders.items()},
             "random": random_state(),
@@ -309,7 +263,7 @@ class Checkpoint:
         files |= write_tensors(aside / f"rank-{self.rank}.pt", mine)
         if self.rank == 0:
             files |= write_tensors(aside / "state.pt", state)
-        return _Written(files, [name for name in own if own[name] or without[name]])
+        return _Written(files, [name for name, part in own.items() if part.entries or part.missing])
 
     def _where_in_the_epoch(self) -> dict[str, Any]:
         if self._position:
@@ -317,18 +271,11 @@ class Checkpoint:
         return {"position": 0, "generators": [g.get_state() for g in _generators(self._loader)]}
 
     def _finish(self, drafts: list[_Draft], written: list[_Written], values: dict[str, Any]) -> Path | None:
-        """Describe what was written, move it into place, and remove what is older than the last `keep`: on rank 0."""
+        """Describe what was written and move it into place: on rank 0."""
         if self.rank:
             return None
         aside = drafts[0].aside
         assert aside is not None
-        files = {name: facts for rank in written for name, facts in rank.files.items()}
-        for name, facts in files.items():
-            if not (aside / name).is_file() or (aside / name).stat().st_size != facts["bytes"]:
-                raise OSError(
-                    f"{aside / name}, {facts['bytes']:,} bytes, was written but is not there on rank 0; "
-                    "ranks on several nodes need a folder on a file system that they share"
-                )
         manifest = {
             "format": FORMAT,
             "torch": torch.__version__,
@@ -337,29 +284,14 @@ class Checkpoint:
             "objects": list(self._objects),
             "differ": sorted({name for rank in written for name in rank.differ}),
             "as_on_rank_0": sorted(self._as_on_rank_0),
-            "files": files,
+            "files": {name: facts for rank in written for name, facts in rank.files.items()},
         }
-        with open(aside / MANIFEST, "w", encoding="utf-8") as file:
-            json.dump({**manifest, "sha256": checksum_of(manifest)}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(aside)
-        path = self.folder / aside.name.removeprefix(".").removesuffix(".writing")
-        aside.rename(path)
-        sync_folder(self.folder)
-        for old in folders(self.folder)[: -self.keep]:
-            try:
-                old.rename(self.folder / f".{old.name}.removing")
-            except OSError as error:
-                warnings.warn(f"rank 0 could not remove the old checkpoint {old}: {error}", stacklevel=2)
-        self._clean()
-        return path
+        return commit(aside, manifest, self.keep)
 
     def _clean(self) -> None:
         """Remove what was not finished. Nobody writes meanwhile."""
-        for path in self.folder.glob(".checkpoint-*"):
-            if UNFINISHED.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+        if self.rank == 0:
+            remove_unfinished(self.folder)
 
     def _find(self) -> tuple[Path, dict[str, Any], str] | None:
         if self.rank:
@@ -385,7 +317,7 @@ class Checkpoint:
                     f"there are {self.world_size}"
                 )
         state, mine = read(path, min(self.rank, ranks - 1), as_on_rank_0)
-        shards = read_shards(path, {tuple(place): self._place(tuple(place)) for place in mine["sharded"]})
+        shards = read_shards(path, {tuple(path): self._now_at(tuple(path)) for path in mine["sharded"]})
         return with_shards(state, shards), mine
 
     def _restore(self, state: dict[str, Any], mine: dict[str, Any], ranks: int) -> None:
@@ -404,9 +336,9 @@ class Checkpoint:
         else:
             self._resumed |= {"random": random_state(), "began": random_state(), "generators": []}
 
-    def _place(self, place: Place) -> Tensor:
-        """Give a tensor that is cut over ranks as that of the checkpoint is to be."""
-        name, *keys = place
+    def _now_at(self, path: KeyPath) -> Tensor:
+        """Return the tensor that this rank has at a path, by which the checkpoint's is to be cut."""
+        name, *keys = path
         thing = self._objects[str(name)]
         if keys[0] == "state" and hasattr(thing, "param_groups"):  # an optimizer's state is made at its first step
             return [p for group in thing.param_groups for p in group["params"]][int(keys[1])]
@@ -421,10 +353,10 @@ class _Draft(NamedTuple):
 
     aside: Path | None
     """The folder to write in, from rank 0."""
-    digests: dict[str, dict[Any, str]]
-    """Of each entry of each object's state, to find what is equal on all ranks."""
-    pieces: dict[Place, str]
-    """Of each piece of a DTensor, by its name and its place on the mesh."""
+    digests: agreement.Digests
+    """Of all that may differ by rank; empty on one rank alone."""
+    pieces: list[agreement.Piece]
+    """Of DTensors, those that lie on this rank."""
 
 
 class _Written(NamedTuple):
@@ -445,48 +377,15 @@ def _unwrapped(thing: Any) -> Any:
             return thing
 
 
-def _equal_by_design(thing: Any, world_size: int) -> bool:
-    """Whether rank 0's state is all that is needed. Under DDP, ranks differ in buffers only; it broadcasts those."""
-    if isinstance(thing, DistributedDataParallel):
-        return thing.process_group.size() == world_size
-    return hasattr(thing, "consolidate_state_dict")
-
-
 def _is_generator(thing: Any) -> bool:
     return hasattr(thing, "set_state") and not hasattr(thing, "load_state_dict")
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Give the generators that a DataLoader draws its order from, other than PyTorch's own."""
-    found = [getattr(place, "generator", None) for place in (loader, getattr(loader, "sampler", None))]
+    """Return the generators that a DataLoader draws its order from, other than PyTorch's own."""
+    found = [getattr(holder, "generator", None) for holder in (loader, getattr(loader, "sampler", None))]
     return [generator for generator in found if isinstance(generator, torch.Generator)]
 
 
 def _batch_size(loader: Any) -> int:
     return getattr(loader, "batch_size", None) or 1
-
-
-def _check_pieces(drafts: list[_Draft]) -> None:
-    """Check that DTensors of one name are parts of one tensor; raises CheckpointError, on all ranks alike."""
-    known: dict[Place, tuple[int, str]] = {}
-    for rank, draft in enumerate(drafts):
-        for piece, digest in draft.pieces.items():
-            first, expected = known.setdefault(piece, (rank, digest))
-            if digest != expected:
-                raise CheckpointError(
-                    f"{dotted(piece[: piece.index('at')])} is cut over ranks, but ranks {first} and {rank} hold "
-                    "different values of the same piece: they belong to different tensors, of two pipeline stages, "
-                    "say. Give such ranks' objects different names inside the model"
-                )
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, CheckpointError):
-        return str(error)
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError):
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            text += ". Make room, or choose another folder"
-        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            text += ". Choose a folder that can be written"
-    return text

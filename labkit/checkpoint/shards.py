@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import pickle
 import warnings
+from collections import Counter
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,7 +13,11 @@ import torch
 from torch import Tensor
 
 from labkit.checkpoint.files import CheckpointError, facts_of, sync_folder
-from labkit.checkpoint.nested import Place, dotted, map_leaves
+from labkit.checkpoint.pytree import KeyPath, keystr, tree_map_with_path
+
+PLAIN = {Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, bytes, set, Counter, torch.Size}
+PLAIN |= {torch.dtype, torch.device}
+"""What `torch.load(weights_only=True)` reads, besides dicts, lists and tuples of these."""
 
 HARMLESS = {
     ("torch", "Size"),
@@ -35,13 +40,29 @@ HARMLESS = {
 """What may occur in the index of `torch.distributed.checkpoint`, besides data types and paths."""
 
 
-def is_sharded(leaf: Any) -> bool:
-    """Whether a leaf is a DTensor."""
-    return isinstance(leaf, Tensor) and hasattr(leaf, "device_mesh")
+def without_shards(part: dict[Any, Any], name: str, shards: dict[KeyPath, Any]) -> dict[Any, Any]:
+    """Return an object's state with None in place of its DTensors, which go to `shards`.
+
+    Raises TypeError for what could not be read back safely.
+    """
+
+    def sort_out(path: KeyPath, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and hasattr(leaf, "device_mesh"):
+            shards[path] = leaf
+            return None
+        if type(leaf) not in PLAIN:
+            raise TypeError(
+                f"{keystr(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}; a checkpoint holds tensors, "
+                "plain numbers and texts, and dicts, lists and tuples of them: nothing else is read back safely"
+            )
+        return leaf
+
+    sorted_out: dict[Any, Any] = tree_map_with_path(sort_out, part, (name,))
+    return sorted_out
 
 
-def write_shards(aside: Path, shards: dict[Place, Any], rank: int) -> dict[str, dict[str, Any]]:
-    """Write this rank's pieces of DTensors; called by all ranks. Gives {file name: its size and SHA-256}."""
+def write_shards(aside: Path, shards: dict[KeyPath, Any], rank: int) -> dict[str, dict[str, Any]]:
+    """Write this rank's pieces of DTensors; called by all ranks. Return {file name: its size and SHA-256}."""
     import torch.distributed.checkpoint as dcp
 
     class Writer(dcp.FileSystemWriter):
@@ -53,7 +74,7 @@ def write_shards(aside: Path, shards: dict[Place, Any], rank: int) -> dict[str, 
 
     folder = aside / "shards"
     try:
-        dcp.save({_key(place): shard for place, shard in shards.items()}, storage_writer=Writer(folder))
+        dcp.save({_key(path): shard for path, shard in shards.items()}, storage_writer=Writer(folder))
     except dcp.api.CheckpointException as error:
         if rank in error.failures:
             raise error.failures[rank][0] from None
@@ -64,42 +85,43 @@ def write_shards(aside: Path, shards: dict[Place, Any], rank: int) -> dict[str, 
     return {f"shards/{file.name}": facts_of(file) for file in files}
 
 
-def read_shards(path: Path, places: dict[Place, Tensor | None]) -> dict[Place, Tensor]:
+def read_shards(folder: Path, likes: dict[KeyPath, Tensor | None]) -> dict[KeyPath, Tensor]:
     """Read tensors that were cut over ranks: as the tensors given are cut now, or whole where None is given."""
-    if not places:
+    if not likes:
         return {}
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            with open(path / "shards" / ".metadata", "rb") as file:
+            with open(folder / "shards" / ".metadata", "rb") as file:
                 metadata = _Metadata(file).load()
             for key, stored in metadata.state_dict_metadata.items():
                 if not isinstance(stored, TensorStorageMetadata):  # it would be unpickled
-                    raise CheckpointError(f"{path}/shards: {key} is not a tensor")
+                    raise CheckpointError(f"{folder}/shards: {key} is not a tensor")
             return metadata
 
-    reader = Reader(path / "shards")
+    reader = Reader(folder / "shards")
     stored = reader.read_metadata().state_dict_metadata
     tensors = {}
-    for place, like in places.items():
-        facts = stored[_key(place)]
+    for path, like in likes.items():
+        facts = stored[_key(path)]
         if like is None:
-            tensors[place] = torch.empty(facts.size, dtype=facts.properties.dtype)
+            tensors[path] = torch.empty(facts.size, dtype=facts.properties.dtype)
         elif like.shape == facts.size:
-            tensors[place] = torch.empty_like(like, dtype=facts.properties.dtype, requires_grad=False)
+            tensors[path] = torch.empty_like(like, dtype=facts.properties.dtype, requires_grad=False)
         else:
-            raise ValueError(f"{dotted(place)} has shape {tuple(facts.size)} there and {tuple(like.shape)} here")
+            raise ValueError(f"{keystr(path)} has shape {tuple(facts.size)} there and {tuple(like.shape)} here")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads by itself
-        dcp.load({_key(place): tensor for place, tensor in tensors.items()}, storage_reader=reader, no_dist=True)
+        dcp.load({_key(path): tensor for path, tensor in tensors.items()}, storage_reader=reader, no_dist=True)
     return tensors
 
 
-def with_shards(state: dict[str, Any], shards: dict[Place, Tensor]) -> dict[str, Any]:
-    """Give the state with its shards put where they belong."""
-    return {n: map_leaves(part, lambda place, leaf: shards.get(place, leaf), (n,)) for n, part in state.items()}
+def with_shards(state: dict[str, Any], shards: dict[KeyPath, Tensor]) -> dict[str, Any]:
+    """Return the state with its shards put where they belong."""
+    whole: dict[str, Any] = tree_map_with_path(lambda path, leaf: shards.get(path, leaf), state)
+    return whole
 
 
 class _Metadata(pickle.Unpickler):
@@ -130,5 +152,5 @@ def _not_of_a_tensor(what: str) -> CheckpointError:
     )
 
 
-def _key(place: Place) -> str:
-    return "/".join(map(str, place))
+def _key(path: KeyPath) -> str:
+    return "/".join(map(str, path))

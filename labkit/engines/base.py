@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from labkit import records
-    from labkit.engines.folder import RunFolder
-    from labkit.worker import Job
+    from labkit.protocol import events
+    from labkit.protocol.job import Job
 
 
-class Launcher(Protocol):
+class Target(Protocol):
     """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
 
     is_here: bool
@@ -21,7 +21,13 @@ class Launcher(Protocol):
         """Number of ranks."""
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
-        """Give what carries one run."""
+        """Return what carries one run."""
+
+
+class Directory(Protocol):
+    """Where ranks and notebook speak through files."""
+
+    path: Path
 
 
 class Engine(Protocol):
@@ -34,28 +40,30 @@ class Engine(Protocol):
     """How long ranks that were asked to stop may take at least to return what they have."""
     failure_grace_s: float
     """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
-    itself, or starts all again. Reports of victims make the verdict clearer."""
+    itself, or starts all again. Reports of victims make the diagnosis clearer."""
+    stacks_s: float
+    """How long ranks may take to say where they stand, in s: longer over a network's file system."""
     quiet_s: float
     """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
-    def folder(self) -> RunFolder | None:
-        """Through which ranks and notebook speak, if they do."""
+    def folder(self) -> Directory | None:
+        """Through which ranks and notebook speak, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""
 
-    def poll(self, timeout_s: float) -> list[records.Record]:
-        """Give records that have arrived; every rank's last is its `Exit`."""
+    def poll(self, timeout_s: float) -> list[events.Event]:
+        """Return events that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
         """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.
 
-        Their answers come as `records.Waits`.
+        Their answers come as `events.Waits`.
         """
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask the ranks where they stand, which comes as `records.Stack`; give the ranks asked."""
+        """Ask the ranks where they stand, which comes as `events.Stack`; give the ranks asked."""
 
     def usage(self, rank: int) -> tuple[int, float] | None:
         """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""

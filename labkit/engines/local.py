@@ -15,10 +15,11 @@ from multiprocessing.connection import Connection, wait
 import psutil
 import torch.distributed as dist
 
-from labkit import records, worker
 from labkit.engines import standby
-from labkit.engines.guard import out_of_memory_kills
-from labkit.engines.processes import RankProcess
+from labkit.engines.spawn import RankProcess
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
@@ -30,12 +31,13 @@ class LocalEngine:
     outlives_notebook = False
     stop_grace_s = 2.0
     failure_grace_s = 0.4
+    stacks_s = 1.0
     quiet_s = 0.0
     folder: None = None
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._events: queue.Queue[records.Record] = queue.Queue(BACKLOG)
+        self._events: queue.Queue[events.Event] = queue.Queue(BACKLOG)
         self.pids: list[int] = []
         """Process id of each rank."""
         self._ranks: list[RankProcess] = []
@@ -46,7 +48,7 @@ class LocalEngine:
         self._usage = [(0, 0.0)] * world_size
         self._out_of_memory_before = out_of_memory_kills()
 
-    def start(self, job: worker.Job) -> None:
+    def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
         self._store, port = self._open_store()
         job = job._replace(port=port, environment={**loopback_environment(), **job.environment})
@@ -61,8 +63,8 @@ class LocalEngine:
             thread.start()
             self._listeners.append(thread)
 
-    def poll(self, timeout_s: float) -> list[records.Record]:
-        """Give the records that have arrived, waiting at most `timeout_s` for the first."""
+    def poll(self, timeout_s: float) -> list[events.Event]:
+        """Return the records that have arrived, waiting at most `timeout_s` for the first."""
         arrived = []
         with contextlib.suppress(queue.Empty):
             arrived.append(self._events.get(timeout=timeout_s))
@@ -76,13 +78,13 @@ class LocalEngine:
             process.ask_to_stop()
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask every rank that lives for its stacks, which come as `records.Stack`; give the ranks asked."""
+        """Ask every rank that lives for its stacks, which come as `events.Stack`; give the ranks asked."""
         return [rank for rank, process in self._at_work() if process.ask_for_stacks()]
 
     def usage(self, rank: int) -> tuple[int, float]:
         """Peak resident memory of a rank's process so far, in bytes, and the processor time that it has used, in s."""
         if rank < len(self._ranks):
-            peak_bytes = max(self._usage[rank][0], worker.peak_resident_bytes(self.pids[rank]))
+            peak_bytes = max(self._usage[rank][0], peak_resident_bytes(self.pids[rank]))
             with contextlib.suppress(psutil.Error):
                 times = psutil.Process(self.pids[rank]).cpu_times()
                 self._usage[rank] = peak_bytes, times.user + times.system
@@ -130,7 +132,7 @@ class LocalEngine:
             process.close()
         standby.done(self.world_size)
 
-    def _listen(self, rank: int, job: worker.Job) -> None:
+    def _listen(self, rank: int, job: Job) -> None:
         """Send the rank its job, then turn what comes from it into records, until it is gone."""
         mine = self._ranks[rank]
         mine.send_job(rank, job)
@@ -139,34 +141,34 @@ class LocalEngine:
         sources = {reader, output, stacks, process.sentinel}
         while True:
             ready = wait(list(sources))
-            # What a rank had printed when it sent a record comes before it. A pipe holds no more than one read takes.
+            # What a rank had printed when it sent a event comes before it. A pipe holds no more than one read takes.
             if output in ready or (reader in ready and output in sources and output.poll()):
                 data = _read(output)
                 if text := decoder.decode(data, final=not data):
-                    self._events.put(records.Output(rank, text))
+                    self._events.put(events.Output(rank, text))
                 if not data:
                     sources.discard(output)
             if stacks in ready:
                 if data := _read(stacks):
-                    self._events.put(records.Stack(rank, data.decode("utf-8", "replace")))
+                    self._events.put(events.Stack(rank, data.decode("utf-8", "replace")))
                 else:
                     sources.discard(stacks)
             if reader in ready:
                 try:
-                    record = mine.queue.get()
+                    event = mine.queue.get()
                 except (EOFError, OSError):
                     sources.discard(reader)
                 else:
-                    if isinstance(record, records.Exit):  # the process stays
+                    if isinstance(event, events.Exit):  # the process stays
                         self._done.add(rank)
-                        self._events.put(record)
+                        self._events.put(event)
                         return
-                    self._events.put(record)
+                    self._events.put(event)
             if ready == [process.sentinel]:
                 break
         code = mine.wait_for_exit()
         starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
-        self._events.put(records.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
+        self._events.put(events.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
 
 
 def open_store(world_size: int) -> tuple[dist.TCPStore, int]:

@@ -1,12 +1,17 @@
 """Standby ranks: processes spawned ahead, with torch and what a first DDP step needs already imported.
 
-Each is used for one run and is then gone, so that no run sees anything of an earlier one. After a run as many are
-spawned as the run had ranks, once no run is going and the notebook is idle (`labkit.idle`); what other programs do on
-the machine is no matter. In a notebook with a reader the first are spawned when labkit has been imported. A launch that
-comes while they are still importing takes them as they are, and waits only for the rest.
+Guarantees. Each is used for one run and is then gone, so that no run sees anything of an earlier one. A launch never
+waits longer than it would without: it takes those that stand by as they are, also while they import, and spawns the
+rest. None outlives the notebook, and none unused lives longer than `KEEP_S`. One that would miss what has changed in
+the notebook since (the environment, the folder, the path) is not used.
 
-Each takes some hundred MB (`memory()` says how much) until it is used or has waited for `KEEP_S`. `off()`, or
-LABKIT_STANDBY=off in the environment, does without: every launch then starts its ranks cold.
+This code assumes that `take` and `done` come in pairs, from any thread; that what a spawned process inherits is what
+`_surroundings` compares; and that to spawn is dear while the notebook computes, so that it is done only when no run is
+going and the notebook is idle (`engines.idle`); what other programs do on the machine is no matter.
+
+After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
+imported. Each takes some hundred MB (`memory()` says how much). `off()`, or LABKIT_STANDBY=off in the environment, does
+without: every launch then starts its ranks cold.
 """
 
 from __future__ import annotations
@@ -20,11 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit import idle, notebook
-from labkit.engines import holders
+from labkit.engines import holders, idle
 
 if TYPE_CHECKING:
-    from labkit.engines.processes import RankProcess
+    from labkit.engines.spawn import RankProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
@@ -36,6 +40,8 @@ _lock = threading.RLock()
 _changed = threading.Condition(_lock)
 _enabled = os.environ.get("LABKIT_STANDBY", "on").lower() not in ("off", "0", "no", "false")
 _ready: list[RankProcess] = []
+_importing: set[RankProcess] = set()
+"""Those that may be importing, for all that is known."""
 _born_in: Any = None
 """The surroundings that the standby ranks inherited."""
 _born_s = 0.0
@@ -44,7 +50,6 @@ _wanted = 0
 _runs = 0
 """Runs that are going; nothing is spawned ahead meanwhile."""
 _keeper: threading.Thread | None = None
-_watches_cells = False
 
 
 def on(world_size: int | None = None) -> None:
@@ -91,26 +96,26 @@ def ahead_of_the_first_launch() -> None:
 
 
 def pids() -> list[int]:
-    """Give the process ids of the ranks that stand by."""
+    """Return the process ids of the ranks that stand by."""
     with _lock:
-        return [process.pid for process in _ready if process.process.is_alive()]
+        return [process.pid for process in _ready if process.is_alive]
 
 
 def warm() -> bool:
     """Return whether as many stand by as are wanted, and all have imported what they may ahead of a run."""
     with _lock:
         _look_who_is_warm()
-        return bool(_ready) and not _wanted and all(process.warm for process in _ready)
+        return bool(_ready) and not _wanted and not _importing.intersection(_ready)
 
 
 def memory() -> list[int]:
-    """Give the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
+    """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
     return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
-    """Give processes for a run: those that stand by, then new ones. Balanced by `done`."""
-    from labkit.engines.processes import spawn
+    """Return processes for a run: those that stand by, then new ones. Balanced by `done`."""
+    from labkit.engines.spawn import spawn
 
     global _ready, _runs, _wanted
     with _changed:
@@ -119,7 +124,7 @@ def take(count: int) -> list[RankProcess]:
         _changed.notify_all()  # whoever waits for a moment of rest need wait no longer
         if _ready and _born_in != _surroundings():
             _drop()  # a changed environment, folder or path: a process started now would see it, these do not
-        alive = [process for process in _ready if process.process.is_alive()]
+        alive = [process for process in _ready if process.is_alive]
         for process in _ready:
             if process not in alive:
                 process.close()
@@ -176,7 +181,6 @@ def _is_due() -> bool:
 
 
 def _keep() -> None:
-    _watch_the_cells()
     while True:
         with _changed:
             _changed.wait_for(_is_due)
@@ -198,7 +202,7 @@ def _sleep(seconds: float) -> None:
 
 
 def _fill() -> None:
-    from labkit.engines.processes import spawn
+    from labkit.engines.spawn import spawn
 
     global _born_in, _born_s, _wanted
     with _lock:  # a launch that comes now waits for these processes rather than start a second set
@@ -213,27 +217,25 @@ def _fill() -> None:
         _wanted = 0
         if missing > 0:
             _born_s = time.monotonic()
-            _ready.extend(spawn(missing))
+            new = spawn(missing)
+            _ready.extend(new)
+            _importing.update(new)
 
 
 def _look_who_is_warm() -> bool:
     """Take what standby ranks say; return whether none is importing any longer. With the lock held."""
-    for process in _ready:
-        if not process.warm and process.is_alive and process.is_ready:
-            process.warm = True
-            idle.seen_to_start_in(time.monotonic() - _born_s)
-    return all(process.warm or not process.process.is_alive() for process in _ready)
+    _importing.intersection_update(_ready)
+    for process in [one for one in _importing if one.is_alive and one.is_ready]:
+        _importing.remove(process)
+        idle.seen_to_start_in(time.monotonic() - _born_s)
+    return not any(process.is_alive for process in _importing)
 
 
-def _watch_the_cells() -> None:
-    """After each cell of a notebook, replace standby ranks that would miss what the cell has changed."""
-    global _watches_cells
-    if not _watches_cells and notebook.has_kernel():
-        _watches_cells = True
-        notebook.after_each_cell(_renew)
+def renew() -> None:
+    """Replace standby ranks that would miss what has changed since: the environment, the folder, the path.
 
-
-def _renew() -> None:
+    A notebook's kernel calls it after each cell.
+    """
     # A keeper that is spawning holds the lock: it will see the surroundings as they are, and the cell need not wait.
     if _lock.acquire(blocking=False):
         try:
@@ -256,7 +258,7 @@ class _Standby:
     def processes(self) -> list[holders.HeldProcess]:
         with _lock:
             _look_who_is_warm()
-            there = [(one.pid, "ready" if one.warm else "importing") for one in _ready if one.process.is_alive()]
+            there = [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
         return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
 
     def end(self, pid: int) -> None:

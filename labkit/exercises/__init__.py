@@ -51,10 +51,10 @@ class Statement:
 
 def statement(name: str) -> Statement:
     """Return what an exercise asks. Where a person reads, the ranks that will try the answer start meanwhile."""
-    from labkit import notebook
+    from labkit.ui import kernel
 
     exercise = find(name)
-    if exercise.needs_ranks and notebook.has_a_reader():
+    if exercise.needs_ranks and kernel.is_interactive():
         from labkit.exercises import ranks
 
         ranks.start_soon()

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit import notebook
 from labkit.exercises import progress
 from labkit.exercises.base import Exercise, find, table
 from labkit.exercises.result import PASSED, UNSOLVED, WRONG, Result
 from labkit.exercises.trial import PATIENCE_S, Report, examine_here
+from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit import Run
@@ -40,7 +40,7 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
             that it is unsolved. By default "mine" where a person runs the notebook, and "solution" where none does.
 
     The answer is tried with 1, 2, 3 and 4 ranks that the exercises keep for themselves, on inputs that the learner has
-    not seen. The result is a verdict in any case: an answer that raises, hangs, exits or prints without end is wrong,
+    not seen. The result is a diagnosis in any case: an answer that raises, hangs, exits or prints without end is wrong,
     and the next check works. Raises ValueError if there is no exercise of this name, TypeError for what is no function,
     and AssertionError if the reference itself is refused.
     """
@@ -49,8 +49,8 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
     if answers not in ANSWERS:
         raise ValueError(f"answers is {', '.join(map(repr, ANSWERS))}, got {answers!r}")
     exercise = _exercise_of(function)
-    reader = notebook.has_a_reader()
-    answers = answers or ("solution" if notebook.has_kernel() and not reader else "mine")
+    reader = kernel.is_interactive()
+    answers = answers or ("solution" if kernel.has_kernel() and not reader else "mine")
     if answers == "none":
         return Result(exercise, UNSOLVED, "unsolved: the notebook runs with answers = 'none', so nothing was tried")
     if answers == "solution":
@@ -130,7 +130,7 @@ def _count(world_size: int) -> str:
 
 
 def _try_here(exercise: Exercise, function: Callable[..., Any]) -> Result:
-    """Try a plain function in this process. Whatever it raises, `exit()` included, is a verdict."""
+    """Try a plain function in this process. Whatever it raises, `exit()` included, is a diagnosis."""
     try:
         report = examine_here(exercise, function)
     except KeyboardInterrupt:
@@ -210,10 +210,10 @@ def _returned(run: Run) -> str:
 def _ended(run: Run, function: Callable[..., Any]) -> str:
     """Say how a rank died, or was ended because it could not be stopped from within."""
     assert run.error is not None
-    verdict = run.error.verdict
-    if "(timeout_s)" in verdict.headline:
-        return f"did not end, and the ranks had to be ended: {verdict.headline.partition('(timeout_s): ')[2]}"
-    return verdict.headline
+    diagnosis = run.error.diagnosis
+    if "(timeout_s)" in diagnosis.headline:
+        return f"did not end, and the ranks had to be ended: {diagnosis.headline.partition('(timeout_s): ')[2]}"
+    return diagnosis.headline
 
 
 def _own_line(function: Callable[..., Any], frames: Sequence[tuple[str, int, str]]) -> int:
@@ -228,6 +228,6 @@ def _line(function: Callable[..., Any], line: int) -> str:
         return ""
     file = function.__code__.co_filename
     text = linecache.getline(file, line).strip()
-    number = notebook.cell_numbers().get(file)
-    where = f"{notebook.cell_title(number)}, line {line}" if number else f"line {line}"
+    number = kernel.cell_numbers().get(file)
+    where = f"{kernel.cell_title(number)}, line {line}" if number else f"line {line}"
     return f" ({where}: `{text}`)" if text else f" ({where})"

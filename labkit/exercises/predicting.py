@@ -6,8 +6,8 @@ import html
 import threading
 from typing import Any
 
-from labkit import notebook
 from labkit.exercises import progress
+from labkit.ui import kernel
 
 _asked: dict[str, Prediction] = {}
 """By question, in the order in which they were asked."""
@@ -54,7 +54,7 @@ class Prediction:
             self.answer = option
         if self._buttons is not None:
             self._buttons.disabled = True
-        if self.right is not None and notebook.has_a_reader():
+        if self.right is not None and kernel.is_interactive():
             progress.note_prediction(self.question, self.right)
         return Revealed(self)
 
@@ -62,7 +62,7 @@ class Prediction:
         return f"predict: {self.question} {' · '.join(self.options)}"
 
     def _ipython_display_(self) -> None:
-        if not notebook.has_a_reader():
+        if not kernel.is_interactive():
             print(self)
             return
         import ipywidgets as widgets
@@ -71,7 +71,7 @@ class Prediction:
         buttons.style.button_width = "auto"
         buttons.observe(lambda change: self.say(change["new"]) if change["new"] else None, names="value")
         self._buttons = buttons
-        notebook.display(widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons]))
+        kernel.display(widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons]))
 
 
 class Revealed:

@@ -10,7 +10,7 @@ from typing import Any
 import labkit
 from labkit import Run, Session, WorkerFailed
 from labkit.exercises import trial
-from labkit.packing import pack_call
+from labkit.protocol.pickling import pack_call
 from labkit.session import session as sessions
 
 RANKS = 4

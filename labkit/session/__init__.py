@@ -1,10 +1,10 @@
 """Reserved ranks: processes that stay, and do one job after another.
 
-`session` is what the notebook holds (`labkit.Session`), and `magic` hands it the notebook's cells (`%%ranks`). `local`
-keeps the processes of this machine, `cluster` those under SLURM or torchrun. `cells` is what a rank does with a cell;
-`view` shows a session.
+`session` is what the notebook holds (`labkit.Session`); `magic` hands it the notebook's cells (`%%ranks`), and `view`
+shows it. `turns` sees to it that one run at a time has the ranks; `cell_runs` runs cells on them. `local_reserve` keeps
+the processes of this machine; `cluster_reserve`, with `processes` and `job_engine`, those under SLURM or torchrun,
+through files (`directory`). There `supervisor` minds each rank, and `rank_entry` is what it runs; `cells` is what any
+rank does with a cell.
+
+A rank imports from here, too, so that nothing is imported in this file.
 """
-
-from labkit.session.session import Session
-
-__all__ = ["Session"]

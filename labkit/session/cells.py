@@ -12,8 +12,9 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.packing import pack_result
-from labkit.worker import OWN_FILES, Worker
+from labkit.protocol.pickling import pack_result
+from labkit.rank.failure import OWN_FILES
+from labkit.rank.worker import Worker
 
 OWN_FILES.add(__file__)
 
@@ -51,6 +52,10 @@ def compile_cell(code: str, file: str) -> tuple[types.CodeType, types.CodeType |
 
 def _is_silenced(code: str) -> bool:
     return code.rstrip().endswith(";")
+
+
+def join(worker: Worker) -> None:
+    """Do nothing, in the cells' process group: to run this joins it."""
 
 
 def run_cell(worker: Worker, cell: CellCode) -> str | bytes:

@@ -9,8 +9,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-from labkit import notebook
 from labkit.session.session import Session, newest
+from labkit.ui import kernel
 
 
 @magics_class
@@ -55,7 +55,7 @@ class RanksMagics(Magics):
     @no_var_expand  # braces are the expression's own
     @line_magic("ranks")  # type: ignore[arg-type]
     def evaluate(self, line: str) -> list[Any] | None:
-        """Give what an expression is on every rank, by rank: `before = %ranks x`. `%ranks --end` ends the ranks."""
+        """Return what an expression is on every rank, by rank: `before = %ranks x`. `%ranks --end` ends the ranks."""
         if line.strip() == "--end":
             self.end()
             return None
@@ -87,12 +87,12 @@ class RanksMagics(Magics):
         return self._own
 
     def _title(self) -> str:
-        """Say which cell this is, as tracebacks do. IPython counts on before the cell has run."""
-        numbers = notebook.cell_numbers()
+        """Return which cell this is, as tracebacks do. IPython counts on before the cell has run."""
+        numbers = kernel.cell_numbers()
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename not in numbers:
             frame = frame.f_back
-        return notebook.cell_title(numbers.get(frame.f_code.co_filename, self._shell.execution_count))
+        return kernel.cell_title(numbers.get(frame.f_code.co_filename, self._shell.execution_count))
 
     def _variable(self, name: str) -> Any:
         try:

@@ -1,16 +1,16 @@
-"""Ways to train in parallel, one short file each, with the same small interface (`Strategy`).
+"""Strategies: ways to train in parallel, one short file each, with the same small interface (`Strategy`).
 
 `ALL` has them by title, in the order in which the lessons meet them. None launches or draws: a rank makes one and calls
-`step`; see `labkit.measure.run_strategy`.
+`step`; see `labkit.benchmark.run_strategy`.
 """
 
 from __future__ import annotations
 
 from labkit.strategies.base import DataParallelStrategy, Strategy
-from labkit.strategies.by_hand import AveragedByHand, OneBuffer
 from labkit.strategies.data_parallel import DataParallel
-from labkit.strategies.ddp import DDP, DDPAccumulated, DDPHalf
+from labkit.strategies.ddp import DDP, DDPAccumulated, DDPFp16
 from labkit.strategies.hogwild import Hogwild
+from labkit.strategies.manual_allreduce import ManualAllReduce, OneBuffer
 from labkit.strategies.model_parallel import Hybrid, ModelParallel
 from labkit.strategies.pipeline import GPipe, OneFOneB
 from labkit.strategies.sharding import FSDP2, FSDP2TensorParallel, TensorParallel, ZeRO1
@@ -22,11 +22,11 @@ ALL: dict[str, type[Strategy]] = {
     for strategy in (
         OneProcess,
         DataParallel,
-        AveragedByHand,
+        ManualAllReduce,
         OneBuffer,
         DDP,
         DDPAccumulated,
-        DDPHalf,
+        DDPFp16,
         Hogwild,
         ModelParallel,
         Hybrid,

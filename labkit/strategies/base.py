@@ -1,4 +1,4 @@
-"""The interface of a way to be parallel, and the plainest of them: one process."""
+"""The interface of a strategy, and the plainest of them: one process."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.measure import Clock, size_bytes
-from labkit.worker import Worker
+from labkit.profiling import Clock, size_bytes
+from labkit.rank.worker import Worker
 
 
 class Strategy:
     """One way to train in parallel. As it stands: one process.
 
     Every rank makes one, with the same network, and calls `step` with the same whole batch; the strategy takes the
-    rank's part of it. A way of your own is a subclass; often `share` and `communicate` are all that it must say.
+    rank's part of it. Yours is a subclass; often `local_batch` and `communicate` are all that it must say.
+
+    Args:
+        worker: the rank.
+        network: the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
+        loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
+        optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
+        clock: marks what the rank does in a step.
     """
 
     title: ClassVar[str] = "one process"
-    equal: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
     """Whether it claims to compute the same step as one process."""
 
     @classmethod
@@ -43,7 +50,7 @@ class Strategy:
         self.optimizer = self.make_optimizer(optimizer)
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Give what this rank trains of the network."""
+        """Return what this rank trains of the network."""
         return network
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
@@ -51,8 +58,15 @@ class Strategy:
         return optimizer(self.model.parameters())
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Take one step on a whole batch; give the loss of this rank's part, or None if it knows none."""
-        inputs, targets = self.share(inputs), self.share(targets)
+        """Take one step on a whole batch. Called on all ranks at once, with the same batch.
+
+        Args:
+            inputs: (batch_size, …), on the rank's device.
+            targets: (batch_size, …), likewise.
+
+        Returns the mean loss of this rank's part, shape (), without gradient; None if the rank knows none.
+        """
+        inputs, targets = self.local_batch(inputs), self.local_batch(targets)
         self.optimizer.zero_grad()
         with self.clock("forward"):
             loss = self.loss(self.forward(inputs), targets)
@@ -63,12 +77,12 @@ class Strategy:
             self.optimizer.step()
         return loss.detach()
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give this rank's part of a batch: here the whole."""
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return this rank's part, (rank_batch_size, …), of (batch_size, …) inputs or targets: here the whole."""
         return batch
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Give the outputs for this rank's inputs."""
+        """Return the outputs, (rank_batch_size, …), for this rank's inputs, (rank_batch_size, …)."""
         outputs: Tensor = self.model(inputs)
         return outputs
 
@@ -76,7 +90,10 @@ class Strategy:
         """Do what is to be done between the backward pass and the optimizer's step."""
 
     def weights(self) -> dict[str, Tensor]:
-        """Give the weights that this rank knows, by the whole network's names. Called on all ranks at once."""
+        """Return the weights that this rank knows, by the whole network's names; of a stage, the stage's.
+
+        Called on all ranks at once.
+        """
         return self.model.state_dict()
 
     def bytes_expected(self, batch_size: int) -> float:
@@ -102,8 +119,11 @@ class DataParallelStrategy(Strategy):
         """As many as are asked for."""
         return world_size
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give the rank's equal part. Raises ValueError if there is none: a mean of unequal parts would be wrong."""
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the rank's equal part, (batch_size / world_size, …).
+
+        Raises ValueError if there is none: a mean of unequal parts would be wrong.
+        """
         return equal_part(batch, self.worker.rank, self.worker.world_size)
 
     def bytes_expected(self, batch_size: int) -> float:
@@ -126,20 +146,23 @@ class StageStrategy(Strategy):
         return self.worker.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def weights(self) -> dict[str, Tensor]:
-        """Give the stage's weights by the whole network's names."""
+        """Return the stage's weights by the whole network's names."""
         assert isinstance(self.model, Stage)
-        return self.model.whole_names()
+        return self.model.full_names()
 
 
 def equal_part(batch: Tensor, index: int, parts: int) -> Tensor:
-    """Give the part number `index` of a batch cut into `parts` equal ones."""
+    """Return part number `index`, (batch_size / parts, …), of a batch cut into `parts` equal ones.
+
+    Raises ValueError if it cannot be cut so.
+    """
     if len(batch) % parts:
         raise ValueError(f"a batch of {len(batch)} cannot be cut into {parts} equal parts; take a multiple of {parts}")
     return batch.chunk(parts)[index]
 
 
 def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Give a network's layers in the order in which they are called, by their names in it.
+    """Return a network's layers in the order in which they are called, by their names in it.
 
     For `nn.Sequential`, nested too, and for networks that call their children in the order in which these stand.
     """
@@ -153,7 +176,7 @@ def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 class Stage(nn.Module):
-    """Some consecutive layers of a network; `whole_names` gives its weights by the network's own names."""
+    """Some consecutive layers of a network; `full_names` gives its weights by the network's own names."""
 
     def __init__(self, named: list[tuple[str, nn.Module]]) -> None:
         super().__init__()
@@ -165,8 +188,8 @@ class Stage(nn.Module):
         outputs: Tensor = self.body(inputs)
         return outputs
 
-    def whole_names(self) -> dict[str, Tensor]:
-        """Give the weights by the whole network's names."""
+    def full_names(self) -> dict[str, Tensor]:
+        """Return the weights by the whole network's names."""
         return {
             f"{name}.{key}": tensor
             for name, layer in zip(self._names, self.body, strict=True)
@@ -174,8 +197,8 @@ class Stage(nn.Module):
         }
 
 
-def cut(network: nn.Module, parts: int) -> list[Stage]:
-    """Cut a network into consecutive stages, each with at least one layer that has parameters.
+def split_stages(network: nn.Module, parts: int) -> list[Stage]:
+    """Split a network into consecutive stages, each with at least one layer that has parameters.
 
     Raises ValueError if there are not enough of those.
     """

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from labkit.measure import counted_too
+from labkit.profiling import counted_too
 from labkit.strategies.base import Strategy
 
 

@@ -38,8 +38,8 @@ class DDPAccumulated(DDP):
     MICRO_BATCHES = 4
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Add up the micro-batches' gradients, then take one step."""
-        pieces = self.share(inputs).chunk(self.MICRO_BATCHES), self.share(targets).chunk(self.MICRO_BATCHES)
+        """Add up the micro-batches' gradients, (rank_batch_size / 4, …) each, then take one step."""
+        pieces = self.local_batch(inputs).chunk(self.MICRO_BATCHES), self.local_batch(targets).chunk(self.MICRO_BATCHES)
         self.optimizer.zero_grad()
         total = torch.zeros((), device=inputs.device, dtype=torch.float64)
         for index, (images, labels) in enumerate(zip(*pieces, strict=True)):
@@ -47,7 +47,7 @@ class DDPAccumulated(DDP):
             # The forward pass too belongs inside: it is what decides whether gradients will be averaged.
             with contextlib.nullcontext() if last else self.wrapped.no_sync():
                 with self.clock("forward"):
-                    loss = self.loss(self.forward(images), labels) * len(images) / len(self.share(inputs))
+                    loss = self.loss(self.forward(images), labels) * len(images) / len(self.local_batch(inputs))
                 with self.clock("backward"):
                     loss.backward()
             total += loss.detach()
@@ -56,11 +56,11 @@ class DDPAccumulated(DDP):
         return total
 
 
-class DDPHalf(DDP):
+class DDPFp16(DDP):
     """DDP that sends its gradients as 16-bit numbers: half the bytes, and not quite the same step."""
 
     title = "DDP, fp16 hook"
-    equal = False
+    exact = False
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Wrap the network and have PyTorch's own hook compress its gradients."""

@@ -15,12 +15,12 @@ from labkit.strategies.base import DataParallelStrategy
 class Hogwild(DataParallelStrategy):
     """One set of weights for all ranks of this machine; each takes its own steps on it.
 
-    Not equal to one process, nor to itself: the result depends on who comes first
+    Not the step of one process, nor twice the same: the result depends on who comes first
     (https://arxiv.org/abs/1106.5730). Weights live on the CPU.
     """
 
     title = "Hogwild"
-    equal = False
+    exact = False
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Move the weights into memory that all ranks share."""
@@ -34,9 +34,9 @@ class Hogwild(DataParallelStrategy):
         dist.barrier()  # until rank 0 has written the beginning
         return network
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give the rank's part of the batch, on the CPU."""
-        return super().share(batch).cpu()
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the rank's part, (batch_size / world_size, …), on the CPU."""
+        return super().local_batch(batch).cpu()
 
     def communicate(self) -> None:
         """Divide by the number of ranks: all of them will add their step to the weights."""
@@ -45,7 +45,7 @@ class Hogwild(DataParallelStrategy):
                 parameter.grad /= self.worker.world_size
 
     def weights(self) -> dict[str, Tensor]:
-        """Give the weights once every rank has come here."""
+        """Return the weights once every rank has come here. Called on all ranks at once."""
         dist.barrier()
         weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         dist.barrier()  # before any rank changes them again
@@ -57,7 +57,7 @@ class Hogwild(DataParallelStrategy):
 
 
 def shared_tensor(numel: int, dtype: torch.dtype) -> Tensor:
-    """Make a tensor whose memory all ranks of this machine share. Called on all ranks at once."""
+    """Return zeros, (numel,), in memory that all ranks of this machine share. Called on all ranks at once."""
     box: list[str | None] = [None]
     if dist.get_rank() == 0:
         descriptor, path = tempfile.mkstemp(prefix="labkit-")

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.strategies.base import StageStrategy, cut, equal_part
+from labkit.strategies.base import StageStrategy, equal_part, split_stages
 
 
 class ModelParallel(StageStrategy):
@@ -18,21 +18,21 @@ class ModelParallel(StageStrategy):
     title = "model parallel"
 
     def chain(self) -> tuple[int, int]:
-        """Give the number of stages and the first rank of this rank's chain."""
+        """Return the number of stages and the first rank of this rank's chain."""
         return self.worker.world_size, 0
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Give this rank's stage."""
+        """Return this rank's stage."""
         self.stages, first = self.chain()
         self.index = self.worker.rank - first
         self.previous = self.worker.rank - 1 if self.index else None
         self.next = self.worker.rank + 1 if self.index < self.stages - 1 else None
         self._received: Tensor | None = None
-        return cut(network, self.stages)[self.index].to(self.device)
+        return split_stages(network, self.stages)[self.index].to(self.device)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Pass the whole batch through the stages and its gradients back."""
-        inputs, targets = self.share(inputs).to(self.device), self.share(targets).to(self.device)
+        """Pass the chain's batch through the stages and its gradients back. The last rank alone knows the loss."""
+        inputs, targets = self.local_batch(inputs).to(self.device), self.local_batch(targets).to(self.device)
         self.optimizer.zero_grad()
         if self.previous is not None:
             inputs = self._receive_activations(inputs)
@@ -65,7 +65,7 @@ class ModelParallel(StageStrategy):
         return received.requires_grad_()
 
     def _pass_on(self, outputs: Tensor) -> Tensor:
-        """Send the outputs on; give their gradients, for which this rank waits."""
+        """Send the outputs on; return their gradients, of the same shape, for which this rank waits."""
         assert self.next is not None
         with self.clock("communication"):
             if self._sent_bytes == 0:
@@ -106,8 +106,8 @@ class Hybrid(ModelParallel):
         self.wrapped = DistributedDataParallel(stage, process_group=groups[self.index])
         return stage
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give the chain's part of the batch."""
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the chain's part, (batch_size / chains, …)."""
         return equal_part(batch, self.worker.rank // 2, self.worker.world_size // 2)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from labkit.strategies.base import StageStrategy, cut
+from labkit.strategies.base import StageStrategy, split_stages
 
 
 class GPipe(StageStrategy):
@@ -22,10 +22,10 @@ class GPipe(StageStrategy):
     MICRO_BATCHES = 4
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Give this rank's stage, and make the schedule."""
+        """Return this rank's stage, and make the schedule."""
         from torch.distributed import pipelining
 
-        mine = cut(network, self.worker.world_size)[self.worker.rank].to(self.device)
+        mine = split_stages(network, self.worker.world_size)[self.worker.rank].to(self.device)
         mine.register_forward_hook(self._note_bytes)
         stage = pipelining.PipelineStage(mine, self.worker.rank, self.worker.world_size, self.device)
         stage.forward_one_chunk = self.clock.timed("forward", stage.forward_one_chunk)  # type: ignore[method-assign]
@@ -39,7 +39,7 @@ class GPipe(StageStrategy):
         self._in_bytes = inputs[0].numel() * inputs[0].element_size() if self.worker.rank else 0
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Let the schedule run the micro-batches through the stages."""
+        """Let the schedule run the micro-batches, (batch_size / 4, …) each, through the stages."""
         self.optimizer.zero_grad()
         losses: list[Tensor] = []
         last = self.worker.rank == self.worker.world_size - 1

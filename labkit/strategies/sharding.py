@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.measure import size_bytes
+from labkit.profiling import size_bytes
 from labkit.strategies.base import DataParallelStrategy, equal_part, has_parameters
 from labkit.strategies.ddp import DDP
 
@@ -74,11 +74,11 @@ class TensorParallel(FSDP2):
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Cut the linear layers over all ranks."""
-        self.travels = cut_linear_layers(network, self._mesh("tp"))
+        self.travels = split_linear_layers(network, self._mesh("tp"))
         return network
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give the whole batch."""
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the whole batch, (batch_size, …)."""
         return batch
 
     def bytes_expected(self, batch_size: int) -> float:
@@ -100,12 +100,12 @@ class FSDP2TensorParallel(FSDP2):
     def prepare(self, network: nn.Module) -> nn.Module:
         """Cut the linear layers within a pair, then shard over the pairs."""
         mesh = self._mesh("dp", "tp")
-        self.travels = cut_linear_layers(network, mesh["tp"])
+        self.travels = split_linear_layers(network, mesh["tp"])
         shard(network, mesh["dp"])
         return network
 
-    def share(self, batch: Tensor) -> Tensor:
-        """Give the pair's part of the batch."""
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the pair's part, (batch_size / pairs, …)."""
         return equal_part(batch, self.worker.rank // 2, self.worker.world_size // 2)
 
     def bytes_expected(self, batch_size: int) -> float:
@@ -131,8 +131,8 @@ def shard(network: nn.Module, mesh: Any) -> None:
     fully_shard(network, mesh=mesh)
 
 
-def cut_linear_layers(network: nn.Module, mesh: Any) -> int:
-    """Cut linear layers in pairs over a mesh; give how many numbers per sample their all-reduces carry, in all."""
+def split_linear_layers(network: nn.Module, mesh: Any) -> int:
+    """Cut linear layers in pairs over a mesh; return how many numbers per sample their all-reduces carry, in all."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -154,6 +154,6 @@ def cut_linear_layers(network: nn.Module, mesh: Any) -> int:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Give all of a tensor that is sharded over ranks. Called on all ranks at once."""
+    """Return all of a tensor that is sharded over ranks, in its whole shape. Called on all ranks at once."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full

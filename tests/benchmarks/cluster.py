@@ -44,7 +44,7 @@ def count(worker, folder, steps):
 
 
 def first_value_s(folder: str) -> tuple[float, float]:
-    """Give seconds from launch until SLURM runs the job, and until a value is seen."""
+    """Return seconds from launch until SLURM runs the job, and until a value is seen."""
     began = time.monotonic()
     run = labkit.launch(tell_the_time, 1, 0, on=labkit.Slurm(nodes=2, folder=folder), wait=False, live=False)
     while run.status == "queued":
@@ -58,7 +58,7 @@ def first_value_s(folder: str) -> tuple[float, float]:
 
 
 def delays_s(folder: str, values: int) -> list[float]:
-    """Give the delay of every value that two ranks log."""
+    """Return the delay of every value that two ranks log."""
     on = labkit.Slurm(nodes=2, folder=folder)
     run = labkit.launch(tell_the_time, values, 0.03, on=on, wait=False, live=False)
     seen = [0, 0]
@@ -77,7 +77,7 @@ def delays_s(folder: str, values: int) -> list[float]:
 
 
 def survives_a_kill(folder: str, rank: int) -> bool:
-    """Say whether a run goes on after one of its ranks was killed, each step logged once."""
+    """Return whether a run goes on after one of its ranks was killed, each step logged once."""
     on = labkit.Torchrun(nproc_per_node=2, max_restarts=3, folder=folder)
     run = labkit.launch(count, tempfile.mkdtemp(dir=folder), 30, on=on, wait=False, live=False)
     while min(run.progress(r)[0].steps for r in (0, 1)) < 10 and not run.over.is_set():

@@ -58,8 +58,8 @@ def try_once(row: str, world_size: int, rank: int, on: labkit.Session | None) ->
         return Trial(row, world_size, rank, None, False, None, f"{type(unexpected).__name__}: {unexpected}")
     # Of two ranks that meet in different collectives neither is wrong.
     named = error.rank == rank or (row == "other collective" and world_size == 2)
-    said = re.match(ROWS[row].said.format(rank=rank), error.verdict.headline) and ROWS[row].cause in error.cause
-    return Trial(row, world_size, rank, error.rank, bool(named and said), after_s, error.verdict.headline)
+    said = re.match(ROWS[row].said.format(rank=rank), error.diagnosis.headline) and ROWS[row].cause in error.cause
+    return Trial(row, world_size, rank, error.rank, bool(named and said), after_s, error.diagnosis.headline)
 
 
 def in_a_row(row: str, trials: list[Trial]) -> str:

@@ -36,7 +36,8 @@ import plotly.graph_objects as go
 import psutil
 from jupyter_client import KernelManager
 
-from labkit import charts
+from labkit.ui import charts
+from labkit.ui.png import picture
 from tests.benchmarks.launch import free_port, time_logging
 
 ROOT = Path(__file__).parents[2]
@@ -603,7 +604,7 @@ def main() -> None:
 
     print(f"\n{table(scores)}")
     figure = chart(scores)
-    options.picture.write_bytes(charts.picture(figure))
+    options.picture.write_bytes(picture(figure))
     options.json.with_suffix(".html").write_text(figure.to_html())
     if options.write_readme:
         write_between_markers(options.write_readme, table(scores))

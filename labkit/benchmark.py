@@ -1,0 +1,136 @@
+"""Train by a strategy and measure it: the same function for every strategy, so that runs can be compared."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from labkit.profiling import PARTS, Clock, Mark, activations, bytes_sent, memory, split, trace
+
+if TYPE_CHECKING:
+    from labkit.rank.worker import Worker
+    from labkit.strategies import Strategy
+
+
+class Measured(NamedTuple):
+    """What one rank found out about a strategy; what `run_strategy` returns."""
+
+    title: str
+    exact: bool
+    """Whether the strategy claims to compute the same step as one process."""
+    weights: dict[str, Tensor]
+    """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
+    parts_s: dict[str, float]
+    """Seconds of a step by part (`split`), the median over some steps under PyTorch's profiler."""
+    marks: list[Mark]
+    """Of the last of those steps."""
+    bytes_sent: float
+    """Per step, counted; NaN where the system does not count."""
+    bytes_expected: float
+    """Per step, by the strategy's formula."""
+    memory: dict[str, int]
+    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+
+    @staticmethod
+    def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
+        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
+
+        `difference`, the greatest of a weight to the first run's, and whether the strategy claims to be `exact`;
+        milliseconds of a step and of its parts, the mean over ranks; KiB sent per rank and step, counted and by the
+        formula, means over ranks; KiB of each kind of memory on the rank that has most of it.
+        """
+        mean_ms = {f"{part} ms": 1000 * statistics.fmean(r.parts_s[part] for r in ranks) for part in PARTS}
+        return {
+            "difference": difference(whole_weights(first), whole_weights(ranks)),
+            "exact": ranks[0].exact,
+            "step ms": sum(mean_ms.values()),
+            **mean_ms,
+            "sent KiB": statistics.fmean(r.bytes_sent for r in ranks) / 1024,
+            "formula KiB": statistics.fmean(r.bytes_expected for r in ranks) / 1024,
+            **{f"{what} KiB": max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory},
+        }
+
+
+def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
+    """Return the weights that the ranks hold, put together."""
+    return {name: tensor for measured in ranks for name, tensor in measured.weights.items()}
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """Return the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
+    if one.keys() != other.keys():
+        raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def run_strategy(
+    worker: Worker,
+    strategy: type[Strategy],
+    network: Callable[[], nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    batches: Callable[[torch.device], Iterator[tuple[Tensor, Tensor]]],
+    steps: int = 20,
+    check_after: int = 5,
+) -> Measured:
+    """Train by a strategy and measure it. To be launched: `labkit.launch(benchmark.run_strategy, DDP, network, …)`.
+
+    Args:
+        worker: the rank.
+        strategy: the class; see `labkit.strategies.Strategy`.
+        network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
+        loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
+        optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
+        batches: of a device: yields whole batches, (inputs, targets) of (batch_size, …) each, the same on every rank,
+            for ever.
+        steps: how many to take; the first quarter warms up and is not measured.
+        check_after: after how many steps the weights are kept.
+    """
+    if not 0 < check_after <= steps or steps < 4:
+        raise ValueError(f"steps must be at least 4 and check_after between 1 and steps, got {steps} and {check_after}")
+    clock = Clock(worker.device)
+    trainer = strategy(worker, network(), loss, optimizer, clock)
+    stream = batches(worker.device)
+    warm = steps // 4
+    worker.expect(steps)
+
+    def one_step() -> tuple[int, Tensor | None]:
+        with clock.step():
+            with clock("data"):
+                inputs, targets = next(stream)
+            return len(inputs), trainer.step(inputs, targets)
+
+    for count in range(1, steps + 1):
+        batch_size, value = one_step()
+        logged: dict[str, Any] = {} if value is None else {"loss": value}
+        worker.log(samples=batch_size / worker.world_size, **logged)
+        if count == check_after:
+            weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
+        if count == warm or (count == check_after and check_after > warm):
+            sent_before, counted_from = _count_sent(), count
+    sent = (_count_sent() - sent_before) / max(1, steps - counted_from)
+    traced = trace(clock, one_step)
+    measured = [split(marks) for marks in traced]
+    with activations(trainer.model) as kept:
+        one_step()
+    return Measured(
+        trainer.title,
+        trainer.exact,
+        weights,
+        {part: statistics.median(step[part] for step in measured) for part in PARTS},
+        traced[-1],
+        sent if steps > counted_from else float("nan"),
+        trainer.bytes_expected(batch_size),
+        {**memory(trainer.model, trainer.optimizer), **kept},
+    )
+
+
+def _count_sent() -> float:
+    try:
+        return bytes_sent()
+    except OSError:
+        return float("nan")

@@ -1,0 +1,182 @@
+"""Engines whose ranks speak through a directory: what SLURM's, torchrun's and a session's on a cluster share."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from labkit.cluster.launcher_job import LauncherJob, RanksSeen
+from labkit.cluster.run_directory import DirectoryReader, RunDirectory
+from labkit.protocol import events
+from labkit.protocol.job import Job
+
+LOOK_EVERY_S = 0.05
+"""Time between two looks into the directory, unless a look takes long."""
+
+LOOKING_SHARE = 5
+"""A look that takes a second is followed by as many seconds of rest."""
+
+SILENT_S = 60.0
+"""How long, once all ranks have ended, a launcher that does not answer is waited for."""
+
+
+class DirectoryEngine:
+    """Brings the events of ranks that something else starts and minds."""
+
+    outlives_notebook = False
+    stop_grace_s = 10.0
+    """How long ranks that were asked to stop may take: the word travels through a file."""
+    failure_grace_s = float("inf")
+    """The launcher ends the others when a rank fails, and may start them all again."""
+    quiet_s = 1.0
+    stacks_s = 10.0
+    """Question and answer travel through files, which over a network are seen after seconds."""
+
+    def __init__(self, world_size: int, directory: RunDirectory) -> None:
+        self.world_size, self.directory = world_size, directory
+        self.pids: list[int] = []
+        self._reader = DirectoryReader(directory)
+        self._exits: dict[int, events.Exit] = {}
+        self._news: list[events.Event] = []
+        self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> RunDirectory:
+        """Through which ranks and notebook speak."""
+        return self.directory
+
+    def emit(self, event: events.Event) -> None:
+        """Have an event of all ranks come with the next `poll`."""
+        with self._lock:
+            self._news.append(event)
+
+    def poll(self, timeout_s: float) -> list[events.Event]:
+        """Return what is new in the directory and of the launcher, waiting at most `timeout_s` for it.
+
+        How ranks ended is told when no more can come of them: the launcher may start them all again.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            began = time.monotonic()
+            if (found := self._new()) or not timeout_s:
+                return found
+            looked_s = time.monotonic() - began
+            time.sleep(max(LOOK_EVERY_S, LOOKING_SHARE * looked_s))  # a slow file system is others' too
+            if time.monotonic() > deadline:
+                return []
+
+    def _new(self) -> list[events.Event]:
+        with self._lock:
+            found, self._news = self._news, []
+        return found
+
+    def ask_to_stop(self) -> None:
+        """Ask every rank to stop; see `worker.Stopped`."""
+        self._ask("stop")
+
+    def ask_for_stacks(self) -> list[int]:
+        """Ask every rank that has begun and not ended where it stands; return those."""
+        return sorted(self._reader.begun - set(self._exits)) if self._ask("stacks") else []
+
+    def _ask(self, word: str) -> bool:
+        """Ask something of the ranks. Return whether it could be written down; else the notebook is told why."""
+        try:
+            self.directory.ask(word)
+        except OSError as error:  # a full disk, say; whoever asked has a deadline, after which the ranks are ended
+            self.emit(events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
+            return False
+        return True
+
+    def usage(self, rank: int) -> tuple[int, float] | None:
+        """Return None: not known of a rank that may be elsewhere, before it ends."""
+        return None
+
+
+class LaunchedEngine(DirectoryEngine):
+    """Carries one run as one job of a launcher."""
+
+    def __init__(self, launched: LauncherJob) -> None:
+        super().__init__(launched.world_size, launched.directory)
+        self.launched = launched
+        self.outlives_notebook = launched.outlives_notebook
+        self._ended_s: float | None = None
+        """When all ranks had ended."""
+
+    def start(self, job: Job) -> None:
+        """Make the run's directory, and give the ranks to the launcher."""
+        self.launched.start(lambda about: self.directory.create(job, about))
+
+    def _new(self) -> list[events.Event]:
+        found = super()._new() + self.launched.take_news()
+        is_settled = self.launched.is_settled  # before the look: what ranks wrote until then is seen by it
+        had_begun, had_ended = bool(self._reader.begun), len(self._exits) == self.world_size
+        read = self._reader.read()
+        for event in read:
+            if isinstance(event, events.Exit):
+                self._exits[event.rank] = event
+                continue
+            if isinstance(event, events.Restarted):
+                self._exits, had_begun, had_ended = {}, False, False
+            found.append(event)
+        if self._reader.begun and not had_begun:
+            self.launched.ranks_have_begun()
+        if (all_ended := len(self._exits) == self.world_size) and not had_ended:
+            self._ended_s = time.monotonic()
+            self.launched.ranks_have_ended()
+        # Ranks that stopped because the launcher asked them to may begin again, however well they ended.
+        all_well = all_ended and not any(exit.code or exit.ended for exit in self._exits.values())
+        no_more = not read and (is_settled or (all_ended and (self.launched.is_over or self._nobody_answers())))
+        return found + self._last_events() if all_well or no_more else found
+
+    def _nobody_answers(self) -> bool:
+        assert self._ended_s is not None
+        return min(self.launched.silent_s, time.monotonic() - self._ended_s) > SILENT_S
+
+    def _last_events(self) -> list[events.Event]:
+        """Return how every rank ended."""
+        missing = sorted(set(range(self.world_size)) - set(self._exits))
+        well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
+        ending = None if well else self.launched.ending(RanksSeen(self._exits, missing, self._reader.begun))
+        for rank in missing:
+            # Whom the launcher alone ended could still tell so.
+            was_ended = ending is not None or self.launched.was_ended
+            self._exits[rank] = events.Exit(rank, -9, ended=was_ended, at_s=self._last_sign_s(rank), unseen=True)
+        exits = [self._exits[rank] for rank in sorted(self._exits)]
+        return [*self.launched.take_news(), *([ending] if ending else []), *exits]
+
+    def _last_sign_s(self, rank: int) -> float:
+        """Return when the rank wrote last, for a run that ended long ago."""
+        try:
+            return self.directory.file(rank, self._reader.attempt, "records").stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def kill(self) -> None:
+        """Have the ranks ended."""
+        if self.launched.is_started and not self.launched.was_ended and not self.launched.is_over:
+            self.launched.end()
+
+    def killed(self, rank: int) -> bool:
+        """Whether the rank was ended from outside."""
+        return self.launched.was_ended or (rank in self._exits and self._exits[rank].ended)
+
+    def close(self) -> None:
+        """Let go of what this process holds."""
+        self.launched.close()
+
+
+def check_whole(name: str, count: Any, least: int = 1) -> None:
+    """Raise ValueError if an argument is no whole number, or too small."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < least:
+        raise ValueError(f"{name} is a whole number of at least {least}, got {count!r}")
+
+
+def new_directory(where: str | os.PathLike[str], name: str) -> RunDirectory:
+    """Name a directory for a new run; it is not made yet."""
+    title = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)[:40]
+    return RunDirectory(Path(where) / f"{time.strftime('%Y%m%d-%H%M%S')}-{title}-{secrets.token_hex(2)}")

@@ -1,0 +1,193 @@
+"""One job of a launcher, SLURM's or torchrun's: some ranks that it starts, and that a supervisor each minds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from labkit.cluster.run_directory import RunDirectory
+from labkit.protocol import events
+
+SETTLE_S = 1.0
+"""How long, after its ranks have ended, what they wrote may take to be seen."""
+
+END_S = 45.0
+"""How long the launcher may take to end the ranks when it is told to, before this process no longer waits for it. Less
+than `Run.stop` waits, so that the run is over, and says why."""
+
+START_S = 60.0
+"""How long an interrupted start is waited for, so that what it has started can be ended."""
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+
+
+class RanksSeen(NamedTuple):
+    """What the ranks themselves have told of their ends."""
+
+    exits: dict[int, events.Exit]
+    missing: list[int]
+    """Those that have not told."""
+    begun: set[int]
+    """Those that have begun."""
+
+    @property
+    def explains(self) -> bool:
+        """Whether a rank has failed by itself."""
+        return any(exit.code and not exit.ended for exit in self.exits.values())
+
+
+class LauncherJob:
+    """What an engine and a session need of SLURM or torchrun. Made by `Slurm.job` and `Torchrun.job`.
+
+    Guarantees: a start that is interrupted ends what it has started; once `end` was called, `is_over` within `END_S`.
+    """
+
+    kind: ClassVar[str]
+    """The launcher's name, as run.json has it."""
+    outlives_notebook = False
+
+    def __init__(self, world_size: int, directory: RunDirectory, about: dict[str, Any]) -> None:
+        self.world_size, self.directory = world_size, directory
+        self.about = {"launcher": self.kind, "world_size": world_size, **about}
+        """What is kept in the directory for `labkit.attach`."""
+        self.supervisor = SUPERVISOR
+        """The script that minds each rank."""
+        self.is_started = self.was_ended = False
+        """Whether there are ranks; whether this notebook has had them ended."""
+        self._news: list[events.Event] = []
+        self._lock = threading.Lock()
+        self._over_at_s: float | None = None
+        self._end_due_s: float | None = None
+
+    def start(self, make: Callable[[dict[str, Any]], None]) -> None:
+        """Have the directory made with what is to be noted there, and give the ranks to the launcher.
+
+        Raises what the launcher says.
+        """
+        self.about |= {"cwd": os.getcwd(), "path": sys.path}
+        make(self.about)
+        # In another thread, which the notebook's interrupt does not reach: between the start and the note of what was
+        # started nobody would know what to end.
+        starting = self._in_thread(self._submit_and_note)
+        try:
+            starting.result()
+        except BaseException:
+            starting.add_done_callback(self._end_what_has_started)  # also if the next interrupt ends this wait
+            wait([starting], START_S)
+            raise
+
+    def _submit_and_note(self) -> None:
+        self.about |= self.submit()
+        self.is_started = True
+        self.directory.note(self.about)
+
+    def _end_what_has_started(self, starting: Future[None]) -> None:
+        if starting.exception() is None:
+            self.end_now()
+            self.close()
+
+    def _in_thread(self, call: Callable[[], None]) -> Future[None]:
+        """Call something in another thread than the caller's."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                call()
+                future.set_result(None)
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=f"labkit-{self.kind}-start", daemon=True).start()
+        return future
+
+    # What each launcher does in its own way
+
+    def submit(self) -> dict[str, Any]:
+        """Give the ranks to the launcher; return what is to be noted for `attach`. Raises what the launcher says."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Have the launcher end the ranks, without waiting until it has."""
+        raise NotImplementedError
+
+    def end_now(self) -> None:
+        """Have the launcher end the ranks, and wait until it knows."""
+        raise NotImplementedError
+
+    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+        """Return why the launcher has done with the ranks, if that is no rank's doing."""
+        raise NotImplementedError
+
+    def interruption(self) -> events.JobEnded:
+        """Return why the launcher has ended all ranks, though it will start them again."""
+        return events.JobEnded(-1, f"the {self.kind} job was interrupted", "Its ranks begin again.")
+
+    def ranks_have_begun(self) -> None:
+        """Take notice that ranks have begun, and that the launcher is not waited for any more."""
+
+    def ranks_have_ended(self) -> None:
+        """Take notice that all ranks have ended; the launcher may start them again."""
+
+    def look(self) -> None:
+        """Ask the launcher at once how the ranks are."""
+
+    def close(self) -> None:
+        """Let go of what this process holds."""
+
+    @property
+    def silent_s(self) -> float:
+        """How long the launcher has not answered, in s."""
+        return 0.0
+
+    @property
+    def time_left_s(self) -> float:
+        """How long the launcher will keep the ranks, in s; infinite if it has not said."""
+        return float("inf")
+
+    # What it says
+
+    def emit(self, event: events.Event) -> None:
+        """Have an event of all ranks taken to the notebook."""
+        with self._lock:
+            self._news.append(event)
+
+    def take_news(self) -> list[events.Event]:
+        """Return the events since the last call."""
+        with self._lock:
+            found, self._news = self._news, []
+            return found
+
+    def settle(self, patience_s: float = SETTLE_S) -> None:
+        """Note that the launcher has done with the ranks: none lives, but what they wrote may be seen later."""
+        with self._lock:
+            self._over_at_s = self._over_at_s or time.monotonic() + patience_s
+
+    def end_is_due(self) -> None:
+        """Note that the ranks are to be ended: the launcher has `END_S` for it, however often it is told."""
+        with self._lock:
+            self._end_due_s = self._end_due_s or time.monotonic() + END_S
+
+    @property
+    def does_not_end(self) -> bool:
+        """Whether the launcher was told to end the ranks, and has not confirmed it in time."""
+        with self._lock:
+            return self._over_at_s is None and self._end_due_s is not None and time.monotonic() > self._end_due_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the launcher has done with the ranks, or is not waited for any longer."""
+        return self._over_at_s is not None or self.does_not_end
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is over, and what the ranks wrote should have been seen by now."""
+        with self._lock:
+            if self._over_at_s is not None:
+                return time.monotonic() > self._over_at_s
+        return self.does_not_end

@@ -1,0 +1,243 @@
+"""A rank that SLURM or torchrun has started: the same `worker`, with a run's directory where others have pipes.
+
+`supervisor` starts it, and ends with its launcher; this process ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import psutil
+import torch.distributed as dist
+
+from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.protocol.job import RankInfo
+from labkit.rank.channels import Channel
+from labkit.rank.main import Part, do_and_exit, end_children
+from labkit.rank.signals import handle_signals
+
+RENDEZVOUS_S = 300.0
+"""How long a rank waits for rank 0 to publish where the store is."""
+
+SIGCONT_S = 0.2
+"""How long a process that is told to end waits for the SIGCONT by which SLURM's signals are known …"""
+
+SIGCONT_SINCE_S = 5.0
+"""… and how long ago that may have come."""
+
+FIND_EVERY_S = 0.02
+"""Time between two looks whether it has."""
+
+
+class FileChannel(Channel):
+    """The channel of a rank that another machine may have: events go to its file, words come from its supervisor."""
+
+    def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.send = FileSender(directory.file(rank, attempt, "records")).send  # type: ignore[method-assign]
+        listen(self.receive)
+
+
+def listen(receive: Callable[[str], None]) -> None:
+    """Call `receive` with each word from the supervisor, in a thread of its own. Without one the process ends."""
+    threading.Thread(target=_listen, args=(receive,), name="labkit-listen", daemon=True).start()
+
+
+def _listen(receive: Callable[[str], None]) -> None:
+    with os.fdopen(os.dup(0)) as words:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
+        for word in words:
+            receive(word.strip())
+    end_children()
+    os._exit(1)  # the supervisor is gone, and its launcher with it
+
+
+def main() -> NoReturn:
+    """Run one rank: `rank_entry DIRECTORY RANK ATTEMPT`, with the launcher's variables in the environment."""
+    directory, rank, attempt = RunDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+    def prepare() -> Callable[[], Part | None]:
+        stacks = os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle_signals(stacks)
+        outlive_the_launchers_signal()
+        faulthandler.enable()
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        channel = FileChannel(directory, rank, attempt)
+        info = rank_info_here()
+        job = directory.job()
+        about = directory.about()  # the notebook's own folder and modules, where they are here too
+        with contextlib.suppress(OSError):
+            os.chdir(about["cwd"])
+        sys.path += [entry for entry in about["path"] if entry not in sys.path]
+        return lambda: Part(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
+
+    do_and_exit(prepare)
+
+
+def outlive_the_launchers_signal() -> None:
+    """Have SLURM's SIGTERM end neither this process nor those that it forks: the supervisor says what is to happen.
+
+    SLURM sends it to every process of a job, whose ranks may then still take a last checkpoint, and need a DataLoader's
+    workers until then. What ends a worker otherwise, `Process.terminate()`, sends the same signal; but SLURM's comes
+    with a SIGCONT. Programs that a rank starts, spawned workers among them, are ended by SLURM's signal.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return  # there it means that the rank is to end
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=_obey_others_only)
+
+
+def _obey_others_only() -> None:
+    """Have SIGTERM end this forked process, unless it is SLURM's."""
+    continued_s = float("-inf")
+
+    def note(*_: Any) -> None:
+        nonlocal continued_s
+        continued_s = time.monotonic()
+
+    def obey(*_: Any) -> None:
+        time.sleep(SIGCONT_S)  # `note` may have to run first: of signals that wait, SIGTERM has the least number
+        if time.monotonic() - continued_s > SIGCONT_SINCE_S:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for number, handler in ((signal.SIGCONT, note), (signal.SIGTERM, obey)):
+        signal.signal(number, handler)
+        signal.siginterrupt(number, False)
+
+
+def rank_info_here() -> RankInfo:
+    """Return which rank this process is, as torchrun or else SLURM has put it into the environment."""
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        return RankInfo(*(int(env[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+    on_nodes = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1")))
+    return RankInfo(
+        int(env["SLURM_PROCID"]),
+        int(env["SLURM_LOCALID"]),
+        int(env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])),
+        on_nodes[int(env.get("SLURM_NODEID", 0))],
+    )
+
+
+def _counts(text: str) -> list[int]:
+    """Read how SLURM writes a number per node: "2(x3),1" is 2, 2, 2, 1."""
+    counts = []
+    for part in text.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        counts += [int(count)] * int(times or 1)
+    return counts
+
+
+def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:
+    """Return the store through which the ranks find each other.
+
+    torchrun says where: a port that its agents have found free. Under SLURM, and where there is a store `anew` for each
+    job, rank 0 takes a free port of its own and publishes its addresses in the run's directory, so that nobody must
+    know names or free ports beforehand. Bytes alone pass through the store.
+    """
+    alone = info.local_world_size == info.world_size
+    if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if alone:
+            _use_interface("127.0.0.1")
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+            # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
+            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], _join(host, port, info))
+        return _open(host, port, info) if info.rank == 0 else _join(host, port, info)
+    own = "127.0.0.1" if alone else _own_address()
+    _use_interface(own)
+    published = f"rendezvous.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
+    if info.rank == 0:
+        store = _open(own, 0, info)
+        token = secrets.token_hex(16)
+        store.set("labkit/token", token)
+        addresses = [own] if own.startswith("127.") else _addresses(own)
+        directory.write(published, json.dumps({"addresses": addresses, "port": store.port, "token": token}).encode())
+        os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(store.port))
+        return store
+    return _find(directory, published, info)
+
+
+def _open(host: str, port: int, info: RankInfo) -> dist.TCPStore:
+    """Open the store on this machine; on loopback alone if that is where the others are. Port 0 is any that is free."""
+    backlog = max(128, info.world_size)
+    if host.startswith("127."):
+        listener = socket.create_server((host, port), backlog=backlog)
+    elif socket.has_dualstack_ipv6():
+        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    else:
+        listener = socket.create_server(("", port), backlog=backlog)
+    return dist.TCPStore(
+        host,
+        listener.getsockname()[1],
+        info.world_size,
+        is_master=True,
+        timeout=timedelta(seconds=RENDEZVOUS_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _join(host: str, port: int, info: RankInfo) -> dist.TCPStore:
+    return dist.TCPStore(host, port, info.world_size, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
+
+
+def _find(directory: RunDirectory, published: str, info: RankInfo) -> dist.Store:
+    deadline = time.monotonic() + RENDEZVOUS_S
+    why = f"it has not written {directory.path / published}"
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, Any] = json.loads((directory.path / published).read_text())
+            for address in found["addresses"]:
+                try:
+                    socket.create_connection((address, found["port"]), 1).close()
+                except OSError as error:
+                    why = f"at {', '.join(found['addresses'])}, port {found['port']}, nobody answers ({error})"
+                    continue
+                store = _join(address, found["port"], info)
+                if store.get("labkit/token").decode() == found["token"]:
+                    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(found["port"]))
+                    return store
+        time.sleep(FIND_EVERY_S)
+    raise TimeoutError(f"rank {info.rank} has waited {RENDEZVOUS_S:g} s for rank 0: {why}")
+
+
+def _own_address() -> str:
+    """Return this node's address on the network over which SLURM reached it. No packet is sent to find out."""
+    with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["SLURM_LAUNCH_NODE_IPADDR"], 9))
+        return str(probe.getsockname()[0])
+    return socket.gethostname()
+
+
+def _addresses(own: str) -> list[str]:
+    """Return all by which others may reach this node, likely ones first."""
+    found = [own, os.environ.get("SLURMD_NODENAME", ""), socket.gethostname()]
+    for addresses in psutil.net_if_addrs().values():
+        found += [a.address for a in addresses if a.family == socket.AF_INET and not a.address.startswith("127.")]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _use_interface(address: str) -> None:
+    """Have gloo and NCCL use the interface with this address, unless the environment says which."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            return

@@ -1,0 +1,256 @@
+"""Ranks under torch's elastic launcher: `labkit.launch(train, on=labkit.Torchrun(nproc_per_node=2, max_restarts=3))`.
+
+The agent (https://docs.pytorch.org/docs/stable/elastic/run.html) runs as a process of its own, because it takes over
+the signal handlers of the process that it is in.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
+from labkit.cluster.run_directory import RunDirectory
+from labkit.engines.spawn import in_spawner_thread
+from labkit.protocol import events
+
+START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
+"""The agent ends with the notebook; `torchrun` on the command line would not."""
+
+ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Else ranks that are started again read the addresses of the dead: https://github.com/pytorch/pytorch/issues/135712."""
+
+LEAVE_S = 5.0
+"""How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
+
+
+class Torchrun:
+    """Where to launch: under torchrun, on this machine and perhaps others.
+
+    Args:
+        nnodes: machines. With more than one, the run says which command to start on each of the others.
+        nproc_per_node: ranks on each.
+        rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines.
+        max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
+            on from the newest.
+        folder: where the runs' folders are made; with several machines, one that all of them can write.
+    """
+
+    is_here = False
+
+    def __init__(
+        self,
+        nnodes: int = 1,
+        nproc_per_node: int = 2,
+        rdzv_endpoint: str | None = None,
+        max_restarts: int = 0,
+        folder: str | os.PathLike[str] = "labkit-runs",
+    ) -> None:
+        check_whole("nnodes", nnodes)
+        check_whole("nproc_per_node", nproc_per_node)
+        check_whole("max_restarts", max_restarts, least=0)
+        if nnodes > 1 and rdzv_endpoint is None:
+            raise ValueError(
+                f"{nnodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
+                "and a free port on it"
+            )
+        if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
+            raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
+        self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
+        self.rdzv_endpoint, self.folder = rdzv_endpoint, folder
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nnodes * self.nproc_per_node
+
+    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
+        """Return what carries one run."""
+        return LaunchedEngine(self.job(name, timeout_s))
+
+    def job(self, name: str, timeout_s: float | None) -> TorchrunJob:
+        """Return a job for one run or session; it is not started yet."""
+        about = {"name": name, "timeout_s": timeout_s}
+        return TorchrunJob(self.world_size, new_directory(self.folder, name), about, self)
+
+    def arguments(self, supervisor: Path, directory: Path) -> list[str]:
+        """Return torchrun's arguments, the same on every machine."""
+        return [
+            f"--nnodes={self.nnodes}",
+            f"--nproc-per-node={self.nproc_per_node}",
+            f"--max-restarts={self.max_restarts}",
+            "--monitor-interval=0.1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.rdzv_endpoint or '127.0.0.1:0'}",
+            f"--rdzv-id={directory.name}",
+            *(["--local-addr=127.0.0.1"] if self.nnodes == 1 else []),
+            f"--log-dir={directory / 'torchrun'}",
+            str(supervisor),
+            str(directory),
+        ]
+
+    def command(self, supervisor: Path, directory: Path) -> str:
+        """Return the line to type on each of the other machines."""
+        setting = " ".join(f"{name}={value}" for name, value in ENVIRONMENT.items())
+        arguments = self.arguments(supervisor, directory)
+        return f"{setting} {shlex.join([sys.executable, '-m', 'torch.distributed.run', *arguments])}"
+
+    def __repr__(self) -> str:
+        return f"Torchrun(nnodes={self.nnodes}, nproc_per_node={self.nproc_per_node}, max_restarts={self.max_restarts})"
+
+
+class TorchrunJob(LauncherJob):
+    """Ranks under an agent on this machine."""
+
+    kind = "torchrun"
+
+    def __init__(self, world_size: int, directory: RunDirectory, about: dict[str, Any], on: Torchrun) -> None:
+        super().__init__(world_size, directory, about)
+        self._on = on
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    def _in_thread(self, call: Callable[[], None]) -> Future[None]:
+        # The agent ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
+        return in_spawner_thread(call)
+
+    def submit(self) -> dict[str, Any]:
+        """Start the agent. Raises ValueError for an endpoint that cannot be used."""
+        if self._on.rdzv_endpoint is not None:
+            _check_endpoint(self._on.rdzv_endpoint)
+        path = self.directory.path
+        with open(path / "torchrun.out", "ab") as output:
+            self._agent = subprocess.Popen(
+                [sys.executable, "-c", START, *self._on.arguments(self.supervisor, path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                start_new_session=True,  # the notebook's interrupt is not meant for it
+            )
+        if self._on.nnodes > 1:
+            others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
+            command = self._on.command(self.supervisor, path)
+            self.emit(events.Notice(-1, f"start on {others}:\n{command}", queued=True))
+        threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
+        return {"agent": self._agent.pid}
+
+    def ranks_have_begun(self) -> None:
+        """Take back what was to be typed."""
+        if self._on.nnodes > 1:
+            self.emit(events.Notice(-1, ""))
+
+    def _wait(self) -> None:
+        assert self._agent is not None
+        self._agent.wait()
+        self.settle(0.0 if self.was_ended else SETTLE_S)
+
+    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+        """Return how the agent ended, if that is no rank's doing."""
+        assert self._agent is not None
+        if seen.explains or self.was_ended:
+            return None
+        return events.JobEnded(
+            -1,
+            f"torchrun {_how(self._agent.wait())}"
+            + (", and its ranks with it" if seen.begun else " before any rank began"),
+            f"What it wrote:\n{tail}" if (tail := self._tail()) else "It wrote nothing.",
+        )
+
+    def _tail(self) -> str:
+        try:
+            return (self.directory.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
+        except OSError as error:
+            return f"(torchrun.out cannot be read: {error})"
+
+    def end(self) -> None:
+        """End the agent and, with it, its ranks; tell those on other machines."""
+        if self._agent is None or self._agent.poll() is not None:
+            return
+        self.was_ended = True
+        self.end_is_due()
+        for process in self._family():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        # After what needs no disk, which may be full. Here nobody is left to be told.
+        if self._on.nnodes > 1:
+            try:
+                self.directory.ask("end")
+            except OSError as error:
+                self.emit(events.Notice(-1, f"ranks on other machines could not be told to end: {error}"))
+
+    def _family(self) -> list[psutil.Process]:
+        assert self._agent is not None
+        try:
+            agent = psutil.Process(self._agent.pid)
+            return [agent, *agent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def end_now(self) -> None:
+        """End the agent and, with it, its ranks."""
+        self.end()
+
+    def close(self) -> None:
+        """Let the agent take its leave of the others, and end what is left."""
+        if self._agent is None:
+            return
+        try:
+            self._agent.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.end()
+            self._agent.wait()
+
+
+def be_agent() -> None:
+    """Be torchrun, in the agent's own process.
+
+    The agents' store holds pickled words, so whoever reaches it can have code run. Where all are on one machine it is
+    kept from the network; by itself it would listen on every interface.
+    """
+    from torch.distributed import TCPStore, run
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
+        if is_master and host.startswith("127."):
+            try:
+                listener = socket.create_server((host, port), backlog=128)
+            except OSError as error:
+                raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
+            port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
+        return TCPStore(host, port, is_master=is_master, **options)
+
+    vars(c10d_rendezvous_backend)["TCPStore"] = store
+    run.main(sys.argv[1:])
+
+
+def _how(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _check_endpoint(endpoint: str) -> None:
+    """Raise ValueError if no agent can listen there: one that listens may be another run's, which would be joined."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_server((host, int(port))).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"something listens at {endpoint} already; give another port as rdzv_endpoint") from None
+        raise ValueError(
+            f"rdzv_endpoint={endpoint!r} is no address of this machine ({error.strerror or error}); it names a port "
+            "here, by a name that the other machines know"
+        ) from None

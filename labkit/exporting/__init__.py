@@ -1,0 +1,1 @@
+"""A function from a cell as a folder that trains without a notebook."""

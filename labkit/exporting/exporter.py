@@ -1,0 +1,299 @@
+"""Write a function from a cell to a folder that trains without a notebook: a script, a batch script, requirements.
+
+`export` starts at the function and follows every name that its code uses. What a cell defines is written as source;
+what a package has is imported; numbers, texts and collections of them become assignments; anything else is refused by
+name. Nothing is written before all of that is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import labkit
+from labkit.cluster.slurm import Slurm
+from labkit.exporting.imports import check_origin, imported, local_file
+from labkit.exporting.source import Script
+
+MARK = ".labkit-export.json"
+"""Lists what `export` wrote into a folder, with checksums: only that is ever replaced."""
+
+PACKAGE = Path(labkit.__file__).parent
+
+RANK_SIDE = {"protocol", "rank", "checkpoint", "lessons", "strategies"}
+RANK_SIDE_MODULES = {
+    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
+    *("benchmark", "profiling", "scaling"),
+}
+"""Folders and modules of labkit that a rank may need; the others are the notebook's."""
+
+
+def export(
+    fn: Callable[..., Any],
+    folder: str | os.PathLike[str],
+    /,
+    *,
+    on: Slurm | None = None,
+    seed: int | None = 0,
+    **arguments: Any,
+) -> Path:
+    """Write a folder that trains as `launch(fn, …)` does, with no notebook and no Jupyter. Return its path.
+
+    >>> labkit.export(train, "job/", epochs=90)
+
+    The folder holds `train.py` (the function and all that it uses, as source), `job.sbatch`, `requirements.txt` with
+    the versions installed here, `README.txt` with the commands, and in `labkit/` what a rank needs of this package. It
+    can be copied anywhere. With as many ranks, and as many threads on each, it ends with the notebook's weights.
+
+    The function's parameters become options of the script: `torchrun … train.py --epochs 3`, `sbatch job.sbatch -e 3`.
+
+    Args:
+        fn: a function, as `labkit.launch` takes it.
+        folder: made if missing. What an earlier export wrote there is replaced; anything else stays.
+        on: what `job.sbatch` asks for; by default one node with two ranks.
+        seed: as `launch` takes it.
+        arguments: for `fn`, as `launch` passes them on; what an option gives replaces them.
+
+    Raises ValueError that names what cannot be written as source, or a file in the folder that is not export's own;
+    TypeError for an argument that `fn` does not take.
+    """
+    given: Any = fn
+    if isinstance(given, functools.partial) and not given.args:
+        fn, arguments = given.func, {**given.keywords, **arguments}
+    _check(fn, on, seed, arguments)
+    on = on or Slurm(nodes=1, ranks_per_node=2)
+    script = Script(fn, arguments)
+    text = script.text(seed)
+    copied = _local_files(text, fn.__name__)
+    carried = _carried([text, *copied.values()], fn.__name__)
+    files: dict[str, bytes] = {
+        "train.py": text.encode(),
+        "job.sbatch": _batch_script(on, fn.__name__).encode(),
+        **{name: content.encode() for name, content in copied.items()},
+        **carried,
+    }
+    sources = [content.decode() for name, content in files.items() if name.endswith(".py")]
+    files["requirements.txt"] = _requirements(sources).encode()
+    files["README.txt"] = _readme(fn.__name__).encode()
+    return _write(Path(folder), files)
+
+
+def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
+    title = getattr(fn, "__name__", type(fn).__name__)
+    if not inspect.isfunction(fn):
+        raise TypeError(f"export() takes a function written with def, got a {type(fn).__name__}: {fn!r:.80}")
+    if fn.__name__ == "<lambda>":
+        raise TypeError("export() takes a function written with def, got a lambda; give it a name")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{title} is an async function; export() takes an ordinary one (def, not async def)")
+    if on is not None and not isinstance(on, Slurm):
+        raise TypeError(f"on is labkit.Slurm(…), what job.sbatch asks for, got {on!r:.80}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed is a whole number or None, got {seed!r}")
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())
+    for name, value in {"on": on, "seed": seed}.items():
+        if value and name in signature.parameters:
+            raise ValueError(
+                f"{title} has a parameter called {name!r}, but export() keeps {name}=… for itself. Rename it in "
+                f"{title}, or bind it: functools.partial({title}, {name}=…)"
+            )
+    by_place = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_ONLY]
+    if by_place:
+        raise TypeError(f"{title} takes {by_place[0]!r} by position only; options are passed by name")
+    try:
+        signature.bind_partial(object(), **arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{title}{signature} cannot be called as {title}(worker, {', '.join(f'{k}=…' for k in arguments)}): {error}"
+        ) from None
+
+
+def _local_files(text: str, title: str) -> dict[str, str]:
+    """Return the reader's own modules that the script imports, and those that they import: {file name: text}."""
+    files: dict[str, str] = {}
+    todo = [text]
+    while todo:
+        for module in sorted(imported(todo.pop())):
+            top = module.partition(".")[0]
+            file = local_file(top)
+            if file is None or f"{top}.py" in files:
+                continue
+            check_origin(top, f"{title} cannot be exported: it imports")
+            if top == "train":
+                raise ValueError(
+                    f"{title} cannot be exported: it imports {file}, but the script is called train.py too"
+                )
+            files[f"{top}.py"] = file.read_text()
+            todo.append(files[f"{top}.py"])
+    return files
+
+
+def _carried(texts: list[str], title: str) -> dict[str, bytes]:
+    """Return the files of labkit that the script needs, below `labkit/`."""
+    needed = {"labkit.exporting.script"}.union(*(_labkit_modules(text) for text in texts))
+    todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
+    while todo:
+        module = todo.pop().removeprefix("labkit.")
+        if module not in RANK_SIDE_MODULES and module.partition(".")[0] not in RANK_SIDE:
+            raise ValueError(
+                f"{title} cannot be exported: it uses labkit.{module}, which is of the notebook and not of the ranks"
+            )
+        path = PACKAGE / module.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        name = f"labkit/{path.relative_to(PACKAGE).as_posix()}"
+        if name in files:
+            continue
+        files[name] = path.read_bytes()
+        if module == "lessons.datasets":
+            files |= {f"labkit/lessons/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
+        todo += sorted(_labkit_modules(files[name].decode()))
+        if "." in module:
+            todo.append(f"labkit.{module.rpartition('.')[0]}")
+    licence = next((f for f in importlib.metadata.files("labkit") or [] if f.name == "LICENSE"), None)
+    if licence is not None:
+        files["labkit/LICENSE"] = Path(str(licence.locate())).read_bytes()
+    return files
+
+
+def _labkit_modules(text: str) -> set[str]:
+    """Return the modules of labkit that a source uses, by import or as `labkit.Checkpoint`."""
+    found = set()
+    for name in imported(text):
+        top, _, rest = name.partition(".")
+        if top != "labkit" or not rest:
+            continue
+        first = rest.partition(".")[0]
+        rest = {**labkit._HOMES, **labkit._MODULES}.get(first, rest)
+        while rest and not any((PACKAGE / rest.replace(".", "/")).with_suffix(s).exists() for s in ("", ".py")):
+            rest = rest.rpartition(".")[0]
+        if rest:
+            found.add(f"labkit.{rest}")
+    return found
+
+
+# What lies beside the script
+
+
+def _requirements(sources: Iterable[str]) -> str:
+    """Return requirements.txt: what the files in the folder import, as it is installed here."""
+    providers = importlib.metadata.packages_distributions()
+    tops = {name.partition(".")[0] for text in sources for name in imported(text)}
+    tops.add("numpy")  # torch hands tensors to it without asking for it
+    lines = {
+        f"{name}=={importlib.metadata.version(name).partition('+')[0]}"
+        for top in tops - set(sys.stdlib_module_names) - {"labkit"}
+        for name in providers.get(top, [])
+    }
+    head = f"# What train.py and labkit/ import, as it was installed; Python {sys.version.split()[0]}.\n"
+    local = sorted(f"{name} {v}" for name in ("torch", "torchvision") if "+" in (v := _version(name)))
+    head += f"# The builds were: {', '.join(local)}.\n" if local else ""
+    return head + "\n".join(sorted(lines)) + "\n"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _batch_script(on: Slurm, name: str) -> str:
+    python = "python" if on.python == sys.executable else on.python
+    script = on.script([python, "train.py"], name, "slurm-%j.out").rstrip("\n")
+    head, _, command = script.rpartition("\n")
+    # So that `sbatch --ntasks-per-node=2 job.sbatch` starts two.
+    per_node = '--ntasks-per-node="$SLURM_NTASKS_PER_NODE"'
+    command = command.replace(f"--ntasks-per-node={on.ranks_per_node}", per_node, 1)
+    where = 'test -f train.py || { echo "submit this in the folder of train.py" >&2; exit 66; }'
+    return f'{head}\n{where}\n{command} "$@"\n'
+
+
+def _readme(title: str) -> str:
+    return textwrap.dedent(f"""\
+        {title}, exported from a notebook by labkit {labkit.__version__}
+        {"=" * (len(title) + len(labkit.__version__) + 37)}
+
+        train.py          the function and what it uses
+        labkit/           what a rank needs of labkit (BSD-3-Clause)
+        job.sbatch        for SLURM
+        requirements.txt  packages, with the versions that the notebook had
+
+        Install, in this folder:
+
+            python -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt
+
+        Run on one machine, with two ranks; with one rank, python train.py:
+
+            torchrun --standalone --nproc-per-node=2 train.py
+
+        On several machines, the same line on each; HOST is one of them, the port a free one there:
+
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2 --nproc-per-node=2 \\
+                --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 --rdzv-id=1 train.py
+
+        On a SLURM cluster, from this folder, which all nodes must see:
+
+            sbatch job.sbatch
+
+        Options of the function: python train.py --help. They work everywhere: sbatch job.sbatch --seed 1
+
+        What ranks log is in log/*/rank-*.jsonl, a line per call (pandas.read_json(…, lines=True)); what the function
+        returned in log/*/result-*.pt (torch.load).
+
+        The weights are those of the notebook, bit for bit, with as many ranks and as many threads on each (--threads)
+        on the same kind of processor, as far as the training itself is deterministic.
+        """)
+
+
+# Writing
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> Path:
+    """Write the files, in place of those of an earlier export. Raises ValueError rather than replace another file."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; export() needs a folder")
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    before = _earlier(folder)
+    for name in sorted({*files, *before}):
+        there = folder / name
+        if not there.exists():
+            continue
+        if name not in before:
+            raise ValueError(f"{there} is there already and was not written by export(); give another folder")
+        if hashlib.sha256(there.read_bytes()).hexdigest() not in (before[name], sums.get(name)):
+            raise ValueError(f"{there} has been changed since it was exported; rename it, or give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).write_text(json.dumps({"labkit": labkit.__version__, "files": sums}, indent=1))
+    for name in before.keys() - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def _earlier(folder: Path) -> dict[str, str]:
+    """Return what an earlier export wrote there, by name, with checksums."""
+    if not folder.exists():
+        return {}
+    if not (folder / MARK).exists():
+        others = sorted(p.name for p in folder.iterdir())
+        if others:
+            raise ValueError(
+                f"{folder} is not empty ({', '.join(others[:3])}{', …' if len(others) > 3 else ''}) and was not "
+                "written by export(); give a new folder"
+            )
+        return {}
+    found: dict[str, str] = json.loads((folder / MARK).read_text())["files"]
+    return found

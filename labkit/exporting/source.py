@@ -1,0 +1,322 @@
+"""What a function from a cell uses, as the source of one script.
+
+Follows every name that the code uses: what a cell defines is written as source, what a package has is imported,
+numbers, texts and collections of them become assignments, anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+import pathlib
+import re
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+import labkit
+from labkit.exporting.imports import Import, check_origin, import_lines
+from labkit.exporting.names import BUILTINS, is_builtin, kind_of, made_global, names_in, refusal, stands_for_builtin
+from labkit.exporting.statements import Sources
+
+LITERAL_CHARACTERS = 10_000
+"""A constant that is longer as source belongs into a file."""
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(...))
+
+FUTURE = "from __future__ import annotations\n"
+
+
+class Definition(NamedTuple):
+    """A function, a class or a constant as it will be written."""
+
+    name: str
+    text: str
+    position: tuple[int, int]
+    """Where it stands in the notebook: (cell, line). Constants come first."""
+    at_once: set[str]
+    """Names that must be there before it."""
+    if_called: set[str]
+    """Names that must be there when it is called, of a function."""
+    postponed: bool = False
+    """Whether its annotations are never evaluated (`from __future__ import annotations`)."""
+
+
+class Script:
+    """Collects what a function needs, and writes it down."""
+
+    def __init__(self, fn: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        self._title = fn.__name__
+        self._home: dict[str, Any] = inspect.unwrap(fn).__globals__
+        self._sources = Sources(fn.__name__, self._home)
+        self._own_imports = self._sources.imports()
+        self._imports: dict[str, Import] = {}
+        self._definitions: dict[str, Definition] = {}
+        self._bound: dict[str, Any] = {}
+        """Everything that the script binds, by name."""
+        self._made: set[str] = set()
+        """Names that its functions make global by themselves."""
+        self._missing: dict[str, str] = {}
+        """Names that the notebook does not define, and who uses them."""
+        self._need(fn.__name__, fn, "")
+        self._arguments = "".join(
+            f'"{name}": {self._expression(value, f"the argument {name}=…", set())}, '
+            for name, value in arguments.items()
+        ).removesuffix(", ")
+        for name, user in self._missing.items():
+            if name not in self._made:
+                raise self._refusal(f"{user} uses {name!r}, which the notebook does not define (any more)")
+
+    def text(self, seed: int | None) -> str:
+        """Return the whole script."""
+        title, made = self._title, time.strftime("%Y-%m-%d")
+        head = (
+            f'"""{title}, exported from a notebook by labkit {labkit.__version__} on {made}.\n\n'
+            "    torchrun --standalone --nproc-per-node=2 train.py    on this machine\n"
+            "    sbatch job.sbatch                                    on a SLURM cluster\n"
+            "    python train.py --help                               its options\n\n"
+            'README.txt says more.\n"""'
+        )
+        ordered = self._in_order()
+        future = FUTURE.rstrip() if any(definition.postponed for definition in ordered) else ""
+        constants = "\n".join(d.text for d in ordered if d.position < (0, 0))
+        top = "\n\n".join(filter(None, [future, "\n".join(import_lines(self._imports.values())), constants]))
+        body = "\n\n\n".join(d.text for d in ordered if d.position >= (0, 0))
+        tail = (
+            '\n\n\nif __name__ == "__main__":\n'
+            "    import labkit.exporting.script\n\n"
+            f"    labkit.exporting.script.main({title}, {{{self._arguments}}}, seed={seed!r})\n"
+        )
+        text = f"{head}\n\n{top}\n\n\n{body}{tail}" if top else f"{head}\n\n\n{body}{tail}"
+        compile(text, "train.py", "exec")
+        assert names_in(text)[0] <= self._bound.keys() | self._made | BUILTINS | {"labkit"}
+        return text
+
+    # What is needed
+
+    def _need(self, name: str, value: Any, why: str) -> None:
+        """Provide for a name in the script. `why` is for the reader: "train uses"."""
+        if name in self._bound:
+            if self._bound[name] is not value and not _equal(self._bound[name], value):
+                raise self._refusal(
+                    f"it needs two things called {name!r} ({kind_of(self._bound[name])} and {kind_of(value)}; {why} "
+                    f"the second). Run the cell that defines {name!r} again, and those that use it; or rename one"
+                )
+            return
+        if not name.isidentifier():
+            raise self._refusal(f"{why} {kind_of(value)} called {name!r}, which is no name. Use def")
+        self._bound[name] = value
+        own = self._own_imports.get(name)
+        if own is not None and value is not None and own.value() is value:
+            self._import(own, why)
+        elif isinstance(value, types.ModuleType):
+            self._import_module(name, value, why)
+        elif (isinstance(value, type) or (callable(value) and hasattr(value, "__name__"))) and not is_builtin(value):
+            self._need_code(name, value, why)
+        else:
+            text = f"{name} = {self._expression(value, f'{why} {name!r}', set())}"
+            used, at_once = names_in(text)
+            position = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
+            self._definitions[name] = Definition(name, text, position, at_once, used)
+
+    def _need_code(self, name: str, value: Any, why: str) -> None:
+        """Provide for a function or a class: from the notebook as source, from elsewhere by import."""
+        if getattr(value, "__module__", None) != self._home.get("__name__"):
+            self._import_object(name, value, why)
+            return
+        what = f"{why} {name!r}" if why else name
+        node, text, position = self._sources.statement_of(value, what)
+        if isinstance(node, ast.Assign):  # a lambda with a name
+            known_as = ast.unparse(node.targets[0])
+        else:
+            known_as = node.name
+            self._sources.check_wrapping(value, node, what)
+        if known_as != name:
+            # The same thing under another name: define it as it was, then name it.
+            self._need(known_as, value, why)
+            self._definitions[name] = Definition(name, f"{name} = {known_as}", position, {known_as}, {known_as})
+            return
+        code = getattr(inspect.unwrap(value), "__code__", None)
+        postponed = bool(code and code.co_flags & annotations.compiler_flag) or _postpones(value)
+        used, at_once = names_in((FUTURE if postponed else "") + text)
+        hints = names_in(text)[0] - used
+        if_called = set() if isinstance(value, type) else used
+        self._definitions[name] = Definition(name, text, position, at_once, if_called, postponed)
+        self._made |= made_global(text)
+        for used_name in sorted(used | hints):
+            self._need_name(used_name, name, must=used_name in used)
+
+    def _need_name(self, name: str, user: str, must: bool) -> None:
+        """Provide for a name that the source of `user` mentions."""
+        here = self._home.get(name, self)
+        if name == "get_ipython" or (name == "display" and here is self):
+            raise self._refusal(f"{user} uses {name}, which only a notebook has (a line with % or ! uses get_ipython)")
+        if here is self or stands_for_builtin(name, here):
+            if name in BUILTINS or not must:
+                return
+            self._missing.setdefault(name, user)
+            return
+        if name in BUILTINS and name.startswith("__"):
+            return
+        self._need(name, here, f"{user} uses")
+        if isinstance(here, types.ModuleType):
+            self._import_submodules(name, user)
+
+    def _refusal(self, why: str) -> ValueError:
+        return refusal(self._title, why)
+
+    # Imports
+
+    def _import(self, one: Import, why: str) -> None:
+        check_origin(one.module, f"{self._title} cannot be exported: {why} {one.bound!r}, from")
+        self._imports[one.bound] = one
+
+    def _import_module(self, name: str, module: types.ModuleType, why: str) -> None:
+        full = module.__name__
+        if sys.modules.get(full) is not module or full == "__main__":
+            raise self._refusal(f"{why} the module {name!r}, which cannot be imported. Put it into a file")
+        package, _, last = full.rpartition(".")
+        self._import(Import(package, last, name) if package and last == name else Import(full, "", name), why)
+
+    def _import_submodules(self, name: str, user: str) -> None:
+        """Repeat the notebook's `import a.b` where `a.b` is used: `import a` alone may not load it."""
+        text = self._definitions[user].text if user in self._definitions else ""
+        for dotted in self._sources.dotted:
+            if dotted.startswith(f"{name}.") and re.search(rf"\b{re.escape(dotted)}\b", text):
+                self._imports[dotted] = Import(dotted, "", dotted)
+
+    def _import_object(self, name: str, value: Any, why: str) -> None:
+        module, title = getattr(value, "__module__", None), getattr(value, "__qualname__", name)
+        one = Import(module or "", title, name)
+        if module and "." not in title and one.value() is value:
+            self._import(one, why)
+        elif text := self._attribute(value, why):
+            self._definitions[name] = Definition(name, f"{name} = {text}", (-1, len(self._bound)), set(), set())
+        else:
+            raise self._refusal(
+                f"{why} {name!r}, {kind_of(value)} that cannot be imported from {module or 'any module'} by its name. "
+                f"Make it inside {self._title}"
+            )
+
+    def _attribute(self, value: Any, why: str) -> str:
+        """Return `nn.Linear` for what a module of the notebook's has; "" if none does."""
+        title = str(getattr(value, "__name__", ""))
+        for name, module in self._home.items():
+            if isinstance(module, types.ModuleType) and getattr(module, title, None) is value:
+                self._need(name, module, why)
+                return f"{name}.{title}"
+        return ""
+
+    # Values
+
+    def _expression(self, value: Any, what: str, inside: set[int]) -> str:
+        """Write a value as source. Raises ValueError that names it."""
+        text = self._written(value, what, inside | {id(value)} if id(value) not in inside else None)
+        if len(text) > LITERAL_CHARACTERS:
+            raise self._refusal(f"{what}, {len(text):,} characters as source. Keep it in a file, and read that")
+        return text
+
+    def _written(self, value: Any, what: str, inside: set[int] | None) -> str:
+        if inside is None:
+            raise self._refusal(f"{what}, {kind_of(value)} that contains itself")
+
+        def each(values: Iterable[Any]) -> list[str]:
+            return [self._expression(item, what, inside) for item in values]
+
+        kind = type(value)
+        if kind is float and not math.isfinite(value):
+            return f'float("{value}")'
+        if kind is str and not {'"', "'"} & set(value):
+            return f'"{repr(value)[1:-1]}"'
+        if kind in PLAIN:
+            return repr(value)
+        if kind is tuple:
+            return f"({', '.join(each(value))}{',' if len(value) == 1 else ''})"
+        if kind is list:
+            return f"[{', '.join(each(value))}]"
+        if kind in (set, frozenset):
+            items = ", ".join(sorted(each(value)))
+            text = f"{{{items}}}" if items else "set()"
+            return text if kind is set else f"frozenset({text if items else ''})"
+        if kind is dict:
+            pairs = zip(each(value.keys()), each(value.values()), strict=True)
+            return f"{{{', '.join(f'{key}: {item}' for key, item in pairs)}}}"
+        if kind is range:
+            return repr(value)
+        if kind in (torch.dtype, torch.device):
+            self._need("torch", torch, f"{self._title} needs")
+            return f'torch.device("{value}")' if kind is torch.device else str(value)
+        if isinstance(value, pathlib.PurePath):
+            self._need("Path", pathlib.Path, f"{self._title} needs")
+            return f'Path("{value.as_posix()}")'
+        if kind is functools.partial:
+            self._need("functools", functools, f"{self._title} needs")
+            keywords = [f"{name}={self._expression(item, what, inside)}" for name, item in value.keywords.items()]
+            return f"functools.partial({', '.join([*each([value.func]), *each(value.args), *keywords])})"
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+            return self._name_for(value, what)
+        raise self._refusal(
+            f"{what}, {kind_of(value)}, which cannot be written as source. Make it inside {self._title}, or pass what "
+            "it is made from"
+        )
+
+    def _name_for(self, value: Any, what: str) -> str:
+        """Return an expression for a function or a class that stands in a collection, say."""
+        if is_builtin(value):
+            return str(value.__name__)
+        name = next((name for name, here in self._home.items() if here is value and not name.startswith("_")), None)
+        if name is None and (text := self._attribute(value, what)):
+            return text
+        name = name or str(value.__name__)
+        self._need(name, value, what)
+        return name
+
+    # Order
+
+    def _in_order(self) -> list[Definition]:
+        """Return the definitions in the notebook's order, but each after what it needs at once."""
+        done: dict[str, Definition] = {}
+        under_way: list[str] = []
+
+        def add(definition: Definition) -> None:
+            if definition.name in done:
+                return
+            if definition.name in under_way:
+                circle = " → ".join([*under_way[under_way.index(definition.name) :], definition.name])
+                raise self._refusal(f"its parts need each other before they are there: {circle}")
+            under_way.append(definition.name)
+            for name in self._before(definition):
+                add(self._definitions[name])
+            under_way.pop()
+            done[definition.name] = definition
+
+        for definition in sorted(self._definitions.values(), key=lambda d: d.position):
+            add(definition)
+        return list(done.values())
+
+    def _before(self, definition: Definition) -> list[str]:
+        """Return the definitions that must come before one. A function that it names at once may be called at once."""
+        found: set[str] = set()
+        todo = set(definition.at_once)
+        while todo:
+            name = todo.pop()
+            if name in self._definitions and name not in found:
+                found.add(name)
+                todo |= self._definitions[name].if_called
+        return sorted(found - {definition.name})
+
+
+def _postpones(value: Any) -> bool:
+    """Whether a class's annotations are texts: its cell has `from __future__ import annotations`."""
+    hints = vars(value).get("__annotations__", {}) if isinstance(value, type) else {}
+    return bool(hints) and all(isinstance(hint, str) for hint in hints.values())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and type(one) in PLAIN and one == other

@@ -1,0 +1,1 @@
+"""The data and models of the course."""

@@ -1,0 +1,62 @@
+"""The networks that the lessons train. Plain modules: they know nothing of ranks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+
+def linear(inputs: int = 28 * 28, classes: int = 10) -> nn.Sequential:
+    """Softmax regression: images of `inputs` values in all → `classes` logits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+
+
+class ConvNet(nn.Module):
+    """Two convolutions and two linear layers: (batch, 1, 28, 28) → (batch, 10) logits; 21,840 parameters.
+
+    The network of PyTorch's distributed tutorial (https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html),
+    in two halves, so that model-parallel lessons can cut it: `features` → (batch, 320), `classifier` → logits.
+    `dropout=0` leaves both dropout layers out of effect, for comparisons that must be exact.
+    """
+
+    def __init__(self, dropout: float = 0.0, channels: int = 1, classes: int = 10) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 10, kernel_size=5),
+                pool1=nn.MaxPool2d(2),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(10, 20, kernel_size=5),
+                drop2=nn.Dropout2d(dropout),
+                pool2=nn.MaxPool2d(2),
+                relu2=nn.ReLU(),
+                # Whatever the image's size, the second half gets 20 × 4 × 4; at 28 × 28 this changes nothing.
+                fit=nn.AdaptiveAvgPool2d(4),
+                flatten=nn.Flatten(),
+            )
+        )
+        self.classifier = nn.Sequential(
+            OrderedDict(fc1=nn.Linear(320, 50), relu=nn.ReLU(), drop=nn.Dropout(dropout), fc2=nn.Linear(50, classes))
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits, (batch, classes)."""
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+def resnet50(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
+    """ResNet-50 from torchvision with `classes` outputs, untrained: (batch, 3, height, width) → (batch, classes).
+
+    `cifar_stem` replaces ImageNet's first layers (7 × 7 convolution of stride 2, then max-pooling), which would
+    shrink a 32 × 32 image to 8 × 8 at once, by a 3 × 3 convolution of stride 1, as He et al. 2016 do for CIFAR-10
+    (https://arxiv.org/abs/1512.03385, section 4.2).
+    """
+    from torchvision.models import resnet50 as torchvision_resnet50
+
+    model = torchvision_resnet50(weights=None, num_classes=classes)
+    if cifar_stem:
+        model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model

@@ -1,0 +1,1 @@
+"""What the notebook knows of a run, and how it finds out."""

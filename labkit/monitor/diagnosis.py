@@ -1,0 +1,318 @@
+"""From what the ranks reported, and how they ended, to one readable answer: which rank failed first, and why.
+
+Knows no process: it is given facts, so that every case can be tested without starting any.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labkit.monitor.stacks import RankStack, Stacks, rank_list
+from labkit.protocol.events import Failure, JobEnded
+
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
+    r"remote process exited|NCCL.*(remote|abort)|Timed out waiting.*(send|recv)|Application timeout|"
+    r"successfully reached monitoredBarrier",
+    re.IGNORECASE,
+)
+"""How the communication libraries say that another rank has gone."""
+
+TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
+"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
+
+MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
+"""How gloo says that ranks met in different collectives, or with tensors of different sizes."""
+
+FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=\d+, OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+)
+"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do."""
+
+LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
+"""How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
+
+NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
+"""Where in a library's C++ an error was raised: of no use in a summary."""
+
+SEEN_LATE_S = 0.25
+"""A process may have ended this much earlier than its end was seen."""
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What is known of one rank when a run has failed."""
+
+    rank: int
+    failure: Failure | None = None
+    """The rank's own report."""
+    returned: bool = False
+    """The function returned, and its result arrived."""
+    exit_code: int | None = None
+    """As in `multiprocessing.Process.exitcode`; None while the process lives."""
+    exit_s: float = float("inf")
+    """When the end of the process was seen, in seconds since the launch."""
+    ended_by_us: bool = False
+    """The run ended this rank's process after another rank had failed."""
+    last_step: int | None = None
+    output_end: str = ""
+    """The last lines that the rank printed."""
+    peak_bytes: int = 0
+    """Peak resident memory of the process, as far as it was seen."""
+    out_of_memory: bool = False
+    """The system was ending processes for want of memory, and this one was killed."""
+    stack: RankStack | None = None
+    """Where the rank stood when it failed."""
+    unseen: bool = False
+    """Nobody saw the process end; the exit code is a guess."""
+
+
+class Diagnosis(NamedTuple):
+    """Which rank failed first, why, and what became of the others."""
+
+    rank: int | None
+    """None: no rank is to blame."""
+    headline: str
+    """One line, with the rank."""
+    cause: str
+    """The rank's own traceback, or what is known where it left none."""
+    others: list[str]
+    """A line for each other rank."""
+
+
+# The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
+#
+# What does not work: the order in which reports arrive (a victim of a killed process reports first, for nobody reports
+# the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's is 1 as
+# well); the words of an error alone (a web request of the reader's own meets "Connection refused" too).
+#
+# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause: it
+# cannot be a victim, for victims get an error and report it. Only an ordinary report from well before that death comes
+# first. Otherwise the cause is the earliest report that is not of a lost connection: one that torch raised, in words of
+# a communication library. Then whatever says more is asked: collectives that do not fit, a barrier missed, a rank that
+# had returned.
+#
+# What still fails: two ranks that fail by themselves within a quarter of a second, one of them without a report; and a
+# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed.
+
+
+def diagnose(ranks: list[RankFacts]) -> Diagnosis:
+    """Return which rank failed first, why, and what became of the others."""
+    culprit, headline, cause = _first_to_fail(ranks)
+    blamed = culprit.rank
+    for better in (_met_in_different_collectives, _announced_different_collectives, _came_late, _returned_early):
+        if found := better(culprit, cause, ranks):
+            blamed, headline, cause = found
+            break
+    return Diagnosis(blamed, headline, cause, [_outcome(r) for r in ranks if r.rank != blamed])
+
+
+def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
+    silent = sorted((r for r in ranks if _died_silently(r)), key=lambda r: r.exit_s)
+    reports = sorted((r for r in ranks if r.failure), key=_report_order)
+    if silent and not (reports and _reported_before(reports[0], silent[0])):
+        return silent[0], *_without_report(silent[0])
+    assert reports, "a run fails by a report or by a silent death"
+    return reports[0], *_with_report(reports[0])
+
+
+# What says more than that a rank failed: (rank to blame, headline, cause)
+
+Finding = tuple[int, str, str]
+
+
+def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Name the odd one out, and say in which collectives ranks met that do not fit."""
+    if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
+        return None
+    met = Stacks(r.stack for r in ranks if r.stack)
+    blamed, *_ = met.outliers or [culprit.rank]
+    if len({stack.in_words for stack in met}) > 1:
+        headline = f"ranks met in different collectives: {met.in_words}"
+    else:
+        place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+    others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
+    return blamed, headline, "\n\n".join([*others, cause])
+
+
+def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
+    found: dict[str, set[int]] = {}
+    for failure in (r.failure for r in ranks if r.failure):
+        for rank, operation, shape in FINGERPRINT.findall(failure.summary):
+            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
+    if len(found) < 2:
+        return None
+    groups = sorted(((sorted(group), what) for what, group in found.items()), key=lambda group: len(group[0]))
+    said = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    return groups[0][0][0], f"ranks met in different collectives: {said}", cause
+
+
+def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    late = LATE.search(culprit.failure.summary) if culprit.failure else None
+    if late is None:
+        return None
+    blamed = int(late[1])
+    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause
+
+
+def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Blame the first to return, which is not known to have been wrong, only to be missing where the others meet."""
+    returned = [r.rank for r in ranks if r.returned]
+    if not (returned and _lost_peer(culprit)):
+        return None
+    headline = (
+        f"{rank_list(returned)} returned while rank {culprit.rank} was still in a collective "
+        f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
+    )
+    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}"
+
+
+def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Diagnosis:
+    """Return where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
+    blamed = stacks.outliers[0] if stacks.outliers else first_silent
+    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {stacks.in_words}"
+    hint = (
+        f"{rank_list(stacks.outliers).capitalize()} stood apart; the others may be waiting for what never comes."
+        if stacks.outliers
+        else f"No rank stood apart; rank {first_silent} was the first to fall silent."
+    )
+    cause = "\n\n".join([f"{hint} Give a longer timeout_s if such silence is expected.", *stacks.blocks()])
+    others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
+    return Diagnosis(blamed, headline, cause, others)
+
+
+def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
+    """Say that labkit itself could not go on: no rank is to blame.
+
+    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended.
+    """
+    after = (
+        f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
+        if folder
+        else "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
+    )
+    headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
+    return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [])
+
+
+def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
+    """Say that whoever carried the ranks ended them, and how far each had come."""
+    rank = ended.rank if ended.rank >= 0 else None
+    return Diagnosis(rank, ended.headline, ended.cause, [_outcome(r) for r in ranks if r.rank != rank])
+
+
+def _died_silently(rank: RankFacts) -> bool:
+    return rank.exit_code is not None and not (rank.failure or rank.returned or rank.ended_by_us)
+
+
+def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
+    assert reporter.failure is not None
+    return not _lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
+
+
+def _report_order(rank: RankFacts) -> tuple[bool, float]:
+    assert rank.failure is not None
+    return _lost_peer(rank), rank.failure.time_s
+
+
+def _lost_peer(rank: RankFacts) -> bool:
+    """Whether the rank failed because another had gone.
+
+    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
+    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
+    bare RuntimeError in these words, called by the reader's own line.
+    """
+    if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
+        return False
+    if rank.stack is not None and rank.stack.is_in_other_library:
+        return False
+    return LOST_PEER.search(rank.failure.summary) is not None
+
+
+def _with_report(culprit: RankFacts) -> tuple[str, str]:
+    failure = culprit.failure
+    assert failure is not None
+    where = "" if failure.during == "running" else f" while {failure.during}"
+    headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
+    if culprit.last_step is not None:
+        headline += f" (after logging step {culprit.last_step})"
+    return headline, failure.traceback.rstrip()
+
+
+def _without_report(culprit: RankFacts) -> tuple[str, str]:
+    assert culprit.exit_code is not None
+    how = exit_in_words(culprit.exit_code)
+    headline = f"rank {culprit.rank} died ({how}) and left no traceback"
+    if culprit.out_of_memory:
+        headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
+    if culprit.unseen:
+        headline = f"rank {culprit.rank} vanished without a word"
+    if culprit.last_step is not None:
+        headline += f", after logging step {culprit.last_step}"
+    peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
+    hints = {
+        "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
+        "memory runs out: look at the system log (dmesg) and try a smaller batch or fewer ranks.",
+        "SIGSEGV": "A segmentation fault happens in native code, below Python.",
+        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Among collectives, the usual reason is "
+        "that ranks call different ones, or with tensors of different sizes.",
+    }
+    lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
+    if culprit.out_of_memory:
+        lines = [
+            f"rank {culprit.rank} ended with {how} while the system ended processes for want of memory. {peak}"
+            "Try a smaller batch, a smaller model or fewer ranks."
+        ]
+    elif culprit.unseen:
+        lines = [
+            f"Neither rank {culprit.rank} nor what minds it on its machine has said how it ended. The machine may have "
+            "crashed or lost its connection, or all of the job there was killed."
+        ]
+    elif how in hints:
+        lines.append(hints[how])
+    if culprit.stack:
+        lines.append(str(culprit.stack))
+    if culprit.exit_code >= 0:
+        lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
+    if culprit.output_end:
+        lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
+    return headline, "\n".join(lines)
+
+
+def _outcome(rank: RankFacts) -> str:
+    name = f"rank {rank.rank}"
+    if rank.returned:
+        return f"{name} had returned; its result is kept"
+    if rank.failure is not None:
+        summary = NATIVE_SOURCE.sub("", rank.failure.summary)
+        if _lost_peer(rank):
+            return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
+        return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+    if rank.unseen and rank.last_step is None:
+        return f"{name} left no word"
+    if rank.ended_by_us:
+        step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
+        return f"{name} was still running and was ended{step}"
+    if rank.exit_code is not None:
+        return f"{name} died too ({exit_in_words(rank.exit_code)})"
+    return f"{name} was still running when the run ended"
+
+
+def exit_in_words(code: int) -> str:
+    """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it"."""
+    if code < 0:
+        return _signal_name(-code) or f"signal {-code}"
+    name = _signal_name(code - 128)
+    return f"exit code {code}: {name}, as a shell says it" if name else f"exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""

@@ -1,0 +1,274 @@
+"""Follows the ranks of one run in a thread: brings their events to its state, and minds the time.
+
+The one place where a run's deadlines are kept: after a failure, a stop, a silence (`timeout_s`), and after all have
+returned. What is decided there is tested without processes, in `state`, `stopping` and `diagnosis`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+
+from labkit.engines.base import Engine
+from labkit.monitor.diagnosis import Diagnosis, RankFacts, diagnose, diagnose_ended, diagnose_hang, diagnose_own_error
+from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
+from labkit.monitor.state import RunState
+from labkit.monitor.stopping import STEPS, Stopping
+from labkit.protocol import events
+from labkit.protocol.job import Cell
+
+KILL_AGAIN_S = 0.5
+"""Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
+
+STARTING_S = 120.0
+"""Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
+
+USAGE_EVERY_S = 0.25
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
+
+POLL_S = 0.05
+"""How long to wait for what comes from ranks before looking at the clock again …"""
+
+POLL_STOPPING_S = 0.01
+"""… and once they were asked to stop."""
+
+
+class Follower:
+    """What follows one run. Everything that others read or call holds `lock`."""
+
+    def __init__(
+        self, engine: Engine, world_size: int, timeout_s: float | None, when_returned: str, on_end: Callable[[], object]
+    ) -> None:
+        self.engine = engine
+        self.state = RunState(world_size, engine.failure_grace_s, time.monotonic())
+        self.lock = threading.RLock()
+        self.over = threading.Event()
+        """Set once the run has ended and how is final."""
+        self.diagnosis: Diagnosis | None = None
+        """Why the run failed, once it is over; None if it has not."""
+        self.cut_short = ""
+        """Why ranks that were asked to stop were ended: "in vain", "late", or "" if they ended by themselves."""
+        self.cells: Mapping[str, Cell] = {}
+        self.start_s = time.time()
+        self.end_s: float | None = None
+        self._timeout_s, self._when_returned, self._on_end = timeout_s, when_returned, on_end
+        self._stopping: Stopping | None = None
+        self._stop_grace_s: float | None = None
+        self._stacks_asked: list[int] = []
+        self._stacks_asked_s = 0.0
+        self._hang_asked_s: float | None = None
+        self._hang: Diagnosis | None = None
+        self._own_error: Diagnosis | None = None
+        self._look_due_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the launch until the end, or until now."""
+        return (self.end_s or time.time()) - self.start_s
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a thread follows the ranks: it will end them, or see them end."""
+        return self._thread is not None
+
+    def begin(self, cells: Mapping[str, Cell], start_s: float, stop_asked: bool) -> None:
+        """Follow ranks that have been started at `start_s`, as `time.time()`, and perhaps been asked to stop since."""
+        self.cells, self.start_s, self.state.stop_asked = cells, start_s, stop_asked
+        for event in self.engine.poll(timeout_s=0):
+            self.take(event)
+        thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def take(self, event: events.Event) -> None:
+        """Note one event."""
+        now_s = time.monotonic()
+        if isinstance(event, events.Waits):
+            if self._stopping is not None:
+                self._stopping.take(event, now_s)
+            return
+        since_launch_s, ended_by_us = self.elapsed_s, False
+        if isinstance(event, events.Exit):
+            ended_by_us = self.engine.killed(event.rank)
+            since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
+        self.state.take(event, now_s, since_launch_s, ended_by_us)
+
+    def _follow(self) -> None:
+        try:
+            while not self.state.is_over:
+                for event in self.engine.poll(timeout_s=POLL_STOPPING_S if self._stopping else POLL_S):
+                    with self.lock:
+                        self.take(event)
+                self.mind_the_time()
+        except Exception as error:  # labkit's own, or the file system's: not one of a rank, and not to be hidden
+            self._give_up(error)
+        finally:
+            try:
+                self.engine.close()
+            except Exception as error:
+                self._give_up(error)
+            finally:
+                self.settle()  # whatever happens, who waits for the run does not wait for ever
+
+    def _give_up(self, error: Exception) -> None:
+        """Note an error of labkit's own, and end ranks that nobody follows any longer, unless they can be found again.
+
+        What has come from the ranks is kept.
+        """
+        if self._own_error is None:
+            folder = self.engine.folder.path if self.engine.outlives_notebook and self.engine.folder else None
+            self._own_error = diagnose_own_error(error, traceback.format_exc(), str(folder or ""))
+        if not self.engine.outlives_notebook:
+            try:
+                self.engine.kill()
+            except Exception as worse:
+                error.add_note(f"and the ranks could not be ended: {worse}")
+
+    def settle(self) -> None:
+        """Say how the run ended. Nothing of it changes any more."""
+        with self.lock:
+            state = self.state
+            exits_s = max(rank.exit_s for rank in state.ranks)
+            self.end_s = min(time.time(), self.start_s + exits_s)
+            ended = state.job_ended if not state.stop_asked else None
+            if self._own_error is not None:
+                self.diagnosis = self._own_error
+            elif state.has_failed or ended is not None:
+                facts = self._facts()
+                self.diagnosis = self._hang or (diagnose_ended(ended, facts) if ended else diagnose(facts))
+        self._on_end()
+        self.over.set()
+
+    # The clock
+
+    def mind_the_time(self) -> None:
+        """Do what is due: end ranks, look at their memory, ask those that are silent."""
+        now_s, state = time.monotonic(), self.state
+        with self.lock:
+            if self._stopping is not None:
+                self._mind_the_stop(self._stopping, now_s)
+        if now_s >= state.end_by_s:
+            state.end_by_s = now_s + KILL_AGAIN_S
+            self.engine.kill()
+            return
+        if now_s > self._look_due_s:
+            with self.lock:
+                self._look_at_usage(now_s)
+        if self._timeout_s is not None and not state.stop_asked and not state.is_queued:
+            is_starting = any(rank.phase == "starting" for rank in state.ranks)
+            if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
+                with self.lock:
+                    self._end_the_hang(self._timeout_s, now_s)
+
+    def _look_at_usage(self, now_s: float) -> None:
+        self._look_due_s = now_s + USAGE_EVERY_S
+        for number, rank in enumerate(self.state.ranks):
+            # Of one that has returned its own account is on its way, or here.
+            if rank.is_at_work and (used := self.engine.usage(number)) is not None:
+                rank.peak_bytes = max(rank.peak_bytes, used[0])
+
+    def _end_the_hang(self, timeout_s: float, now_s: float) -> None:
+        """Ask the silent ranks where they stand, and end the run when they have said so."""
+        if self._hang_asked_s is None or self._hang_asked_s < self.state.progress_s:
+            self._hang_asked_s = now_s  # anew, if a rank made progress after it was asked last
+            self.ask_for_stacks()
+        elif self._hang is None and (self.stacks_have_come() or now_s - self._hang_asked_s > self.engine.stacks_s):
+            ranks = self.state.ranks
+            silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
+            first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
+            self._hang = diagnose_hang(self.stacks(), timeout_s, first)
+            if self._hang.rank is not None:
+                ranks[self._hang.rank].phase = "failed"
+            self.state.has_failed, self.state.end_by_s = True, now_s
+
+    # Stopping
+
+    def ask_to_stop(self, grace_s: float | None) -> None:
+        """Begin to stop the run; asked again, only take another grace. In s."""
+        with self.lock:
+            if self.over.is_set():
+                return
+            if grace_s is not None:
+                self._stop_grace_s = grace_s
+            if self._stopping is not None:
+                return
+            self.state.stop_asked = True
+            self._stopping = Stopping(time.monotonic(), self.engine.quiet_s)
+            if any(rank.phase in ("starting", "queued") for rank in self.state.ranks):
+                self.engine.kill()  # nothing to keep
+            else:
+                self.engine.ask_to_stop()
+
+    @property
+    def grace_s(self) -> float:
+        """How long ranks that are asked to stop have, in s."""
+        if self._stop_grace_s is not None:
+            return self._stop_grace_s
+        return max(self.engine.stop_grace_s, STEPS * self.state.pace.longest_step_s)
+
+    def _mind_the_stop(self, stopping: Stopping, now_s: float) -> None:
+        """End ranks that were asked to stop when their grace is over, or nothing can come of it; see `stopping`."""
+        end_s, at_work = stopping.began_s + self.grace_s, self.state.at_work
+        in_vain = stopping.in_vain(at_work, end_s, now_s)
+        if self.cut_short:
+            return
+        if in_vain or now_s >= end_s:
+            self.cut_short = "in vain" if in_vain else "late"
+            self.state.end_by_s = min(self.state.end_by_s, now_s)
+        elif stopping.ask_again(at_work, now_s):
+            self.engine.ask_to_stop()
+
+    # Where the ranks stand
+
+    def ask_for_stacks(self) -> None:
+        """Ask every rank where it stands; what it answered before is forgotten."""
+        for rank in self.state.ranks:
+            rank.stack_text = ""
+        self._stacks_asked = self.engine.ask_for_stacks() if not self.over.is_set() else []
+
+    def stacks_have_come(self) -> bool:
+        """Return whether all that were asked have answered."""
+        return all(is_complete(self.state.ranks[rank].stack_text) for rank in self._stacks_asked)
+
+    def stacks(self) -> Stacks:
+        """Return where every rank stands, by what has come."""
+        found = Stacks()
+        for number, rank in enumerate(self.state.ranks):
+            frames = parse(rank.stack_text)
+            if rank.phase == "idle":
+                frames, note = [], "has no part in the cell"
+            elif rank.returned:
+                frames, note = [], self._when_returned
+            elif rank.exit_code is not None or rank.phase == "failed":
+                frames, note = [], f"has ended ({rank.phase})"
+            else:
+                note = "is still starting" if rank.phase in ("queued", "starting") else "did not answer"
+            found.append(RankStack(number, frames, self.cells, note))
+        return found
+
+    def _facts(self) -> list[RankFacts]:
+        """Return what is known of each rank, for the diagnosis."""
+        found = []
+        for number, rank in enumerate(self.state.ranks):
+            output, _, dump = rank.output.tail(300).partition("Fatal Python error: ")
+            frames = [Frame(*f) for f in rank.failure.frames] if rank.failure else parse(dump, thread="current")
+            found.append(
+                RankFacts(
+                    number,
+                    failure=rank.failure,
+                    returned=rank.returned,
+                    exit_code=rank.exit_code,
+                    exit_s=rank.exit_s,
+                    ended_by_us=rank.ended_by_us or self.engine.killed(number),
+                    last_step=self.state.recorded.progress(number).last_step,
+                    output_end=output,
+                    peak_bytes=rank.peak_bytes,
+                    out_of_memory=rank.out_of_memory,
+                    unseen=rank.unseen,
+                    stack=RankStack(number, frames, self.cells) if frames else None,
+                )
+            )
+        return found

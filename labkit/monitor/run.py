@@ -1,0 +1,376 @@
+"""What the reader holds of a run: its history, results and output, and how to wait for it and stop it."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from labkit.engines import holders
+from labkit.engines.base import Engine
+from labkit.monitor.diagnosis import Diagnosis
+from labkit.monitor.follower import Follower
+from labkit.monitor.history import History, Progress
+from labkit.monitor.stacks import Stacks
+from labkit.protocol import events
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+END_S = 60.0
+"""How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
+
+_live: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
+    """A rank failed, and with it the run.
+
+    Attributes:
+        rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
+        cause: that rank's own traceback, with the lines of the notebook's cells in it.
+        run: the `Run`, with the history, output and results that had arrived.
+    """
+
+    def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
+        self.rank = diagnosis.rank
+        self.cause = diagnosis.cause
+        self.run = run
+        self.diagnosis = diagnosis
+        super().__init__(diagnosis.headline)
+
+    def __str__(self) -> str:
+        others = "".join(f"\n  {line}" for line in self.diagnosis.others)
+        return f"{self.diagnosis.headline}\n\n{self.cause}\n{others}".rstrip()
+
+    def _render_traceback_(self) -> list[str]:
+        """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
+        return f"{type(self).__name__}: {self}".splitlines()
+
+    def __reduce__(self) -> Any:
+        return RuntimeError, (str(self),)
+
+
+class Run:
+    """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
+
+    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
+    """
+
+    show: ClassVar[Callable[[Run], object] | None] = None
+    """How a run shows itself in a cell. `labkit.ui` fills it in: this side knows nothing of charts."""
+    draw: ClassVar[Callable[[Run], Any] | None] = None
+    """How `figure` draws it; likewise."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        world_size: int,
+        name: str,
+        timeout_s: float | None = None,
+        when_returned: str = "has returned",
+    ) -> None:
+        self.name = name
+        """What the run is called in charts and tables."""
+        self.world_size = world_size
+        """Number of ranks."""
+        self.error: WorkerFailed | None = None
+        """Why the run failed, or None."""
+        self.engine = engine
+        """What carries the ranks."""
+        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle)
+        self._state, self._lock = self._follower.state, self._follower.lock
+        self.over = self._follower.over
+        """Set once the run has ended and its status, results and error are final."""
+        self._status = "running"
+
+    # What the reader asks of a run
+
+    @property
+    def status(self) -> str:
+        """ "running", "finished", "failed" or "stopped"; "queued" while a cluster has no machines for it yet."""
+        return "queued" if self._status == "running" and self._state.is_queued else self._status
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a run on a cluster keeps what its ranks write: `labkit.attach(run.folder)` finds it again."""
+        return self.engine.folder.path if self.engine.folder else None
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name."""
+        return self.recorded.frame()
+
+    @property
+    def recorded(self) -> History:
+        """What was logged so far, in the form that charts draw."""
+        return self._state.recorded
+
+    @property
+    def results(self) -> list[Any]:
+        """What the function returned, by rank; None for a rank that has not returned."""
+        with self._lock:
+            return [rank.result for rank in self._state.ranks]
+
+    @property
+    def returned(self) -> list[bool]:
+        """Whether the function has returned, by rank."""
+        with self._lock:
+            return [rank.returned for rank in self._state.ranks]
+
+    @property
+    def failures(self) -> list[events.Failure | None]:
+        """What each rank reported of its failure, by rank; None for a rank that has reported none."""
+        with self._lock:
+            return [rank.failure for rank in self._state.ranks]
+
+    @property
+    def output(self) -> list[str]:
+        """What each rank printed to stdout and stderr, by rank; of very long output, the end."""
+        with self._lock:
+            return [str(rank.output) for rank in self._state.ranks]
+
+    def output_tail(self, lines: int) -> list[str]:
+        """Return the last lines that each rank printed, an unfinished one included."""
+        with self._lock:
+            return [rank.output.tail(lines) for rank in self._state.ranks]
+
+    def take_new_output(self) -> list[list[str]]:
+        """Return the complete lines that each rank printed since this was last called. For one reader."""
+        with self._lock:
+            return [rank.output.take_new() for rank in self._state.ranks]
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """Peak resident memory of each rank's process, in bytes; 0 for a rank that could not say.
+
+        On reserved ranks without what earlier runs have left there: as much as a process of its own would have had.
+        """
+        return [rank.peak_bytes for rank in self._state.ranks]
+
+    @property
+    def peak_device_bytes(self) -> list[int]:
+        """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
+        return [rank.peak_device_bytes for rank in self._state.ranks]
+
+    @property
+    def notice(self) -> str:
+        """What a cluster says of the run: its job and place in the queue, say."""
+        return self._state.notice
+
+    @property
+    def attempt(self) -> int:
+        """How often all ranks have been started again."""
+        return self._state.attempt
+
+    @property
+    def pids(self) -> list[int]:
+        """Process id of each rank, as far as it runs on this machine: for a debugger, say."""
+        return list(self.engine.pids)
+
+    @property
+    def start_s(self) -> float:
+        """When the run was launched, as `time.time()`."""
+        return self._follower.start_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds from the launch until the end, or until now."""
+        return self._follower.elapsed_s
+
+    @property
+    def states(self) -> list[str]:
+        """Each rank: "queued", "starting", "running", "finished", "failed", "stopped" or "ended" (not by itself)."""
+        with self._lock:
+            return [rank.phase for rank in self._state.ranks]
+
+    @property
+    def cut_short(self) -> str:
+        """Why ranks that were asked to stop were ended, or "" if they ended by themselves.
+
+        "in vain": they waited for what cannot come; "late": they took longer than the grace.
+        """
+        return self._follower.cut_short
+
+    def progress(self, rank: int) -> tuple[Progress, int]:
+        """Return where a rank stands, and how many steps it expects to take (0 if it has not said)."""
+        return self.recorded.progress(rank), self._state.ranks[rank].expected_steps
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Block until the run is over, and return it.
+
+        Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
+        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once.
+        """
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while not self.over.is_set():
+            try:
+                self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
+                late = not self.over.is_set() and time.monotonic() >= deadline
+            except KeyboardInterrupt:
+                late, deadline = False, float("inf")
+                if self._state.stop_asked:
+                    self.engine.kill()
+                self.ask_to_stop()
+            if late:
+                raise TimeoutError(
+                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
+                )
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def stop(self, grace_s: float | None = None) -> Run:
+        """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
+
+        Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. Ranks that have not
+        ended after `grace_s` are ended; at once, if they wait for what cannot come, each other in a collective, say. By
+        default the grace is four of the run's longest recent steps, and 2 s at least, 10 s on a cluster. Stopping a
+        run that is being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over
+        does nothing.
+
+        Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
+        reached, say. The run is followed on.
+        """
+        self.ask_to_stop(grace_s)
+        self.wait_for_the_end()
+        return self
+
+    def wait_for_the_end(self) -> None:
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
+        began_s = time.monotonic()
+        while not self.over.wait(0.1):
+            if time.monotonic() - began_s > self._follower.grace_s + END_S:
+                said = f" ({self.notice})" if self.notice else ""
+                raise TimeoutError(
+                    f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
+                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again"
+                )
+
+    def ask_to_stop(self, grace_s: float | None = None) -> None:
+        """Begin to stop the run, without waiting until it is over."""
+        self._follower.ask_to_stop(grace_s)
+
+    def kill(self) -> None:
+        """End the ranks now, without asking them, and without waiting until they have ended."""
+        self.engine.kill()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop and is not over yet."""
+        return self._state.stop_asked and not self.over.is_set()
+
+    def stacks(self) -> Stacks:
+        """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
+
+        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers, a few on
+        a cluster.
+        """
+        with self._lock:
+            self._follower.ask_for_stacks()
+        deadline = time.monotonic() + self.engine.stacks_s
+        while not self._follower.stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+            time.sleep(0.005)
+        with self._lock:
+            return self._follower.stacks()
+
+    def figure(self) -> Any:
+        """Return the chart of what was logged, a Plotly figure: a curve per rank and their mean, a panel per name."""
+        assert Run.draw is not None, "labkit.launch has imported the room that draws"
+        return Run.draw(self)
+
+    # Following the ranks
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the ranks have been started, and are minded."""
+        return self._follower.has_begun
+
+    def start(self, job: Job) -> None:
+        """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        try:
+            self.engine.start(job)
+            self.follow(job)
+        except BaseException:
+            if not self._follower.has_begun:  # interrupted before anybody minds the ranks
+                self.engine.kill()
+                self.engine.close()
+            raise
+
+    def follow(self, job: Job, stopping: bool = False) -> None:
+        """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`.
+
+        `stopping` is whether they were asked to stop before.
+        """
+        _live.add(self)
+        try:
+            self._follower.begin(job.cells, job.start_s, stopping)
+        except BaseException:
+            if not self._follower.has_begun:
+                _live.discard(self)
+            raise
+
+    def _settle(self) -> None:
+        diagnosis = self._follower.diagnosis
+        if diagnosis is not None:
+            self.error = WorkerFailed(diagnosis, self)
+            self._status = "failed"
+        else:
+            self._status = "stopped" if self._state.stop_asked else "finished"
+        _live.discard(self)
+
+    # Showing
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
+
+    def _ipython_display_(self) -> None:
+        assert Run.show is not None, "labkit.launch has imported the room that shows"
+        Run.show(self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
+
+
+def run_of(engine: Engine) -> Run | None:
+    """Return the run that this engine carries, if it is not over."""
+    return next((run for run in list(_live) if run.engine is engine), None)
+
+
+class _Runs:
+    """All runs that are going, as a holder of processes."""
+
+    def processes(self) -> list[holders.HeldProcess]:
+        return [one for run in list(_live) for one in self._of(run)]
+
+    def end(self, pid: int) -> None:
+        for run in list(_live):
+            if pid in run.pids:
+                run.ask_to_stop()
+
+    def _of(self, run: Run) -> list[holders.HeldProcess]:
+        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
+        return [
+            one
+            for rank, (pid, state) in enumerate(ranks)
+            for one in holders.held("run", run.name, rank, pid, state, self)
+        ]
+
+
+_runs = _Runs()
+holders.add(_runs)
+
+
+@atexit.register
+def _end_live_runs() -> None:
+    """Leave no rank behind when the notebook's kernel, or a script, ends."""
+    ending = [run for run in _live if not run.engine.outlives_notebook]
+    for run in ending:
+        run.ask_to_stop()
+        run.engine.kill()
+    for run in ending:
+        run.over.wait(5)  # until its processes have been waited for

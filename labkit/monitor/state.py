@@ -1,0 +1,211 @@
+"""What is known of a run and of each of its ranks: events in, state out. No process, no thread, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from labkit.monitor.history import History
+from labkit.monitor.output import RankOutput
+from labkit.monitor.stopping import Pace
+from labkit.protocol import events
+
+RETURN_GRACE_S = 10.0
+"""How long a rank may take to end its process after its function has returned."""
+
+
+@dataclass
+class RankState:
+    """What is known of one rank."""
+
+    phase: str = "starting"
+    """ "queued", "starting", "running", "finished", "failed", "stopped", "ended" (not by itself), or "idle": it has no
+    part in a cell."""
+    result: Any = None
+    """What the function returned; None before."""
+    returned: bool = False
+    """Whether the function has returned, and its result has arrived."""
+    failure: events.Failure | None = None
+    """The rank's own report."""
+    exit_code: int | None = None
+    """As in `multiprocessing.Process.exitcode`; None while the rank is at work."""
+    exit_s: float = float("inf")
+    """When the end of the process was seen, in seconds since the launch."""
+    ended_by_us: bool = False
+    """Whether the run ended the process, after another rank had failed, say."""
+    out_of_memory: bool = False
+    """Whether the system ended the process for want of memory."""
+    unseen: bool = False
+    """Whether nobody saw the process end; the exit code is a guess."""
+    expected_steps: int = 0
+    """As the rank says; 0 if it has not said."""
+    peak_bytes: int = 0
+    """Peak resident memory of the process; 0 if not known."""
+    peak_device_bytes: int = 0
+    """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
+    output: RankOutput = field(default_factory=RankOutput)
+    stack_text: str = ""
+    """What came of the newest question where the rank stands, as `faulthandler` writes it."""
+    begins_again: bool = False
+    """Whether it has been started again, and has not logged since."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has neither ended nor said how its function ended."""
+        return self.exit_code is None and self.phase in ("starting", "running")
+
+    def forget_attempt(self, phase: str) -> None:
+        """Forget how the rank fared before all ranks began again; what it printed and used stays."""
+        self.phase, self.result, self.returned, self.failure = phase, None, False, None
+        self.exit_code, self.exit_s, self.ended_by_us = None, float("inf"), False
+        self.out_of_memory = self.unseen = False
+
+
+class RunState:
+    """What is known of a run. `take` changes it by one event; nothing else does but the two questions to the ranks.
+
+    Times called `now_s` are of one clock that never goes back; `since_launch_s` is the wall clock's.
+    """
+
+    def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
+        self.ranks = [RankState() for _ in range(world_size)]
+        self.recorded = History(world_size)
+        """What was logged, in the form that charts draw."""
+        self.pace = Pace(world_size)
+        self.notice = ""
+        """What whoever carries the ranks says of all of them."""
+        self.attempt = 0
+        """How often all ranks have been started again."""
+        self.job_ended: events.JobEnded | None = None
+        self.has_failed = False
+        """Whether a rank has failed for another reason than that the run was asked to stop."""
+        self.stop_asked = False
+        self.progress_s = now_s
+        """When a rank last logged, started or returned."""
+        self.end_by_s = float("inf")
+        """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
+        self._failure_grace_s = failure_grace_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has ended, or done its part."""
+        return all(rank.exit_code is not None for rank in self.ranks)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether ranks wait for machines."""
+        return any(rank.phase == "queued" for rank in self.ranks)
+
+    @property
+    def at_work(self) -> set[int]:
+        """The ranks that may still do something."""
+        return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
+
+    def take(self, event: events.Event, now_s: float, since_launch_s: float, ended_by_us: bool = False) -> None:
+        """Note what an event says, and when it happened.
+
+        `ended_by_us` is whether the run had ended the rank, for an `Exit`.
+        """
+        match event:
+            case events.Notice():
+                self._take_notice(event, now_s)
+            case events.Restarted():
+                self._begin_again(event, now_s)
+            case events.JobEnded():
+                self.job_ended = event
+            case events.Log():
+                self._take_log(event, now_s)
+            case events.Result():
+                self._take_result(event, now_s, since_launch_s)
+            case events.Failure():
+                self._take_failure(event, now_s)
+            case events.Exit():
+                self._take_exit(event, now_s, since_launch_s, ended_by_us)
+            case events.Started():
+                self.ranks[event.rank].phase = "running"
+                self.pace.begin(event.rank, since_launch_s)
+                self.progress_s = now_s
+            case _:
+                _take_plain(self.ranks[event.rank], event)
+
+    def _take_log(self, log: events.Log, now_s: float) -> None:
+        rank = self.ranks[log.rank]
+        if rank.begins_again:
+            rank.begins_again = False
+            self.recorded = self.recorded.before(log.rank, log.steps[0])
+        self.recorded.add(log)
+        self.pace.add(log)
+        self.progress_s = now_s
+
+    def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:
+        self.progress_s = now_s
+        rank = self.ranks[event.rank]
+        try:
+            rank.result = cloudpickle.loads(event.blob)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            during = "its result was being unpickled in the notebook"
+            self._take_failure(events.Failure(event.rank, since_launch_s, during, what, what), now_s)
+            return
+        rank.returned, rank.phase = True, "finished"
+        if all(rank.returned for rank in self.ranks):
+            self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)
+
+    def _take_failure(self, failure: events.Failure, now_s: float) -> None:
+        self.ranks[failure.rank].failure = failure
+        self._note_failed(failure.rank, now_s)
+
+    def _take_exit(self, event: events.Exit, now_s: float, since_launch_s: float, ended_by_us: bool) -> None:
+        rank = self.ranks[event.rank]
+        rank.exit_code, rank.out_of_memory, rank.unseen = event.code, event.out_of_memory, event.unseen
+        rank.ended_by_us, rank.exit_s = ended_by_us, since_launch_s
+        rank.output.end()
+        if rank.phase in ("queued", "starting", "running"):
+            if ended_by_us:
+                rank.phase = "ended"
+            else:
+                self._note_failed(event.rank, now_s)
+
+    def _note_failed(self, rank: int, now_s: float) -> None:
+        self.ranks[rank].phase = "failed"
+        # A rank that fails after the run was asked to stop is a consequence of stopping.
+        self.has_failed = self.has_failed or not self.stop_asked
+        self.end_by_s = min(self.end_by_s, now_s + self._failure_grace_s)
+
+    def _take_notice(self, notice: events.Notice, now_s: float) -> None:
+        self.notice, self.progress_s = notice.text, now_s
+        if notice.queued and not self.is_queued:
+            self._forget_attempt("queued")
+        elif not notice.queued:
+            for rank in self.ranks:
+                rank.phase = "starting" if rank.phase == "queued" else rank.phase
+
+    def _begin_again(self, restarted: events.Restarted, now_s: float) -> None:
+        self.attempt, self.progress_s = restarted.attempt, now_s
+        for rank in self.ranks:
+            rank.begins_again = True
+        self._forget_attempt("starting")
+
+    def _forget_attempt(self, phase: str) -> None:
+        for rank in self.ranks:
+            rank.forget_attempt(phase)
+        self.has_failed = False
+
+
+def _take_plain(rank: RankState, event: events.Event) -> None:
+    """Note what concerns one rank alone."""
+    match event:
+        case events.Output():
+            rank.output.add(event.text)
+        case events.Expect():
+            rank.expected_steps = event.steps
+        case events.Stopped():
+            rank.phase = "stopped"
+        case events.Absent():
+            rank.phase, rank.exit_code = "idle", 0
+        case events.Memory():
+            rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
+        case events.Stack():
+            rank.stack_text += event.text

@@ -1,0 +1,193 @@
+"""What a rank does in a step, and what that costs: time by part, bytes sent, memory held."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
+"""Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""
+
+
+class Mark(NamedTuple):
+    """Something that a rank did, from when to when, in seconds since the step began on the first rank to begin it."""
+
+    what: str
+    start_s: float
+    end_s: float
+
+
+class Clock:
+    """Marks what a rank does: `with clock("forward"): …`. On a GPU it waits for the device at either end.
+
+    The clock is the machine's, so that marks of several ranks on one machine can be drawn together.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.steps: list[list[Mark]] = []
+        """The marks of each step; the first of each is the step as a whole."""
+        self._marks: list[Mark] = []
+
+    def now(self) -> float:
+        """Return the time in seconds, once the device has done what it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.time()
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        """Mark what happens inside."""
+        start_s = self.now()
+        yield
+        self._marks.append(Mark(what, start_s, self.now()))
+
+    def timed(self, what: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same and is marked."""
+
+        @functools.wraps(call)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with self(what):
+                return call(*args, **kwargs)
+
+        return marked
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Mark a whole step."""
+        self._marks = []
+        start_s = self.now()
+        yield
+        self.steps.append([Mark("step", start_s, self.now()), *self._marks])
+
+
+def split(marks: list[Mark]) -> dict[str, float]:
+    """Return the seconds of one step by part (`PARTS`); they add up to the step.
+
+    `marks` begins with the whole step. An instant in which something is being communicated counts as communication,
+    whatever is computed meanwhile; one that no mark covers is waiting.
+    """
+    whole, *rest = marks
+    edges = sorted({t for mark in marks for t in (mark.start_s, mark.end_s) if whole.start_s <= t <= whole.end_s})
+    seconds = dict.fromkeys(PARTS, 0.0)
+    for start_s, end_s in zip(edges, edges[1:], strict=False):
+        doing = [mark.what for mark in rest if mark.start_s <= start_s and mark.end_s >= end_s]
+        what = "communication" if "communication" in doing else (doing[-1] if doing else "waiting")
+        seconds[what] = seconds.get(what, 0.0) + end_s - start_s
+    return seconds
+
+
+def bytes_sent() -> int:
+    """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
+
+    What the system counted (Linux's TCP_INFO), gloo's own headers and the traffic with the rendezvous store included.
+    NCCL within a machine does not use TCP. Raises OSError where the system does not count.
+    """
+    if sys.platform != "linux":
+        raise OSError("only Linux says how much a socket has sent")
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                    total += sent - again
+    return total
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies on this rank."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def size_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors on this rank; of a sharded one, the shard."""
+    return sum(part.numel() * part.element_size() for part in map(local, tensors))
+
+
+def memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes on this rank of a model's "parameters", their "gradients" and the "optimizer state"."""
+    parameters = list(model.parameters())
+    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer keeps its shard's in `optim`
+    return {
+        "parameters": size_bytes(parameters),
+        "gradients": size_bytes(p.grad for p in parameters if p.grad is not None),
+        "optimizer state": size_bytes(v for s in state.values() for v in s.values() if isinstance(v, Tensor)),
+    }
+
+
+_counting: list[Callable[[Tensor], Tensor]] = []
+
+
+@contextlib.contextmanager
+def counted_too() -> Iterator[None]:
+    """Have `activations` of the main thread count what this thread keeps, too."""
+    if not _counting:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_counting[-1], lambda tensor: tensor):
+        yield
+
+
+@contextlib.contextmanager
+def activations(model: nn.Module) -> Iterator[dict[str, int]]:
+    """Count the bytes that forward passes inside keep for the backward pass, weights excluded: `{"activations": …}`.
+
+    Storages are counted once, and all that are kept at any time are added up
+    (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
+    """
+    weights = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        base = tensor if tensor._base is None else tensor._base
+        if not isinstance(base, nn.Parameter):
+            storage = local(tensor).untyped_storage()
+            if storage.data_ptr() not in weights:
+                size = min(storage.nbytes(), size_bytes([tensor]))  # of a part of the batch, the part
+                kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), size)
+        return tensor
+
+    counted = {"activations": 0}
+    _counting.append(pack)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield counted
+    _counting.pop()
+    counted["activations"] = sum(kept.values())
+
+
+def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
+    """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
+
+    What waits to receive is not marked: the time may go by in computing, or it is waiting.
+    """
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            with record_function("labkit step"):
+                step()
+    events = list(profiler.events() or [])
+    begun_us = [event.time_range.start for event in events if event.name == "labkit step"]
+    sent = [event.time_range for event in events if re.match(r"(gloo|nccl):(?!.*recv)", event.name)]
+    marked = []
+    for marks, zero_us in zip(clock.steps[-steps:], begun_us, strict=True):
+        start_s, end_s = marks[0].start_s, marks[0].end_s
+        spans = [(start_s + (span.start - zero_us) / 1e6, start_s + (span.end - zero_us) / 1e6) for span in sent]
+        inside = [Mark("communication", a, min(b, end_s)) for a, b in spans if start_s <= a < end_s]
+        marked.append([*marks, *inside])
+    return marked

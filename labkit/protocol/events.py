@@ -1,0 +1,186 @@
+"""What travels from a rank to the notebook: a few small typed values, and the batching of the commonest one.
+
+Everything here is picklable and knows nothing of processes, so that another carrier (files on a cluster, say) can
+bring the same records.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+RESERVED_NAMES = ("rank", "step", "time_s")
+"""Columns of the history that `worker.log` fills in itself."""
+
+
+class Started(NamedTuple):
+    """The rank has joined the process group and is about to call the function."""
+
+    rank: int
+
+
+class Expect(NamedTuple):
+    """How many steps the rank says it will take in all."""
+
+    rank: int
+    steps: int
+
+
+class Log(NamedTuple):
+    """Consecutive log calls of one rank that named the same values."""
+
+    rank: int
+    names: tuple[str, ...]
+    steps: array[int]
+    """One per call."""
+    times_s: array[float]
+    """One per call: seconds since the launch."""
+    values: array[float]
+    """calls × names, row by row."""
+
+
+class Output(NamedTuple):
+    """Text that the rank, or native code in it, wrote to stdout or stderr."""
+
+    rank: int
+    text: str
+
+
+class Result(NamedTuple):
+    """The function returned on this rank."""
+
+    rank: int
+    blob: bytes
+    """The return value, pickled by value."""
+
+
+class Stopped(NamedTuple):
+    """The rank left the function because the run was asked to stop; it has no return value."""
+
+    rank: int
+
+
+class Failure(NamedTuple):
+    """The rank's own account of an exception, sent before it leaves the process group."""
+
+    rank: int
+    time_s: float
+    """Seconds since the launch at which the exception was caught."""
+    during: str
+    """What the rank was doing: "running", "receiving the function", "sending the result" …"""
+    summary: str
+    """The exception's type and first line."""
+    traceback: str
+    frames: tuple[tuple[str, int, str], ...] = ()
+    """(file, line, function) of the traceback, most recent first."""
+
+
+class Ready(NamedTuple):
+    """The process has imported what a job needs, and waits for one."""
+
+    rank: int = -1
+    """It has none yet."""
+
+
+class Absent(NamedTuple):
+    """The rank has no part in what the others do: a cell for some of a session's ranks."""
+
+    rank: int
+
+
+class Memory(NamedTuple):
+    """Peak memory of the rank's process."""
+
+    rank: int
+    peak_bytes: int
+    """Resident memory of the process, on the host."""
+    peak_device_bytes: int
+    """Allocated by PyTorch on the rank's GPU; 0 on CPU."""
+
+
+class Stack(NamedTuple):
+    """Part of what `faulthandler` wrote when the rank was asked where it stands."""
+
+    rank: int
+    text: str
+
+
+class Waits(NamedTuple):
+    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
+
+    rank: int
+    what: str
+    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
+    nothing, for it was at work."""
+    at: str
+    """Equal for two looks at the same wait."""
+    left_s: float
+    """How long it was going to sleep on."""
+    used_s: float
+    """Processor time of the rank's process so far, without that of answering."""
+
+
+class Exit(NamedTuple):
+    """The rank's process is gone or, on reserved ranks, has done its part. The last record of a rank."""
+
+    rank: int
+    code: int
+    """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
+    out_of_memory: bool = False
+    """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
+    ended: bool = False
+    """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
+    at_s: float = 0.0
+    """When, as `time.time()`; 0: just now."""
+    unseen: bool = False
+    """Whether nobody is left who saw it end: the code is a guess."""
+
+
+class Notice(NamedTuple):
+    """What whoever carries the ranks has to say of all of them."""
+
+    rank: int
+    """-1: none of them."""
+    text: str
+    """One line; "" once there is no more to say."""
+    queued: bool = False
+    """Whether the ranks still wait for machines."""
+
+
+class Restarted(NamedTuple):
+    """All ranks begin again; whatever they reported before is void, but what they logged is not."""
+
+    rank: int
+    """-1: all of them."""
+    attempt: int
+    """0 is the first."""
+
+
+class JobEnded(NamedTuple):
+    """Whoever carries the ranks has ended them, or let them end, for a reason that is no rank's own."""
+
+    rank: int
+    """-1: none of them; else the rank that it happened to."""
+    headline: str
+    cause: str
+    """What is known of it, and what to do next."""
+
+
+Event = (
+    Started
+    | Expect
+    | Log
+    | Output
+    | Result
+    | Stopped
+    | Failure
+    | Ready
+    | Absent
+    | Memory
+    | Stack
+    | Waits
+    | Exit
+    | Notice
+    | Restarted
+    | JobEnded
+)

@@ -1,0 +1,45 @@
+"""What the system says of this machine: cores, memory, and processes ended for want of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_resident_bytes(pid: int) -> int:
+    """Peak resident memory of a process in bytes; where the system does not keep it, what is resident now."""
+    if sys.platform == "linux":
+        # Not getrusage: its peak is inherited from the process that forked this one, the notebook's kernel.
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+            for row in status:
+                if row.startswith("VmHWM:"):
+                    return int(row.split()[1]) * 1024
+        return 0
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        memory = psutil.Process(pid).memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
+    return 0
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process now, in bytes; 0 where the system does not tell in this way."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
+    try:
+        with open("/proc/vmstat") as counters:
+            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

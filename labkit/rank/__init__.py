@@ -1,0 +1,1 @@
+"""What a rank's process does, from its start to its end."""

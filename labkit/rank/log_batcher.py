@@ -1,0 +1,95 @@
+"""Log calls of one rank, collected and sent together, so that a call costs an append."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+from labkit.protocol.events import Log
+
+
+class LogBatcher:
+    """Collects log calls and sends them as `Log` records.
+
+    A call that comes `alone_s` or more after the one before is sent at once, so that nothing is lost if the rank is
+    killed or stuck afterwards. Quicker ones are collected for `interval_s` at most: a call then costs an append, and
+    packing and sending is paid per batch. What is left of a burst is sent by a background thread.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[Log], None],
+        start_s: float,
+        interval_s: float = 0.05,
+        alone_s: float = 0.005,
+    ) -> None:
+        self._rank, self._send, self._start_s = rank, send, start_s
+        self._interval_s, self._alone_s = interval_s, alone_s
+        self._last_call_s = 0.0
+        self._names: tuple[str, ...] = ()
+        self._steps: list[int] = []
+        self._times: list[float] = []
+        self._values: list[float] = []
+        self._last_flush_s = 0.0
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
+
+    def add(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
+        """Take one log call; blocks only if the notebook is far behind."""
+        now = time.time()
+        with self._lock:
+            if names != self._names:
+                self.flush()
+                self._names = names
+            self._steps.append(step)
+            self._times.append(now - self._start_s)
+            self._values += values
+            if now - self._last_call_s >= self._alone_s or now - self._last_flush_s >= self._interval_s:
+                self.flush()
+            self._last_call_s = now
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        with self._lock:
+            if not self._steps:
+                return
+            self._last_flush_s = time.time()
+            batch = Log(
+                self._rank, self._names, array("q", self._steps), array("d", self._times), array("d", self._values)
+            )
+            self._steps, self._times, self._values = [], [], []
+            self._send(batch)
+
+    def close(self) -> None:
+        """Send the rest and end the background thread."""
+        self._closed.set()
+        self.flush()
+
+    def _flush_the_rest(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            if self._steps:
+                self.flush()
+
+
+def number(name: str, value: Any, rank: int) -> float:
+    """Return a logged value as a float. Raises TypeError, naming rank and value, if it is not one number."""
+    shape = getattr(value, "shape", ())
+    if not isinstance(value, (str, bytes)) and math.prod(shape) == 1:
+        try:
+            single = value.item() if hasattr(value, "item") else value
+            if isinstance(single, Real):
+                return float(single)
+        except (ValueError, RuntimeError, OverflowError):
+            pass  # a meta tensor, a huge int: refused below, with the rank and the name
+    what = f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"a {type(value).__name__} ({value!r:.60})"
+    raise TypeError(
+        f"rank {rank}: worker.log({name}=…) takes one number, got {what}. "
+        "Log a float, an int or a tensor of one element, for example loss.item()"
+    )

@@ -1,0 +1,329 @@
+"""What a rank's process does before, around and after the reader's function.
+
+Imported by every spawned process, so it stays cheap: torch and the standard library, no pandas, Plotly or widgets.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import random
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue as JobQueue
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from labkit.protocol import events
+from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.pickling import pack_result
+from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
+from labkit.rank import dynamo, failure, isolation, process_group
+from labkit.rank.channels import Channel, PipeChannel, RankPipes
+from labkit.rank.log_batcher import LogBatcher
+from labkit.rank.signals import handle_signals
+from labkit.rank.worker import Stopped, Worker
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+failure.OWN_FILES.add(__file__)
+
+
+class Part(NamedTuple):
+    """One rank's part in one job."""
+
+    job: Job
+    info: RankInfo
+    channel: Channel
+    rendezvous: Callable[[Job, RankInfo], dist.Store]
+    """Returns the store through which the ranks meet."""
+
+
+class Inbox:
+    """Where a process that the notebook started finds its jobs. The process ends if the notebook is gone."""
+
+    def __init__(self, ends: RankPipes) -> None:
+        self._ends = ends
+        self._parts: JobQueue[Part | None] = JobQueue()
+        threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
+
+    def next_part(self) -> Part | None:
+        """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
+        return self._parts.get()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no work has come."""
+        return self._parts.empty()
+
+    def _listen(self) -> None:
+        channel: PipeChannel | None = None
+        while True:
+            try:
+                word = self._ends.inbox.recv()
+            except (EOFError, OSError):
+                end_children()
+                os._exit(1)  # the notebook is gone: nobody is left to report to
+            if word == "leave":
+                self._parts.put(None)
+            elif isinstance(word, tuple):
+                rank, job = word
+                # What is said from now on is of this job, and not of the last.
+                channel = PipeChannel(self._ends.queue, rank)
+                info = RankInfo(rank, rank, job.world_size, job.world_size)
+                self._parts.put(Part(job, info, channel, _rendezvous_in_the_notebook))
+            elif channel is not None:
+                channel.receive(word)
+
+
+def main(index: int, all_ends: list[RankPipes]) -> None:
+    """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
+
+    `index` says which of the ends are this process's; its rank comes with the job.
+    """
+    ends = all_ends[index]
+    handle_signals(ends.stacks.fileno())
+    code = 1
+    try:
+        for other in all_ends:
+            if other is not ends:
+                other.close()  # so that a rank's death closes its own channels for good
+        _redirect_output(ends.output)
+        # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
+        multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+        _name_no_sockets()
+        dynamo.put_off()
+        faulthandler.enable()  # native crashes print where they were, into the rank's output
+        inbox = Inbox(ends)
+        if inbox.is_empty:
+            get_warm()
+        ends.queue.put(events.Ready())
+        code = do_jobs(inbox.next_part)
+    finally:
+        # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
+        # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
+        os._exit(code)
+
+
+def _name_no_sockets() -> None:
+    """Keep the sockets by which a DataLoader's workers hand over tensors out of the file system, where that can be.
+
+    Their folders would stay behind when a worker is killed. Such a socket asks for its process's key in any case.
+    """
+    if sys.platform == "linux":
+        connection: Any = multiprocessing.connection
+        by_default = connection.arbitrary_address
+        connection.arbitrary_address = lambda family: (
+            f"\0labkit-{secrets.token_hex(16)}" if family == "AF_UNIX" else by_default(family)
+        )
+
+
+def get_warm() -> None:
+    """Take the first faults of a first step, while there is nothing else to do."""
+    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
+    optimizer.step()
+
+
+def do_jobs(next_part: Callable[[], Part | None]) -> int:
+    """Do one job after another until there is none left, or one after which the process is to end.
+
+    Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
+    as good as new: a launched function begins in the state in which the process was before its first job.
+    """
+    fresh: isolation.State | None = None
+    fresh_bytes = 0
+    while (part := next_part()) is not None:
+        if not part.job.reserved:
+            return _do_safely(part)
+        if fresh is None:
+            fresh = isolation.capture()
+            gc.freeze()  # what was imported stays: it need not be looked at after each job
+            fresh_bytes = resident_bytes()
+        is_cell = part.job.group is not None
+        with contextlib.nullcontext() if is_cell else isolation.isolated(fresh):
+            _forget_peaks(fresh_bytes)
+            code = _do_safely(part)
+        part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
+        del part
+        gc.collect()
+    process_group.leave()
+    _tidy_up()
+    return 0
+
+
+def _do_safely(part: Part) -> int:
+    try:
+        return run_job(*part)
+    except BaseException as error:
+        # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
+        failure.report(error, part.info.rank, part.job, part.channel)
+        return 1
+
+
+def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]) -> int:
+    """Do the job and send what came of it; return the exit code.
+
+    `rendezvous` returns the store through which the ranks meet.
+    """
+    rank = info.rank
+    log = LogBatcher(rank, channel.send, job.start_s)
+    code = 1
+    try:
+        if kept := process_group.kept_for(job):
+            device, store = kept.device, kept.store
+        else:
+            # Cells keep their settings and random states, also where a launch has ended their process group.
+            device = process_group.device_of_cells(job) or _set_up(job, info)
+            channel.during = "joining the process group"
+            store = process_group.join(job, info, device, rendezvous)
+        channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
+        channel.during = "receiving the function"
+        failure.show_lines_of(job.cells)
+        function, args, kwargs = cloudpickle.loads(job.function)
+        channel.send(events.Started(rank))
+        channel.during = "running"
+        result = function(Worker(info, device, log, channel), *args, **kwargs)
+        log.close()
+        channel.during = "sending the result"
+        channel.send(events.Result(rank, pack_result(result)))
+        code = 0
+    except Stopped:
+        log.close()
+        channel.send(events.Stopped(rank))
+        code = 0
+    except BaseException as error:
+        log.close()
+        failure.report(error, rank, job, channel)
+        traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
+    channel.send(events.Memory(rank, *_peak_memory()))
+    if job.group is None:
+        if code == 0:
+            process_group.leave_together(job, info)
+        elif job.reserved:
+            process_group.leave()
+    _tidy_up(at_exit=not job.reserved)
+    return code
+
+
+def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
+    """Do the jobs that what `prepare` returns brings, and end the process, as `main` does."""
+    code = 1
+    try:
+        dynamo.put_off()
+        code = do_jobs(prepare())
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect_output(output: Connection) -> None:
+    """Make `output` this process's stdout and stderr, for Python and for native code."""
+    if os.name == "posix":
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            # Anew: the old one may believe that it writes to a file.
+            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
+    output.close()
+
+
+def _set_up(job: Job, info: RankInfo) -> torch.device:
+    """Set the environment, threads, seeds and device of this rank."""
+    rank = info.rank
+    threads = job.threads or max(1, cores() // info.local_world_size)
+    if job.surroundings is not None:
+        job.surroundings.take_over()
+    os.environ.update(job.environment)
+    # The variables that torchrun sets, for libraries that look there.
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(info.local_rank),
+        WORLD_SIZE=str(info.world_size),
+        LOCAL_WORLD_SIZE=str(info.local_world_size),
+        OMP_NUM_THREADS=str(threads),
+    )
+    torch.set_num_threads(threads)
+    if job.seed is not None:
+        # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's
+        # weights; code that builds equal models by hand calls torch.manual_seed itself.
+        seed = job.seed + rank
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed % 2**32)
+    elif job.reserved:
+        random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
+    devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
+    if not devices:
+        return torch.device("cpu")
+    here = torch.cuda.device_count()
+    if here < min(devices, info.local_world_size):
+        raise RuntimeError(
+            f"rank {rank} finds {here} GPUs where the notebook found {devices}: one has failed, or "
+            f"CUDA_VISIBLE_DEVICES has changed (it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r} here). "
+            "Look at nvidia-smi, and restart the kernel so that it counts again"
+        )
+    device = torch.device("cuda", info.local_rank % devices)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
+    return dist.TCPStore("127.0.0.1", job.port, info.world_size, is_master=False, timeout=timedelta(seconds=60))
+
+
+_left_bytes = 0
+"""Resident memory that earlier jobs have left in this process: no part of what the present one takes."""
+
+
+def _forget_peaks(fresh_bytes: int) -> None:
+    """Begin to measure peak memory anew, for the next job, as if the process had as much as before its first."""
+    global _left_bytes
+    _left_bytes = max(0, resident_bytes() - fresh_bytes)
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _peak_memory() -> tuple[int, int]:
+    """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
+    peak_bytes = max(0, peak_resident_bytes(os.getpid()) - _left_bytes)
+    return peak_bytes, torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+
+
+def _tidy_up(at_exit: bool = True) -> None:
+    """Do what an ordinary exit would do at Python's level: exit handlers, flushed streams, no child left."""
+    try:
+        if at_exit:
+            atexit._run_exitfuncs()
+    finally:
+        end_children()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+
+
+def end_children() -> None:
+    """End the processes that this one has started."""
+    for child in multiprocessing.active_children():  # a DataLoader's workers, say
+        child.kill()

@@ -1,0 +1,38 @@
+"""The signals of a rank: asked for its stacks, interrupted with the notebook, ended with it."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import threading
+
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
+"""Makes a rank write its stacks, where the system has such a signal."""
+
+
+def handle_signals(stacks: int) -> None:
+    """Answer a question for stacks, leave the notebook's interrupt alone, and end when the notebook is killed."""
+    # The interrupt goes to the notebook's whole process group; stopping the ranks is the notebook's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if STACKS_SIGNAL is None:
+        return
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
+    # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
+    # so that the channel cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal
+    # comes when the parent's *thread* ends, so only the main thread's children have it.
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    forks_from_main = False
+
+    def note_the_thread() -> None:
+        nonlocal forks_from_main
+        forks_from_main = threading.current_thread() is threading.main_thread()
+
+    def end_with_this_process() -> None:
+        if forks_from_main:
+            _prctl_pr_set_pdeathsig(signal.SIGKILL)
+
+    os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)

@@ -1,0 +1,149 @@
+"""What the reader's function gets as its first argument: which rank it is on, and how to log."""
+
+from __future__ import annotations
+
+import operator
+import time
+from typing import Any
+
+import torch
+
+from labkit.protocol import events
+from labkit.protocol.job import RankInfo
+from labkit.rank.channels import Channel
+from labkit.rank.log_batcher import LogBatcher, number
+
+STOP_PATIENCE_S = 0.5
+"""How long a rank that has posted its log calls waits at least for the others' posts, to agree on a last step …"""
+
+STOP_PATIENCE_STEPS = 2
+"""… and for so many of its own steps: within one, others that meet it in a collective have heard and logged, too."""
+
+
+class Stopped(BaseException):
+    """Raised by `worker.log` once the run was asked to stop, on every rank at the same step where ranks log in step.
+
+    Not an `Exception`, so that a training loop's own error handling does not swallow it. Catch it to return what the
+    rank has so far:
+
+    >>> def train(worker):
+    ...     try:
+    ...         ...  # the training loop, with worker.log(...) in it
+    ...     except labkit.Stopped:
+    ...         pass
+    ...     return model.state_dict()
+    """
+
+
+class Worker:
+    """One rank's info in the run: what the launched function gets as its first argument."""
+
+    rank: int
+    """Global rank, 0 … world_size − 1."""
+    local_rank: int
+    """Rank within its machine."""
+    world_size: int
+    """Number of ranks."""
+    device: torch.device
+    """Where this rank computes: its GPU, or the CPU."""
+
+    def __init__(self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel) -> None:
+        self.rank, self.local_rank, self.world_size = info.rank, info.local_rank, info.world_size
+        self.device = device
+        self._log, self._channel = log, channel
+        self._known_names: set[tuple[str, ...]] = set()
+        self._next_step = 0
+        self._log_calls = 0
+        self._stop_posted: tuple[int, float] | None = None
+
+    def log(self, step: int | None = None, **values: Any) -> None:
+        """Send named numbers to the notebook: `worker.log(loss=loss.item(), lr=lr)`.
+
+        The step counts the calls made without `step=`. Two names mean something to the live view and the tables:
+        `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
+        the comparison.
+
+        Raises TypeError for a value that is not one number, ValueError for a reserved name, and `labkit.Stopped` once
+        the run was asked to stop.
+        """
+        if step is None:
+            step = self._next_step
+            self._next_step += 1
+        elif type(step) is not int:
+            step = self._whole_number(step)
+        names = tuple(values)
+        if names not in self._known_names:
+            self._check_names(names)
+        self._log.add(step, names, [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()])
+        self._log_calls += 1
+        if self._channel.stop_asked_s is not None:
+            self._stop_with_the_others()
+
+    def expect(self, steps: int) -> None:
+        """Say how many steps this rank will log in all, so that the live view can show progress and time left.
+
+        Raises ValueError for none: a data set with fewer samples than a batch of all ranks needs trains nothing.
+        """
+        steps = self._whole_number(steps)
+        if steps < 1:
+            raise ValueError(
+                f"rank {self.rank} expects {steps} steps: with {self.world_size} ranks no whole batch is left for it. "
+                "Launch fewer ranks, or use a smaller batch or more samples"
+            )
+        self._channel.send(events.Expect(self.rank, steps))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop. The next `log` may then raise `labkit.Stopped`."""
+        return self._channel.stop_asked_s is not None
+
+    def _stop_with_the_others(self) -> None:
+        """Raise `Stopped` at the first log call that every rank can still reach.
+
+        Each rank posts how many log calls it had made when it heard of the stop; all end one call after the greatest.
+        Ranks that meet in a collective every step are never further apart than that. How long to wait for the others
+        is counted from the own post, and in steps: when the stop was heard, all may have been in the midst of a long
+        one. Once a rank has left for want of posts, the others leave at their next call, for they miss it.
+        """
+        store = self._channel.store
+        assert store is not None
+        keys = [f"labkit/stop/{rank}" for rank in range(self.world_size)]
+        try:
+            if self._stop_posted is None:
+                self._stop_posted = self._log_calls, time.monotonic()
+                store.set(keys[self.rank], str(self._log_calls))
+            if store.check(["labkit/stop/left"]):
+                raise Stopped(f"rank {self.rank} stopped; another had left")
+            all_posted = store.check(keys)
+            last_call = max(int(count) for count in store.multi_get(keys)) if all_posted else 0
+            calls, posted_s = self._log_calls - self._stop_posted[0], time.monotonic() - self._stop_posted[1]
+            if not all_posted and calls >= STOP_PATIENCE_STEPS and posted_s > STOP_PATIENCE_S:
+                store.set("labkit/stop/left", "")
+                raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
+        except RuntimeError:  # the rank that keeps the store has ended
+            raise Stopped(f"rank {self.rank} stopped; rank 0 had ended") from None
+        if all_posted and self._log_calls > last_call:
+            raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
+
+    def _whole_number(self, value: Any) -> int:
+        try:
+            return operator.index(value)
+        except TypeError:
+            raise TypeError(f"rank {self.rank}: a step is a whole number, got {value!r:.60}") from None
+
+    def _check_names(self, names: tuple[str, ...]) -> None:
+        if not names:
+            raise TypeError(f"rank {self.rank}: worker.log() got nothing to log; name a value: worker.log(loss=…)")
+        for name in names:
+            if name in events.RESERVED_NAMES:
+                raise ValueError(
+                    f"rank {self.rank}: worker.log({name}=…): labkit fills in the column {name!r} itself; "
+                    "choose another name"
+                )
+        self._known_names.add(names)
+
+    def __repr__(self) -> str:
+        return f"Worker(rank={self.rank}, world_size={self.world_size}, device={str(self.device)!r})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a worker belongs to its rank and cannot be sent elsewhere; use plain values instead")

@@ -1,0 +1,215 @@
+"""Cells on a session's ranks: in one process group that stays, with output as it comes, and failures told for cells."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from labkit.engines.base import Engine
+from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
+from labkit.monitor.run import Run, WorkerFailed
+from labkit.monitor.stacks import Stacks
+from labkit.protocol.job import Cell, Job
+from labkit.protocol.pickling import pack_call, pack_variables
+from labkit.protocol.system import cores
+from labkit.session.cells import CellCode, compile_cell, join, run_cell
+from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
+from labkit.session.turns import Turns
+from labkit.ui import kernel
+from labkit.ui.lines import print_output
+
+ERROR_GRACE_S = 2.0
+"""How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
+
+DEATH_S = 1.0
+"""How long the end of a rank is waited for when another has lost its connection: it may have died."""
+
+STOP_GRACE_S = 1.0
+"""How long ranks that run a cell may take to end when the notebook is interrupted."""
+
+HINT_AFTER_S = 5.0
+"""Time after which it is said where the others stand, once some ranks have ended a cell."""
+
+PRINT_EVERY_S = 0.1
+"""Least time between two looks at what the ranks have printed; within it lines are shown rank by rank."""
+
+CELL_FILE = re.compile(r"<ranks \d+>")
+"""By which tracebacks know a cell that ran on the ranks."""
+
+numbers = itertools.count(1)
+"""Of sessions, cells and their process groups: no two have the same."""
+
+
+class CellRuns:
+    """Runs cells, and keeps their process group from one to the next. `reserve` has the ranks."""
+
+    def __init__(self, reserve: Any, turns: Turns, gpus: int | None, seed: int | None, backend: str | None) -> None:
+        self._reserve, self._turns = reserve, turns
+        self._gpus, self._seed, self._backend = gpus, seed, backend
+        self._world_size: int = reserve.world_size
+        self.last: Run | None = None
+        """What carried the last cell."""
+        self._group: int | None = None
+        self._group_store: Any = None
+        self._cells: dict[str, Cell] = {}
+
+    def leave_group(self) -> None:
+        """Take notice that the ranks leave the cells' process group: the next cell makes it anew."""
+        self._group = self._group_store = None
+
+    def pick_up(self, job: Job, run: Run, is_at_it: bool) -> None:
+        """Go on after the job that the ranks were given last, perhaps by another notebook."""
+        self.last = run
+        self._cells = {file: cell for file, cell in job.cells.items() if CELL_FILE.fullmatch(file)}
+        used = [int(file.split()[1].rstrip(">")) for file in self._cells]
+        while next(numbers) < max([*used, job.group or 0]):
+            pass
+        if not is_at_it:
+            run.over.wait()
+            self._group = job.group if run.error is None else None
+
+    def run(
+        self,
+        code: str,
+        title: str,
+        only: Sequence[int] | None,
+        timeout_s: float | None,
+        send: Mapping[str, Any] | None,
+        wants_value: bool = False,
+    ) -> dict[int, Any]:
+        """Run code on some ranks and return what `run_cell` returned there, once all have run it without an error."""
+        asked = list(range(self._world_size)) if only is None else sorted(set(only))
+        if not asked or not set(asked) <= set(range(self._world_size)):
+            raise ValueError(f"there are ranks 0 to {self._world_size - 1}; cannot run on {list(only or [])}")
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s is a number of seconds greater than 0, got {timeout_s!r}")
+        compile_cell(code, title)
+        sent = pack_variables(send) if send else b""
+        file = f"<ranks {next(numbers)}>"
+        self._cells[file] = Cell(title, code)
+        with self._group_in_place(title, timeout_s) as engine:
+            cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
+            run = self.last = self._start(engine(asked), pack_call(run_cell, (cell,), {}), title, timeout_s)
+            try:
+                stuck = self._follow(run, asked)
+            except KeyboardInterrupt:
+                run.stop(STOP_GRACE_S)
+                lost = [rank for rank in asked if run.states[rank] == "ended"]
+                print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
+                raise
+            finally:
+                run.over.wait()
+                print_output(run)
+        if run.error is not None:
+            raise self._failed(run, asked, stuck, before)
+        return dict(enumerate(run.results))
+
+    @contextmanager
+    def _group_in_place(self, name: str, timeout_s: float | None) -> Iterator[Any]:
+        """Return what makes an engine for a cell, once all ranks are in the cells' process group."""
+
+        def engine(only: Sequence[int]) -> Engine:
+            about = {"name": name, "timeout_s": timeout_s}
+            made: Any = self._reserve.cell_engine(only, self._turns.of(name), about)
+            made.group_store = self._group_store
+            found: Engine = made
+            return found
+
+        if new := self._new_ranks():
+            self._group = None
+            print(f"{replaced_in_words(new)}: {variables_gone([each.rank for each in new])}", flush=True)
+        if self._group is None or self._reserve.were_used_elsewhere:
+            self._group, self._group_store = next(numbers), self._reserve.new_group_store()
+            try:
+                self._start(engine(range(self._world_size)), pack_call(join, (), {}), name, None).wait()
+            except BaseException:
+                self.leave_group()
+                raise
+        yield engine
+
+    def _new_ranks(self) -> list[Replaced]:
+        """Replace ranks that have died, and return those that are new to cells."""
+        self._reserve.replace()
+        return self._reserve.take_replaced() if self._turns.holder is None else []
+
+    def _start(self, engine: Engine, function: bytes, title: str, timeout_s: float | None) -> Run:
+        job = Job(
+            function=function,
+            world_size=self._world_size,
+            backend=self._backend,
+            cuda_devices=self._gpus,
+            threads=max(1, cores() // self._world_size) if self._reserve.is_here else None,
+            seed=self._seed,
+            port=0,
+            start_s=time.time(),
+            environment={},
+            cells={**kernel.cells(), **self._cells},
+            group=self._group,
+        )
+        run = Run(engine, self._world_size, title, timeout_s, when_returned="has run the cell to its end")
+        run.start(job)
+        return run
+
+    def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
+        """Show output until the cell is over. Return where the ranks stood that were stuck after one had failed."""
+        failed_s = hint_s = float("inf")
+        next_print = time.monotonic() + PRINT_EVERY_S
+        at_it = len(asked)
+        while not run.over.wait(0.02):
+            now = time.monotonic()
+            if now > next_print:
+                next_print = now + PRINT_EVERY_S
+                print_output(run)
+            states = [run.states[rank] for rank in asked]
+            if (still := sum(state in ("starting", "running") for state in states)) < at_it:
+                at_it, hint_s = still, now + HINT_AFTER_S
+            if "failed" in states:
+                failed_s = min(failed_s, now)
+            if now > failed_s + ERROR_GRACE_S:
+                stuck = run.stacks()
+                run.kill()
+                return stuck
+            if now > hint_s and at_it:
+                hint_s = float("inf")
+                print(f"still at it: {run.stacks().in_words}", flush=True)
+        return None
+
+    def _failed(self, run: Run, asked: list[int], stuck: Stacks | None, before: list[int]) -> Exception:
+        """Return which rank failed first in a cell, and what it cost the others. `before` are the processes of then."""
+        assert run.error is not None
+        diagnosis = run.error.diagnosis
+        failures = {rank: failure for rank, failure in enumerate(run.failures) if failure}
+        is_lost = any(LOST_PEER.search(failure.summary) for failure in failures.values())
+        aside = set(range(self._world_size)) - set(asked)
+        if is_lost and aside and (dead := self._lost(before, aside, DEATH_S)):
+            diagnosis = diagnose([RankFacts(rank, exit_code=self._reserve.exit_code(rank)) for rank in dead])
+        if is_lost or any(MISMATCH.search(failure.summary) for failure in failures.values()):
+            self._group = None  # connections are broken: it is made anew for the next cell
+        others = []
+        for rank in sorted({*asked} - {diagnosis.rank}):
+            if rank in failures:
+                alike = diagnosis.rank in failures and failures[rank].summary == failures[diagnosis.rank].summary
+                others.append(f"rank {rank} failed {'alike' if alike else f'too: {failures[rank].summary:.200}'}")
+            elif run.returned[rank]:
+                others.append(f"rank {rank} ran the cell to its end")
+            elif stuck:
+                others.append(f"rank {rank} {stuck[rank].in_words}")
+            else:
+                others += [line for line in diagnosis.others if line.startswith(f"rank {rank} ")]
+        if lost := self._lost(before, set(range(self._world_size))):
+            others.append(f"so {lost_in_words(lost)}")
+        return WorkerFailed(diagnosis._replace(others=others), run)
+
+    def _lost(self, before: list[int], ranks: set[int], patience_s: float = 0.0) -> list[int]:
+        """Return which of these ranks have lost their process of before; they may take a moment to end."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            if lost := [rank for rank in sorted(ranks) if not self._reserve.has(rank, before[rank])]:
+                return lost
+            if time.monotonic() >= deadline:
+                return []
+            time.sleep(0.01)

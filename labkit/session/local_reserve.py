@@ -1,0 +1,268 @@
+"""The ranks of a session as processes of this machine, and the engines that carry one job on them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+
+from labkit.engines import standby
+from labkit.engines.holders import unique_bytes
+from labkit.engines.local import LocalEngine, open_store
+from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
+from labkit.monitor.diagnosis import exit_in_words
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.rank.isolation import Surroundings
+from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
+from labkit.session.turns import Turn
+
+MEASURE_EVERY_S = 2.0
+"""Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
+
+
+class LocalReserve:
+    """Processes of this machine, one for each rank of a session. One that has ended is replaced by a new one.
+
+    Guarantees: a process that has ended is found before the next job, and it alone is replaced; whoever takes the
+    processes waits for a replacement that is being started, but not for what it imports. That one job at a time is on
+    them is the session's to see to.
+    """
+
+    kind = "local"
+    is_here = True
+    handles_idleness = False
+    """The session does."""
+    directory: None = None
+    were_used_elsewhere = False
+    ready_s = float("-inf")
+    """They can be given work at once."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self._lock = threading.RLock()
+        self.processes: list[RankProcess] = standby.take(world_size)
+        standby.done(0)
+        self.replaced: list[Replaced] = []
+        """Ranks that are new, and that nobody has been told of."""
+        self._notes: dict[int, str] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._ended_with_a_run: set[int] = set()
+        self._is_closed = False
+        self._memory: dict[int, int] = {}
+        self._measured_s = float("-inf")
+
+    def when_over(self, call: Callable[[str], None]) -> None:
+        """Do nothing: the ranks end when the session ends them."""
+
+    def engine(self, world_size: int, turn: Turn, about: dict[str, Any]) -> ReservedEngine:
+        """Return what carries one launched function on the first `world_size` ranks."""
+        return ReservedEngine(self, world_size, turn)
+
+    def cell_engine(self, only: Sequence[int], turn: Turn, about: dict[str, Any]) -> CellEngine:
+        """Return what carries one cell."""
+        return CellEngine(self, only, turn)
+
+    def new_group_store(self) -> tuple[dist.TCPStore, int]:
+        """Return a store through which ranks join a process group that is to stay, and its port."""
+        return open_store(self.world_size)
+
+    def take(self, count: int) -> list[RankProcess]:
+        """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("these ranks are closed; make a new labkit.Session")
+            self.replace()
+            return self.processes[:count]
+
+    def dead(self) -> list[int]:
+        """Return the ranks whose processes have ended."""
+        with self._lock:
+            return [rank for rank, process in enumerate(self.processes) if not process.is_alive]
+
+    def has(self, rank: int, incarnation: int) -> bool:
+        """Whether a rank's process is still this one."""
+        with self._lock:
+            process = self.processes[rank]
+            return process.pid == incarnation and process.is_alive
+
+    def exit_code(self, rank: int) -> int:
+        """Return how the process of a rank ended that was the last to end there."""
+        with self._lock:
+            process = self.processes[rank]
+            return self._exit_codes[rank] if process.is_alive else process.wait_for_exit()
+
+    def ended_with_a_run(self, rank: int) -> None:
+        """Note that a process is being ended because its run was."""
+        self._ended_with_a_run.add(rank)
+
+    def replace(self) -> None:
+        """Start new processes in the place of those that have ended."""
+        with self._lock:
+            if self._is_closed or not (dead := self.dead()):
+                return
+            for rank, new in zip(dead, spawn(len(dead)), strict=True):
+                self._exit_codes[rank] = self.processes[rank].wait_for_exit()
+                how = "" if rank in self._ended_with_a_run else exit_in_words(self._exit_codes[rank])
+                self.processes[rank].close()
+                self.processes[rank] = new
+                self.replaced.append(Replaced(rank, how))
+                self._notes[rank] = f"new since {time.strftime('%H:%M:%S')}" + (f", after {how}" if how else "")
+            self._ended_with_a_run.clear()
+
+    def replace_soon(self) -> None:
+        """Start replacements without making anybody wait."""
+        if self.dead():
+            threading.Thread(target=self._replace_quietly, name="labkit-replace", daemon=True).start()
+
+    def _replace_quietly(self) -> None:
+        with contextlib.suppress(
+            RuntimeError, OSError
+        ):  # at the kernel's end; else the next job tries again and says so
+            self.replace()
+
+    def take_replaced(self) -> list[Replaced]:
+        """Return the ranks that are new since this was last called."""
+        with self._lock:
+            replaced, self.replaced = self.replaced, []
+            return replaced
+
+    def let_go(self) -> None:
+        """End the processes, because nobody has the session any more."""
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; those that have nothing to do may end by themselves."""
+        with self._lock:
+            self._is_closed = True
+            processes, self.processes = self.processes, []
+        for process in processes:
+            process.leave()
+        deadline = time.monotonic() + LEAVE_S
+        for process in processes:
+            process.process.join(max(0.0, deadline - time.monotonic()))
+            process.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank."""
+        with self._lock:
+            return [process.pid for process in self.processes]
+
+    @property
+    def pids_here(self) -> dict[int, int]:
+        """Process ids, by rank, of those that are on this machine: all of them."""
+        return dict(enumerate(self.pids))
+
+    @property
+    def incarnations(self) -> list[int]:
+        """What tells each rank's process from the others that the rank has had."""
+        return self.pids
+
+    def ranks(self) -> list[ReservedRank]:
+        """Return what is known of each rank."""
+        with self._lock:
+            if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
+                self._measured_s = time.monotonic()
+                self._memory = {process.pid: _unique_bytes(process.pid) for process in self.processes}
+            return [
+                ReservedRank(
+                    rank,
+                    "ended" if not process.is_alive else "idle" if process.is_ready else "starting",
+                    f"process {process.pid}",
+                    self._memory.get(process.pid, 0),
+                    self._notes.get(rank, ""),
+                )
+                for rank, process in enumerate(self.processes)
+            ]
+
+    def notices(self) -> list[str]:
+        """Return what else there is to say of the ranks."""
+        return []
+
+
+class ReservedEngine(LocalEngine):
+    """Carries one launched function on reserved ranks."""
+
+    def __init__(self, reserve: LocalReserve, world_size: int, turn: Turn) -> None:
+        super().__init__(world_size)
+        self._reserve, self._turn = reserve, turn
+        self._awaited: set[int] = set()
+        """New processes that have not begun yet."""
+
+    def start(self, job: Job) -> None:
+        """Send each rank the job. Returns at once; a rank whose process is new begins when it is ready."""
+        super().start(job._replace(reserved=True, surroundings=Surroundings.here()))
+        if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
+            self._awaited = {each.rank for each in new}
+            self._events.put(events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
+
+    def poll(self, timeout_s: float) -> list[events.Event]:
+        """Return the records that have arrived, waiting at most `timeout_s` for the first."""
+        arrived = super().poll(timeout_s)
+        if self._awaited:
+            self._awaited -= {event.rank for event in arrived if isinstance(event, events.Started)}
+            if not self._awaited:
+                arrived.append(events.Notice(-1, ""))
+        return arrived
+
+    def kill(self) -> None:
+        """End the ranks that are still at it; they are replaced."""
+        before = set(self._killed)
+        super().kill()
+        for rank in self._killed - before:
+            self._reserve.ended_with_a_run(rank)
+
+    def _take(self) -> list[RankProcess]:
+        self._turn.take(self)
+        standby.begun()
+        try:
+            ranks = self._reserve.take(self.world_size)
+        except BaseException:
+            standby.done(0)
+            self._turn.give_back(self)
+            raise
+        for process in ranks:
+            process.forget_output()
+        return ranks
+
+    def _give_back(self, ranks: list[RankProcess]) -> None:
+        standby.done(0)
+        self._reserve.replace_soon()
+        self._turn.give_back(self)
+
+
+class CellEngine(ReservedEngine):
+    """Carries one cell on some of a session's ranks, in the process group that stays from cell to cell."""
+
+    failure_grace_s = float("inf")  # the session's to decide: who is not stuck keeps its variables
+
+    def __init__(self, reserve: LocalReserve, only: Sequence[int], turn: Turn) -> None:
+        super().__init__(reserve, reserve.world_size, turn)
+        self._only = set(only)
+        self.group_store: tuple[dist.TCPStore, int] | None = None
+        """Through which the group is joined; kept by the session."""
+
+    def start(self, job: Job) -> None:
+        """Send the cell to those that have a part in it."""
+        for rank in set(range(self.world_size)) - self._only:
+            self._done.add(rank)
+            self._events.put(events.Absent(rank))
+        super().start(job)
+
+    def _open_store(self) -> tuple[dist.TCPStore, int]:
+        store, self.group_store = self.group_store, None  # an engine may be kept for long, with its run
+        assert store is not None
+        return store
+
+
+def _unique_bytes(pid: int) -> int:
+    try:
+        return unique_bytes(psutil.Process(pid))
+    except psutil.Error:  # it has ended
+        return 0

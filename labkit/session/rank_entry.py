@@ -1,0 +1,135 @@
+"""A rank of a session on a cluster: as a run's, doing one job after another, each through a directory of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple, NoReturn
+
+from labkit.cluster.rank_entry import listen, outlive_the_launchers_signal, rank_info_here, rendezvous
+from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.protocol import events
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank.channels import Channel
+from labkit.rank.main import Part, do_and_exit, get_warm
+from labkit.rank.signals import handle_signals
+from labkit.session.directory import SessionDirectory
+
+JOB_SEEN_S = 60.0
+"""How long a job may take to be seen over a network's file system once its number has come."""
+
+
+class JobChannel(Channel):
+    """The channel of one job: what the rank reports goes to its file."""
+
+    def __init__(self, directory: RunDirectory, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self._sender = FileSender(directory.file(rank, 0, "records"))
+
+    def send(self, event: events.Event) -> None:
+        """Append one event. What a thread sends that outlives its job is dropped: it is no other job's."""
+        self._sender.send(event)
+
+    def end(self, event: events.Exit) -> None:
+        """Append the last one."""
+        self._sender.send(event, is_last=True)
+
+
+class Given(NamedTuple):
+    """A job that this rank has been given."""
+
+    directory: RunDirectory
+    channel: JobChannel
+
+
+class JobInbox:
+    """Where a rank of a session finds its jobs: its supervisor sends their numbers, the rest is in the directory."""
+
+    def __init__(self, session: SessionDirectory, info: RankInfo, stacks: int) -> None:
+        self._session, self._info, self._stacks = session, info, stacks
+        self._given: SimpleQueue[Given | None] = SimpleQueue()
+        self._channel: JobChannel | None = None
+        listen(self._receive)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no work has come."""
+        return self._given.empty()
+
+    def next_part(self) -> Part | None:
+        """Block until there is work; return this rank's part in it, or None if there will be no more."""
+        given = self._given.get()
+        if given is None:
+            return None
+        job = given.directory.job()
+        self._write_into(given.directory)
+        info = _info_in(job, self._info)
+        # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
+        return Part(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
+
+    def _receive(self, word: str) -> None:
+        kind, _, number = word.partition(":")
+        if kind == "job":
+            directory = _once_seen(self._session.of_job(int(number)))
+            self._channel = JobChannel(directory, self._info.rank)  # what comes from now on is of this job
+            self._given.put(Given(directory, self._channel))
+        elif kind == "leave":
+            self._given.put(None)
+        elif self._channel is not None:
+            self._channel.receive(word)
+
+    def _write_into(self, directory: RunDirectory) -> None:
+        """Have what is printed, also by native code, and where this rank stands go to the job's files."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for kind, descriptors in (("out", (1, 2)), ("stacks", (self._stacks,))):
+            new = _open(directory, self._info.rank, 0, kind)
+            for descriptor in descriptors:
+                os.dup2(new, descriptor, inheritable=descriptor < 3)
+            os.close(new)
+
+
+def main() -> NoReturn:
+    """Be one rank of a session: `rank_entry DIRECTORY RANK NUMBER`, with the launcher's variables in the environment.
+
+    The number tells the processes that this rank has had apart.
+    """
+    directory, rank, number = SessionDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+    def prepare() -> Callable[[], Part | None]:
+        stacks = _open(directory, rank, number, "stacks")
+        handle_signals(stacks)
+        outlive_the_launchers_signal()
+        faulthandler.enable()
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        inbox = JobInbox(directory, rank_info_here(), stacks)
+        if inbox.is_empty:
+            get_warm()
+        FileSender(directory.file(rank, number, "records")).send(events.Ready(rank), is_last=True)
+        return inbox.next_part
+
+    do_and_exit(prepare)
+
+
+def _open(directory: RunDirectory, rank: int, attempt: int, kind: str) -> int:
+    return os.open(directory.file(rank, attempt, kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _once_seen(directory: RunDirectory) -> RunDirectory:
+    deadline = time.monotonic() + JOB_SEEN_S
+    while not directory.job_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return directory
+
+
+def _info_in(job: Job, whole: RankInfo) -> RankInfo:
+    """Return where a rank is among the first ranks that have a part in a job; on each node ranks follow each other."""
+    first_here = whole.rank - whole.local_rank
+    here = min(whole.local_world_size, job.world_size - first_here)
+    return whole._replace(world_size=job.world_size, local_world_size=here)

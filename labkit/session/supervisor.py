@@ -1,0 +1,219 @@
+"""Minds one reserved rank on a cluster: does for a session what `labkit.cluster.supervisor` does for a run.
+
+The rank stays, and does one job after another. One that dies, or that is ended with its run, is replaced here by a new
+process, while the launcher sees nothing of it. What is read and written, and where, is in `directory`.
+
+Started by its path, as `python supervisor.py DIRECTORY`; imports nothing but the standard library and the other
+supervisor, whose package is as light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
+
+from labkit.cluster.supervisor import (
+    NOT_SEEN,
+    STACKS_SIGNAL,
+    Child,
+    Requests,
+    append,
+    begin,
+    has_exit,
+    is_elastic,
+    is_seen,
+    stay_for_the_launcher,
+)
+
+ASKED_EVERY_S = (0.02, 0.25)
+"""Least and greatest time between two looks at what the notebook asks. They become rarer with the time since the last
+word …"""
+
+REST_SHARE = 500
+"""… so that after a minute a look comes every 0.12 s."""
+
+IDLE_EVERY_S = 0.5
+"""Time between two looks whether the session is idle."""
+
+LEAVE_S = 3.0
+"""How long a rank that is told to leave may take."""
+
+
+def main(directory: Path) -> int:
+    """Mind one rank until the session is over, and return an exit code."""
+    rank, signals = begin()
+    return Supervisor(directory, rank, signals).mind() if is_seen(directory, rank) else NOT_SEEN
+
+
+class Supervisor:
+    """Minds one rank of a session, whatever process it is just now."""
+
+    def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
+        self._directory, self._rank, self._signals = directory, rank, signals
+        self._requests = Requests(directory)
+        self._idle_s: float | None = json.loads((directory / "run.json").read_text())["session"]["idle_s"]
+        self._job = ""
+        """The newest job that this rank was given."""
+        self._newest = ("", [""])
+        """The newest job of the session, and the ranks that have a part in it."""
+        self._was_killed = self._was_ended = self._was_asked = False
+        """Whether the process was ended with its run; with the session; or was asked to stop for the launcher."""
+        self._leave_at_s = float("inf")
+        self._word_s = self._busy_s = self._looked_s = time.monotonic()
+        """When a word came last, when a job was going on last, and when that was looked at."""
+        self._child = self._start()
+
+    def mind(self) -> int:
+        """Do as the notebook asks until the session is over; return the exit code."""
+        awake, mine = os.pipe()
+        for end in (awake, mine):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(mine)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a rank's end is noticed at once
+        while True:
+            words = self._requests.new()
+            for position, word in enumerate(words):
+                self._word_s = self._busy_s = time.monotonic()
+                self._obey(word, words[position + 1 :])
+            if self._signals:
+                self._obey_the_launcher()
+            if time.monotonic() > self._leave_at_s + LEAVE_S:
+                self._child.process.kill()
+            if (code := self._child.process.poll()) is not None and not self._replace():
+                return self._exit_code(code)
+            self._end_if_idle()
+            least_s, greatest_s = ASKED_EVERY_S
+            pause_s = min(max(least_s, (time.monotonic() - self._word_s) / REST_SHARE), greatest_s)
+            select.select([awake], [], [], pause_s)
+            with contextlib.suppress(BlockingIOError):
+                os.read(awake, 4096)
+
+    def _obey(self, word: str, later: list[str]) -> None:
+        kind, _, rest = word.partition(":")
+        number, _, ranks = rest.partition(":")
+        if kind == "job":
+            self._newest = (number, ranks.split(","))
+            if self._rank in ranks.split(","):
+                given_up = any(each.startswith(f"kill:{number}:") for each in later)
+                self._take_up(number, given_up)
+        elif kind == "kill":
+            if number == self._job and self._rank in ranks.split(",") and not has_exit(self._records_of(number)):
+                self._was_killed = True
+                self._child.process.kill()
+        elif word == "stacks":
+            self._child.process.send_signal(STACKS_SIGNAL)
+        elif word == "stop":
+            self._child.send(word)
+        elif word == "end":
+            self._was_ended = True
+            self._child.process.kill()
+        elif word in ("leave", "idle"):
+            self._leave_at_s = time.monotonic()
+            self._child.send("leave")
+
+    def _obey_the_launcher(self) -> None:
+        """End the process; but under SLURM let a job that is going on stop. See `labkit.cluster.supervisor`."""
+        records = self._records_of(self._job)
+        is_at_it = bool(self._job) and records.exists() and not has_exit(records)
+        if is_at_it and not is_elastic():
+            if not self._was_asked:
+                self._was_asked = True
+                # Whoever reads this knows that what ends now has not ended by itself.
+                append(records, ["Interrupted", int(self._rank)])
+                self._child.send("stop")
+        else:
+            self._child.end_for_the_launcher()
+
+    def _exit_code(self, code: int) -> int:
+        if self._signals and not is_elastic():
+            if self._rank == "0":
+                stay_for_the_launcher()
+            return 0  # else SLURM counts the job as failed
+        if code == 0 or self._leave_at_s < float("inf"):
+            return 0
+        return 128 - code if code < 0 else code
+
+    def _take_up(self, number: str, given_up: bool) -> None:
+        """Give the process a job, unless another of this rank has begun it before, or nobody waits for it any more."""
+        records = self._records_of(number)
+        if given_up or records.exists():
+            self._never_ends(records)
+        else:
+            self._job = number
+            self._child.send(f"job:{number}")
+
+    def _replace(self) -> bool:
+        """Record how the process ended, and start another; return whether there is one. None is if it cannot start."""
+        goes = self._was_ended or bool(self._signals)
+        end = self._child.end(self._rank, self._was_killed or goes)
+        was_ready = self._child.is_ready
+        append(self._child.records, end)
+        leaves = goes or self._leave_at_s < float("inf")
+        records = self._records_of(self._job) if self._job else None
+        again = was_ready and not (self._was_killed or leaves) and records is not None and not records.exists()
+        if records is not None and not again and not has_exit(records):
+            append(records, [*end[:4], self._was_killed or leaves, end[5]])
+        if leaves or not (was_ready or self._was_killed):
+            return False
+        self._was_killed = False
+        self._child = self._start()
+        if again:  # it died before it knew of the job
+            self._child.send(f"job:{self._job}")
+        return True
+
+    def _start(self) -> Child:
+        """Start a process under the next number that this rank has not had."""
+        number = 0
+        while True:
+            base = self._directory / "ranks" / f"{self._rank}.{number}"
+            try:
+                os.close(os.open(f"{base}.records", os.O_CREAT | os.O_EXCL, 0o600))
+                break
+            except FileExistsError:
+                self._never_ends(Path(f"{base}.records"))
+                number += 1
+        child = Child(base, "labkit.session.rank_entry", [str(self._directory), self._rank, str(number)])
+        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        append(child.records, ["Process", int(self._rank), child.process.pid, node])
+        return child
+
+    def _never_ends(self, records: Path) -> None:
+        """Record that a process is gone that could not be seen to end: its node was lost, or taken away."""
+        if not has_exit(records):
+            append(records, ["Exit", int(self._rank), -9, False, True, time.time(), True])
+
+    def _records_of(self, job: str) -> Path:
+        return self._directory / "jobs" / job / "ranks" / f"{self._rank}.0.records"
+
+    def _end_if_idle(self) -> None:
+        """End the session if nothing has run on it for `idle_s`, whether its notebook is there or not."""
+        now = time.monotonic()
+        if self._rank != "0" or self._idle_s is None or now < self._looked_s + IDLE_EVERY_S:
+            return
+        self._looked_s = now
+        number, ranks = self._newest
+        if number:
+            files = [self._directory / "jobs" / number / "ranks" / f"{rank}.0.records" for rank in ranks]
+            if not all(map(has_exit, files)):
+                self._busy_s = now
+                return
+            self._newest = ("", [])  # it is over, which need not be looked at again
+        if not self._child.is_ready:
+            self._busy_s = now
+        if now > self._busy_s + self._idle_s and self._leave_at_s == float("inf"):
+            with open(self._directory / "asked", "a") as asked:
+                asked.write("idle\n")
+            self._busy_s = now
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

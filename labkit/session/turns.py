@@ -1,0 +1,97 @@
+"""Whose turn it is: one run at a time has a session's ranks, and after a while without one they end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from labkit.engines.base import Engine
+
+
+class Turn(NamedTuple):
+    """How one engine comes to have the ranks, and to have them no longer."""
+
+    take: Callable[[Engine], None]
+    """Raises RuntimeError if another run has them."""
+    give_back: Callable[[Engine], None]
+    """Does nothing if the engine does not have them."""
+
+
+class Holder(NamedTuple):
+    """Who has the ranks now."""
+
+    name: str
+    engine: Engine
+    since_s: float
+
+
+class Turns:
+    """One run at a time. Every turn is given back, also by a run that could not begin.
+
+    `when_idle` is called when nobody has had the ranks for `idle_s`; it must not keep a session alive that nobody else
+    has. None: never.
+    """
+
+    def __init__(self, idle_s: float | None, when_idle: Callable[[], None]) -> None:
+        self._idle_s, self._when_idle = idle_s, when_idle
+        self._lock = threading.RLock()
+        self._free = threading.Event()
+        self._free.set()
+        self._timer: threading.Timer | None = None
+        self._is_over = False
+        self.holder: Holder | None = None
+        """Who has the ranks, if anybody."""
+        self.idle_since_s = time.monotonic()
+        """When the last turn ended."""
+        self._wait_for_idleness()
+
+    def of(self, name: str, when_taken: Callable[[], None] | None = None) -> Turn:
+        """Return the turn of a run; `when_taken` is called when it has begun."""
+
+        def take(engine: Engine) -> None:
+            self._take(name, engine)
+            if when_taken is not None:
+                when_taken()
+
+        return Turn(take, self._give_back)
+
+    def _take(self, name: str, engine: Engine) -> None:
+        with self._lock:
+            if (holder := self.holder) is not None:
+                raise RuntimeError(
+                    f"run {holder.name!r} holds these ranks, for {time.monotonic() - holder.since_s:.0f} s now. Wait "
+                    "for it (session.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)"
+                )
+            self.holder = Holder(name, engine, time.monotonic())
+            self._free.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _give_back(self, engine: Engine) -> None:
+        with self._lock:
+            if self.holder is None or self.holder.engine is not engine:
+                return
+            self.holder = None
+            self.idle_since_s = time.monotonic()
+            self._wait_for_idleness()
+            self._free.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until nobody has the ranks; return whether that is so after `timeout_s` seconds at most."""
+        return self._free.wait(timeout_s)
+
+    def end(self) -> None:
+        """Wait for idleness no longer."""
+        with self._lock:
+            self._is_over = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wait_for_idleness(self) -> None:
+        if self._idle_s is None or self._is_over:
+            return
+        self._timer = threading.Timer(self._idle_s, self._when_idle)
+        self._timer.daemon = True
+        self._timer.start()

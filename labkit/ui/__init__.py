@@ -1,0 +1,1 @@
+"""What a person sees of a run, in a notebook or as text."""

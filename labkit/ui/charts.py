@@ -1,0 +1,256 @@
+"""Data in, Plotly figures out. No process, no widget, no browser."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.monitor.history import MEAN, SAMPLES, History
+from labkit.ui import kernel
+from labkit.ui.png import picture
+
+PLOTLY = "application/vnd.plotly.v1+json"
+CONFIG = {"responsive": True, "displaylogo": False}
+
+RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
+"""Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
+
+PART_COLORS = {
+    "data": "#CC79A7",
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "communication": "#D55E00",
+    "optimizer": "#009E73",
+    "waiting": "#D9D9D9",
+}
+"""Of the parts of a step, the same in every chart."""
+
+MEAN_COLOR = "#1A1A1A"
+PANEL_HEIGHT = 250
+"""Pixels per row of panels."""
+
+FONT_SIZE = 12
+LINE_HEIGHT = 19
+"""Pixels per line of a title."""
+
+TITLE_CHARACTERS = 50
+"""In a line of a title: Plotly breaks none, and cuts off what does not fit into a narrow cell."""
+
+
+def rank_color(rank: int) -> str:
+    """Return the colour of a rank, the same in every chart."""
+    return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+class Chart(go.Figure):
+    """A Plotly figure that is as wide as its cell, and whose saved notebook stays small and needs no kernel.
+
+    Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
+    somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here.
+    """
+
+    _repr_html_ = None  # would put a script that needs the network into the notebook
+
+    def _ipython_display_(self) -> None:
+        # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
+        # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
+        kernel.display(self.bundle(), raw=True)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, validate: bool = True, **_: Any) -> Any:
+        return self.bundle()
+
+    def bundle(self) -> dict[str, Any]:
+        """Return the chart by MIME type, as a notebook shows it."""
+        title = (self.layout.title.text or "untitled").replace("<br>", " ")
+        bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
+        return bundle if kernel.is_interactive() else {**bundle, "image/png": picture(self)}
+
+    def to_plotly_json_small(self) -> dict[str, Any]:
+        """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
+        plain = json.loads(self.to_json())
+        template = plain["layout"].get("template", {})
+        used = {trace["type"] for trace in plain["data"]}
+        template["data"] = {kind: look for kind, look in template.get("data", {}).items() if kind in used}
+        for scale in ("colorscale", "geo", "mapbox", "scene", "ternary", "polar"):
+            template.get("layout", {}).pop(scale, None)
+        return {**plain, "config": CONFIG}
+
+
+def style(figure: go.Figure, title: str | None = None, height: int | None = None) -> go.Figure:
+    """Return a figure, changed to the look of this package's own: as wide as its cell, the legend in lines below."""
+    lines = textwrap.wrap(title or "", TITLE_CHARACTERS)
+    top = (24 + LINE_HEIGHT * len(lines) if lines else 16) + (12 if figure.layout.annotations else 0)
+    # A legend at the side would take its width from the panels, and be cut off where there is none left to take.
+    at_the_foot = {"x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
+    figure.update_layout(
+        template="plotly_white",
+        autosize=True,
+        height=(height or figure.layout.height or 360) + LINE_HEIGHT * max(0, len(lines) - 1),
+        margin={"l": 50, "r": 16, "t": top, "b": 46},
+        font={"size": FONT_SIZE},
+        hovermode="x unified" if figure.data and figure.data[0].type == "scatter" else None,
+        legend={"orientation": "h", "traceorder": "normal", **at_the_foot},
+    )
+    if title is not None:
+        at_the_top = {"x": 0.01, "xref": "container", "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 10}}
+        figure.update_layout(title={"text": "<br>".join(lines), "font": {"size": FONT_SIZE + 2}, **at_the_top})
+    return figure
+
+
+Curve = tuple[str, str, Any, Any]
+"""(logged name, label, x, y)"""
+
+
+def _curves(history: History) -> list[Curve]:
+    """Return every curve of a history: for each name, each rank and then the mean."""
+    return [
+        (name, label, x, y)
+        for name in list(history.names)
+        if name != SAMPLES
+        for label, (x, y) in history.curves(name).items()
+    ]
+
+
+def _compact(values: Any) -> Any:
+    """Return numbers in half the size of doubles in a saved notebook, and more digits than a chart can show."""
+    values = np.asarray(values, dtype=np.float64)
+    if np.array_equal(values, np.round(values)) and np.abs(values).max(initial=0) < 2**31:
+        return values.astype(np.int32)
+    return _single(values)
+
+
+def _single(values: Any) -> Any:
+    """Return 32-bit numbers; a loss beyond their range becomes infinite, quietly."""
+    with np.errstate(over="ignore"):
+        return np.asarray(values, dtype=np.float64).astype(np.float32)
+
+
+def _line(name: str, label: str, x: Any, y: Any, first: bool) -> go.Scatter:
+    is_mean = label == MEAN
+    color = MEAN_COLOR if is_mean else rank_color(int(label.split()[1]))
+    few = len(x) <= 12
+    return go.Scatter(
+        x=_compact(x),
+        y=_single(y),
+        name=label,
+        legendgroup=label,
+        showlegend=first,
+        meta=[name, label],
+        mode="lines+markers" if few else "lines",
+        marker={"size": 5},
+        line={"color": color, "width": 2.2 if is_mean else 1.2},
+        opacity=1.0 if is_mean else 0.8,
+    )
+
+
+def logged(history: History, title: str = "") -> Chart:
+    """Draw all that was logged: a panel per name; in it a curve per rank, and their mean."""
+    curves = _curves(history)
+    names = list(dict.fromkeys(name for name, *_ in curves))
+    columns = min(2, len(names)) or 1
+    rows = max(1, -(-len(names) // columns))
+    # Names stand above: beside, each would take its width from the panel to its left.
+    figure = make_subplots(
+        rows=rows,
+        cols=columns,
+        subplot_titles=names or None,
+        horizontal_spacing=0.12,
+        vertical_spacing=0.24 / rows,
+    )
+    figure.update_annotations(font_size=FONT_SIZE + 1)
+    in_legend = set()
+    for name, label, x, y in curves:
+        panel = names.index(name)
+        where = {"row": panel // columns + 1, "col": panel % columns + 1}
+        figure.add_trace(_line(name, label, x, y, first=label not in in_legend), **where)
+        in_legend.add(label)
+        if panel + columns >= len(names):  # none below
+            figure.update_xaxes(title_text="step", title_standoff=2, **where)
+    if not names:
+        figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
+
+
+def refresh(figure: go.Figure, history: History) -> bool:
+    """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
+    curves = _curves(history)
+    if [tuple(trace.meta) for trace in figure.data] != [(name, label) for name, label, *_ in curves]:
+        return False
+    with figure.batch_update():
+        for trace, (_, _, x, y) in zip(figure.data, curves, strict=True):
+            trace.x, trace.y = _compact(x), _single(y)
+            trace.mode = "lines+markers" if len(x) <= 12 else "lines"
+    return True
+
+
+def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = "") -> Chart:
+    """Draw one logged value of several runs over each other: the mean over ranks of each."""
+    figure = go.Figure()
+    for index, (label, history) in enumerate(histories.items()):
+        if name not in history.names:
+            continue
+        x, y = history.mean_curve(name)
+        dash = ("solid", "dash", "dot", "dashdot")[index % 4]
+        # The first line is broad, so that runs that agree show as lines within it.
+        line = {"color": rank_color(index), "width": max(1.6, 5.5 - 1.3 * index), "dash": dash}
+        figure.add_scatter(x=_compact(x), y=_single(y), name=label, mode="lines", line=line)
+    figure.update_xaxes(title_text="step")
+    figure.update_yaxes(title_text=name)
+    return Chart(style(figure, title))
+
+
+def bars(labels: Sequence[str], values: Sequence[float], unit: str, title: str = "") -> Chart:
+    """Draw one horizontal bar per label, with its value written beside it."""
+    text = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in values]
+    colors = [rank_color(index) for index in range(len(labels))]
+    figure = go.Figure(go.Bar(x=list(values), y=list(labels), orientation="h", text=text, marker={"color": colors}))
+    figure.update_xaxes(title_text=unit)
+    figure.update_yaxes(autorange="reversed")
+    return Chart(style(figure, title, height=120 + 32 * len(labels)))
+
+
+def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, title: str = "") -> Chart:
+    """Draw one horizontal bar per row, made of its parts laid end to end: `{"DDP": {"forward": 3.1, …}, …}`."""
+    figure = go.Figure()
+    for index, part in enumerate(dict.fromkeys(part for parts in rows.values() for part in parts)):
+        lengths = [parts.get(part, 0.0) for parts in rows.values()]
+        color = PART_COLORS.get(part, rank_color(index))
+        figure.add_bar(y=list(rows), x=lengths, name=part, orientation="h", marker={"color": color})
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title_text=unit)
+    figure.update_yaxes(autorange="reversed")
+    return Chart(style(figure, title, height=140 + 26 * len(rows)))
+
+
+def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "") -> Chart:
+    """Draw when each row did what: `{"rank 0": [("forward", start_s, end_s), …], …}`, in ms since the first began.
+
+    A mark called "step", the step as a whole, is left out; communication gets a thin line of its own in the row's
+    middle, as it may go on while something else is computed.
+    """
+    zero_s = min((start for marks in rows.values() for _, start, _ in marks), default=0.0)
+    figure = go.Figure()
+    for part in dict.fromkeys(what for marks in rows.values() for what, *_ in marks if what != "step"):
+        found = [
+            (row, start - zero_s, end - start) for row, marks in rows.items() for w, start, end in marks if w == part
+        ]
+        figure.add_bar(
+            y=[row for row, *_ in found],
+            base=[1000 * start for _, start, _ in found],
+            x=[1000 * length for *_, length in found],
+            name=part,
+            orientation="h",
+            marker={"color": PART_COLORS.get(part, rank_color(len(figure.data)))},
+            width=0.3 if part == "communication" else 0.8,
+        )
+    figure.update_layout(barmode="overlay")
+    figure.update_xaxes(title_text="milliseconds")
+    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
+    return Chart(style(figure, title, height=150 + 34 * len(rows)))

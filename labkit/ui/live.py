@@ -1,0 +1,222 @@
+"""The live view: widgets under the cell while a run goes on, and what stays there when it is over.
+
+Everything is drawn from a `Run` by a thread of its own, at most ten times a second; nothing here reaches a rank.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import threading
+import time
+from typing import Any
+
+import ipywidgets as widgets
+
+from labkit.monitor.history import SAMPLES
+from labkit.monitor.run import Run
+from labkit.ui import ahead, kernel, summary
+from labkit.ui.tables import STATE_COLORS, ranks_html
+from labkit.ui.widgets import WidthKeeper, close, close_later
+
+REDRAW_S = 0.1
+"""Least time between two redraws of the live view."""
+
+CHART_AFTER_S = 0.1
+"""Time from the first value to the chart. A run that fails at once has failed by then, and waits for no imports."""
+
+UNHEARD_S = 1.0
+"""Time between redraws while the browser has not said that it is done with the last."""
+
+PATIENCE_S = 3.0
+"""How long the end of a run waits for a browser to have drawn its first chart."""
+
+
+class LiveView(threading.Thread):
+    """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs."""
+
+    front_end_answers = True
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(name="labkit-view", daemon=True)
+        self._run = run
+        self._title = widgets.HTML(title_html(run))
+        # Apart from the title, which is always new: what is selected would be lost.
+        self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
+        self._head = widgets.VBox([self._title, self._notice], layout=widgets.Layout(flex="1 1 0", min_width="0"))
+        self._states = widgets.HTML(states_html(run))
+        self._button = widgets.Button(
+            description="Stop",
+            icon="stop",
+            button_style="danger",
+            tooltip="End the run; what was logged, printed and returned by then is kept",
+            layout=widgets.Layout(width="90px", flex="0 0 auto", margin="2px 12px 2px 0"),
+        )
+        self._button.on_click(lambda _: self._stop_clicked())
+        self._texts = [widgets.HTML() for _ in range(run.world_size)]
+        self._seen = [""] * run.world_size
+        self._tabs = widgets.Tab(self._texts, layout=widgets.Layout(display="none"))
+        for rank in range(run.world_size):
+            self._tabs.set_title(rank, f"rank {rank}")
+        self._figure: Any = None
+        self._chart_due_s = math.inf
+        self._top = widgets.HBox([self._button, self._head])
+        self._keeper = WidthKeeper()
+        self._box = widgets.VBox([self._top, self._states, self._tabs, self._keeper])
+        for widget in (self._button, self._tabs):
+            kernel.answer_while_the_cell_runs(widget)
+        self._heard = threading.Event()
+        self._heard.set()
+        self._answered = threading.Event()
+        self._handle = kernel.display(self._box, display_id=True)
+        self._chart_handle = kernel.reserve()
+
+    def run(self) -> None:
+        """Draw until the run is over; then replace the widgets by what stays."""
+        if {"starting", "queued"} & set(self._run.states):
+            ahead.begin()
+        while not self._run.over.is_set():
+            began = time.monotonic()
+            self._draw()
+            took = time.monotonic() - began
+            # Drawing takes a third of this thread's time at most, unless it is so slow that it would look stopped.
+            self._run.over.wait(max(REDRAW_S - took, min(2 * took, UNHEARD_S)))
+            while not (self._heard.is_set() or self._run.over.is_set()) and time.monotonic() < began + UNHEARD_S:
+                self._heard.wait(0.05)
+        if self._figure is not None:
+            self._let_the_browser_finish(self._figure)
+        try:
+            # What stays is small and needs no kernel: no widget, no script.
+            self._handle.update(summary.bundle(self._run), raw=True)
+            if self._run.recorded.names:
+                from labkit.ui import charts
+
+                self._chart_handle.update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
+        finally:
+            parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
+            close_later([self._box, *parts, self._keeper, *self._texts, self._figure])
+
+    def finish(self) -> None:
+        """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
+
+        Who has pressed Stop, or is to see an error, wants the cell back; the front end also takes what comes later.
+        """
+        if self._run.status == "finished":
+            self.join(1)
+
+    def _draw(self) -> None:
+        self._title.value, self._states.value = title_html(self._run), states_html(self._run)
+        self._notice.value = notice_html(self._run)
+        self._notice.layout.display = None if self._notice.value else "none"
+        self._draw_output()
+        history = self._run.recorded
+        if not history.names:
+            return
+        now = time.monotonic()
+        self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
+        if now < self._chart_due_s:
+            return
+        ahead.begin()
+        if not ahead.is_done():
+            return  # the states are to be seen meanwhile, and the end, should it come
+        import plotly.graph_objects as go
+
+        from labkit.ui import charts
+
+        if self._figure is not None and charts.refresh(self._figure, history):
+            self._heard.clear()
+            return
+        old = self._figure
+        self._figure = go.FigureWidget(charts.logged(history))
+        self._figure._config = {**self._figure._config, **charts.CONFIG}
+        # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
+        # layout, which its JavaScript sends under a wrong name.
+        self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
+        kernel.answer_while_the_cell_runs(self._figure)
+        self._box.children = [self._top, self._states, self._figure, self._tabs, self._keeper]
+        close([old])
+
+    def _draw_output(self) -> None:
+        for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
+            if tail != self._seen[rank]:
+                self._seen[rank] = tail
+                # A column in reverse is scrolled to its end, so that the newest line stays in sight.
+                column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
+                text = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
+                self._texts[rank].value = f'<div style="{column}"><pre style="{text}">{html.escape(tail)}</pre></div>'
+                self._tabs.layout.display = None
+
+    def _browser_answered(self, change: Any) -> None:
+        if change["new"]:
+            self._heard.set()
+            self._answered.set()
+
+    def _let_the_browser_finish(self, figure: Any) -> None:
+        """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.
+
+        A front end that has once failed to answer (it knows no subshells, or nobody looks) is not waited for again.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answered.is_set() and LiveView.front_end_answers:
+            LiveView.front_end_answers = time.monotonic() < deadline
+            figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
+            self._answered.wait(0.1)
+
+    def _stop_clicked(self) -> None:
+        if self._run.stopping:
+            self._button.disabled = True
+            self._run.ask_to_stop(grace_s=0)
+            return
+        self._button.description = "End now"
+        self._button.tooltip = "Do not wait for this step; ranks that have not returned by now return nothing"
+        self._run.ask_to_stop()
+
+
+def title_html(run: Run) -> str:
+    """Return the run's name, phase and seconds, and the time that is left if that can be told."""
+    again = f" · started again {run.attempt}×" if run.attempt else ""
+    return f"<b>{html.escape(run.name)}</b> {summary.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
+
+
+def notice_html(run: Run) -> str:
+    """Return what a cluster says of the run; lines after the first are to be copied."""
+    said, _, to_copy = run.notice.partition("\n")
+    shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
+    if to_copy:  # a click selects all of it
+        style = f"{summary.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
+        shown += f'<pre style="{style}">{html.escape(to_copy)}</pre>'
+    return shown
+
+
+def states_html(run: Run) -> str:
+    """Return a table of the ranks: state, step, progress, rates and last values."""
+    return ranks_html((rank, state, _progress_cells(run, rank, state)) for rank, state in enumerate(run.states))
+
+
+def _progress_cells(run: Run, rank: int, state: str) -> list[str]:
+    progress, expected = run.progress(rank)
+    step = (
+        "" if progress.last_step is None else f"step {progress.last_step:,}" + (f" of {expected:,}" if expected else "")
+    )
+    return [
+        step,
+        _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
+        "" if math.isnan(progress.steps_per_s) else f"{summary.rate(progress.steps_per_s)} steps/s",
+        "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
+        " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
+    ]
+
+
+def _time_left(run: Run) -> str:
+    progress, expected = run.progress(0)
+    if not expected or run.status != "running" or not progress.steps_per_s > 0:
+        return ""
+    return f" · about {max(0.0, expected - progress.steps) / progress.steps_per_s:.0f} s left"
+
+
+def _bar(share: float, color: str) -> str:
+    percent = 100 * min(1.0, max(0.0, share))
+    return (
+        '<div style="width:110px;height:8px;background:#8884;border-radius:4px;overflow:hidden;margin-top:5px">'
+        f'<div style="width:{percent:.0f}%;height:8px;background:{color}"></div></div>'
+    )

@@ -1,0 +1,94 @@
+"""How a run or a figure is shown: live where a person watches, as lines of text where not, still once it is over.
+
+This module tells `Run` how to show and draw itself, so that `labkit.monitor` knows neither Plotly nor widgets.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from labkit.monitor.run import Run
+from labkit.ui import kernel, summary
+from labkit.ui.lines import Lines
+
+if TYPE_CHECKING:
+    from labkit.ui.charts import Chart
+
+_shown_in: weakref.WeakKeyDictionary[Run, kernel.Execution | None] = weakref.WeakKeyDictionary()
+"""In which execution of a cell a run was last shown, so that its cell does not show it twice."""
+
+
+class Watcher(Protocol):
+    """Something that follows a run and ends with it."""
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+
+    def finish(self) -> None:
+        """Wait until the last state has been drawn, where that must be before the cell ends; but not for ever."""
+
+
+def watch(run: Run, live: bool | None, wait: bool) -> Watcher | None:
+    """Begin to show a run that has just been launched, and return what shows it; None if nothing does."""
+    if live is not None and not live:
+        return None
+    in_notebook = kernel.has_kernel()
+    if in_notebook:
+        _shown_in[run] = kernel.this_execution()
+    with_widgets = in_notebook and (live or kernel.is_interactive())
+    watcher = _live_view(run) if with_widgets else Lines(run, in_notebook, wait)
+    watcher.start()
+    return watcher
+
+
+def show(thing: Any) -> None:
+    """Show a run or a Plotly figure in the cell, so that the saved notebook stays small and readable anywhere.
+
+    A run that is still going is shown live. A figure becomes a `Chart`: a live Plotly chart where a person watches, its
+    data and a picture elsewhere.
+    """
+    if not isinstance(thing, Run):
+        kernel.display(as_chart(thing))
+        return
+    if not kernel.has_kernel():
+        print(summary.as_text(thing))
+        return
+    now = kernel.this_execution()
+    if _shown_in.get(thing) == now:
+        return
+    _shown_in[thing] = now
+    if not thing.over.is_set() and kernel.is_interactive():
+        _live_view(thing).start()
+        return
+    kernel.display(summary.bundle(thing), raw=True)
+    if thing.over.is_set():
+        kernel.display(figure(thing))
+
+
+def figure(run: Run) -> Chart:
+    """Return the chart of what a run has logged so far."""
+    from labkit.ui import charts
+
+    return charts.logged(run.recorded, title=run.name)
+
+
+def as_chart(thing: Any) -> Any:
+    """Return a Plotly figure as a `Chart`, and anything else as it is."""
+    if "plotly" not in sys.modules:  # so it is no figure, and there is nothing to import for
+        return thing
+    from plotly.basedatatypes import BaseFigure
+
+    from labkit.ui.charts import Chart
+
+    return Chart(thing) if isinstance(thing, BaseFigure) and not isinstance(thing, Chart) else thing
+
+
+def _live_view(run: Run) -> Watcher:
+    from labkit.ui.live import LiveView  # not above: it imports the widgets
+
+    return LiveView(run)
+
+
+Run.show, Run.draw = show, figure

@@ -1,0 +1,111 @@
+"""What a run comes to: one line, a few lines of text, and HTML that needs no style sheet, no script and no network."""
+
+from __future__ import annotations
+
+import html
+import math
+
+import numpy as np
+
+from labkit.monitor.diagnosis import Diagnosis
+from labkit.monitor.history import SAMPLES
+from labkit.monitor.run import Run
+from labkit.ui.tables import STATE_COLORS
+
+TAIL_LINES = 200
+"""Lines of each rank's output that are shown, and kept with the notebook."""
+
+SAVED_CHARACTERS = 40_000
+"""Of all ranks' output together, in a saved notebook."""
+
+WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+"""Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
+
+
+def line(run: Run) -> str:
+    """Return where a run stands, in one line."""
+    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+    parts = [f"{run.name}: {phase(run)}", f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"]
+    steps = [p.last_step for p in progress if p.last_step is not None]
+    if steps:
+        parts.append(f"step {min(steps)}")
+    for name in list(run.recorded.names)[:3]:
+        values = [p.last[name] for p in progress if name in p.last]
+        if values and name != SAMPLES:
+            parts.append(f"{name} {sum(values) / len(values):.4g}")
+    parts += [_per_s(run), f"{run.elapsed_s:.1f} s"]
+    return " · ".join(part for part in parts if part)
+
+
+def phase(run: Run) -> str:
+    """Return the run's status, in the words that the views use."""
+    if run.status == "running" and run.stopping:
+        return "stopping after this step"
+    return "starting" if run.status == "running" and "starting" in run.states else run.status
+
+
+def rate(per_s: float) -> str:
+    """Return a number per second with the digits that matter."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def _per_s(run: Run) -> str:
+    """Return how fast the run goes, over all ranks."""
+    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+    samples = sum(p.samples_per_s for p in progress)
+    if not math.isnan(samples):
+        return f"{samples:,.0f} samples/s"
+    steps = [p.steps_per_s for p in progress if not math.isnan(p.steps_per_s)]
+    return f"{rate(min(steps))} steps/s" if steps else ""
+
+
+def sparkline(run: Run, width: int = 40) -> str:
+    """Return the first logged value's mean over ranks, drawn in a line of text."""
+    names = [name for name in run.recorded.names if name != SAMPLES]
+    if not names:
+        return ""
+    _, y = run.recorded.mean_curve(names[0])
+    y = y[np.isfinite(y)]
+    if len(y) < 2:
+        return ""
+    y = y[:: max(1, len(y) // width)]
+    low, high = min(y), max(y)
+    blocks = "▁▂▃▄▅▆▇█"
+    drawn = "".join(blocks[int((value - low) / ((high - low) or 1) * 7)] for value in y)
+    return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
+
+
+def as_text(run: Run) -> str:
+    """Return where a run stands or how it ended, as a few lines of text."""
+    headline = run.error.diagnosis.headline if run.error is not None else ""
+    return "\n".join(filter(None, (line(run), sparkline(run), headline)))
+
+
+def as_html(run: Run) -> str:
+    """Return where a run stands or how it ended, as HTML."""
+    parts = [f"<b>{html.escape(line(run))}</b>"]
+    if run.error is not None:
+        diagnosis = run.error.diagnosis
+        color = STATE_COLORS["failed"]
+        parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
+        parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
+        if diagnosis.others:
+            listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
+            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
+    for rank, text in enumerate(run.output):
+        if text:
+            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
+            parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
+    return "\n".join(parts)
+
+
+def bundle(run: Run) -> dict[str, str]:
+    """Return the summary by MIME type, as a notebook shows it."""
+    return {"text/html": as_html(run), "text/plain": as_text(run)}
+
+
+def _others_title(diagnosis: Diagnosis) -> str:
+    count = len(diagnosis.others)
+    if diagnosis.rank is None:
+        return "what became of the ranks"
+    return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"

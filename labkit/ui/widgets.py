@@ -1,0 +1,57 @@
+"""What the live parts share: a widget that keeps charts as wide as their cell, and how widgets are closed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import anywidget
+from ipywidgets import Widget
+
+CLOSE_AFTER_S = 2.0
+"""Time for which widgets stay open that are no longer shown."""
+
+
+class WidthKeeper(anywidget.AnyWidget):
+    """Has the charts in the same box redrawn whenever they are not as wide as the box.
+
+    Plotly's `FigureWidget` is drawn before it is part of the page, 700 px wide, and then looks only when the window
+    changes: not when the file browser is opened, and not when it has become part of a page that is narrower. So this
+    watches the box, and tells the charts in it what they listen for.
+    """
+
+    _esm = """
+    function render({ el }) {
+      const watcher = new ResizeObserver(() => {
+        const box = el.parentElement;
+        if (!box) return;
+        watcher.observe(box);  // grows when a chart comes; `el` alone would only say when the width changes
+        for (const chart of box.querySelectorAll(".js-plotly-plot")) {
+          const drawn = chart.querySelector(".main-svg");
+          if (drawn && Math.abs(chart.clientWidth - drawn.clientWidth) > 1) {
+            window.dispatchEvent(new Event("resize"));
+            return;
+          }
+        }
+      });
+      watcher.observe(el);
+      return () => watcher.disconnect();
+    }
+    export default { render };
+    """
+
+
+def close(widgets: Iterable[Any]) -> None:
+    """Close widgets and the models they brought along, so that nothing of them is saved with the notebook."""
+    for widget in widgets:
+        for part in (getattr(widget, "layout", None), getattr(widget, "style", None), widget):
+            if isinstance(part, Widget):
+                part.close()
+
+
+def close_later(widgets: Iterable[Any]) -> None:
+    """Close widgets after `CLOSE_AFTER_S`: a browser may still be making views of them, and would miss them."""
+    closing = threading.Timer(CLOSE_AFTER_S, close, [list(widgets)])
+    closing.daemon = True
+    closing.start()

@@ -1,0 +1,74 @@
+"""An engine without ranks: it brings the events that a test puts in, and notes what it is asked."""
+
+from __future__ import annotations
+
+import queue
+
+from labkit.protocol import events
+from labkit.protocol.job import Job
+
+A_JOB = Job(
+    function=b"",
+    world_size=2,
+    backend=None,
+    cuda_devices=0,
+    threads=1,
+    seed=0,
+    port=0,
+    start_s=0.0,
+    environment={},
+    cells={},
+)
+
+
+class FakeEngine:
+    """Rank r's process ends by SIGKILL when it is killed, unless `immortal`."""
+
+    outlives_notebook = False
+    failure_grace_s = 0.1
+    stacks_s = 0.2
+    stop_grace_s = 0.1
+    quiet_s = 0.0
+    folder = None
+
+    def __init__(self, world_size: int = 2, immortal: bool = False) -> None:
+        self.world_size, self.immortal = world_size, immortal
+        self.pids: list[int] = []
+        self.arrived: queue.Queue[events.Event | Exception] = queue.Queue()
+        self.calls: list[str] = []
+        self._killed: set[int] = set()
+
+    def start(self, job: Job) -> None:
+        self.calls.append("start")
+
+    def poll(self, timeout_s: float) -> list[events.Event]:
+        try:
+            event = self.arrived.get(timeout=timeout_s) if timeout_s else self.arrived.get_nowait()
+        except queue.Empty:
+            return []
+        if isinstance(event, Exception):
+            raise event
+        return [event]
+
+    def ask_to_stop(self) -> None:
+        self.calls.append("ask_to_stop")
+
+    def ask_for_stacks(self) -> list[int]:
+        self.calls.append("ask_for_stacks")
+        return list(range(self.world_size))
+
+    def usage(self, rank: int) -> None:
+        return None
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+        if not self.immortal:
+            for rank in set(range(self.world_size)) - self._killed:
+                self._killed.add(rank)
+                self.arrived.put(events.Exit(rank, -9))
+
+    def killed(self, rank: int) -> bool:
+        return rank in self._killed
+
+    def close(self) -> None:
+        self.calls.append("close")

@@ -1,0 +1,175 @@
+"""Every kind of chart in a real JupyterLab: it is alive at once, and fits its cell, at three widths, in both themes.
+
+Screenshots are kept in build/screenshots; look at them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.browser import LONG_S, lab
+from tests.conftest import rank_processes
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
+
+PREPARE = """
+import labkit, plotly.express as px, time
+from labkit.ui.explore import explore
+
+def train(worker, names, steps):
+    for step in range(steps):
+        worker.log(**{name: 1000 / (1 + step + worker.rank) for name in names})
+        print("step", step)
+        time.sleep(0.02)
+
+names = ["loss", "accuracy", "gradient_norm", "learning_rate", "loss_of_validation", "time_of_a_step_ms"]
+ranks = labkit.Session(2, idle_s=3600)
+ranks
+"""
+LIVE = {
+    "a live view of one panel": "one = labkit.launch(train, names[:1], 10**6, on=ranks, wait=False)\none",
+    "a live view of six panels": "one.stop()\nsix = labkit.launch(train, names, 10**6, on=ranks, wait=False)\nsix",
+}
+STILL = {
+    "a run of one panel": "six.stop()\nrun = labkit.launch(train, names[:1], 20, on=ranks)",
+    "a run of six panels": "many = labkit.launch(train, names, 20, on=ranks, name='a name that is rather long')",
+    "run.figure()": "run.figure()",
+    "labkit.show": "labkit.show(px.scatter(x=[1, 2, 3], y=[3, 1, 2], title='three points'))",
+    "bars": "labkit.charts.bars(['steps of one rank', 'steps of all ranks'], [1234.5, 2], 'ms', 'a long title ' * 9)",
+    "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.profiling.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
+    "labkit.compare": "labkit.compare({'one process': run, 'distributed data parallel': many})",
+    "explore": """
+def draw(batch_size=128, latency_us=10):
+    return px.line(x=[1, batch_size], y=[latency_us, 1], title=f"batch {batch_size}")
+
+explore(draw, batch_size=[64, 128, 256], latency_us=[1, 10, 100])
+""",
+}
+CHARTS = {"a session": PREPARE, **LIVE, **STILL}
+
+TOO_WIDE = """cell => {
+    const wrong = [];
+    for (const output of cell.querySelectorAll('.jp-OutputArea-output')) {
+        const room = output.getBoundingClientRect(), right = Math.min(room.right, innerWidth);
+        for (const part of output.querySelectorAll('.jupyter-widgets, .widget-html-content'))
+            if (part.getBoundingClientRect().right > right + 1)
+                wrong.push(`${part.className} to ${part.getBoundingClientRect().right} in ${right}`);
+        if (output.scrollWidth > output.clientWidth + 1 && !output.querySelector('table.dataframe'))
+            wrong.push(`${output.className} scrolls: ${output.scrollWidth} px in ${output.clientWidth}`);
+        const plots = [...output.querySelectorAll('.js-plotly-plot')];
+        if (output.matches('.js-plotly-plot')) plots.push(output);
+        for (const plot of plots) {
+            if (plot.querySelector('.main-svg').clientHeight < 150) wrong.push('is squashed');
+            for (const part of plot.querySelectorAll('.main-svg, .legend, .gtitle, .xtitle, .ytitle, .xtick, .ytick')) {
+                const box = part.getBoundingClientRect();
+                if (box.width && (box.left < room.left - 1 || box.right > right + 1))
+                    wrong.push(`${part.classList} from ${box.left} to ${box.right} in ${room.left} to ${right}`);
+            }
+        }
+    }
+    return wrong;
+}"""
+LIES_OVER = """cell => {
+    const wrong = [];
+    for (const plot of cell.querySelectorAll('.js-plotly-plot')) {
+        const panels = [...plot.querySelectorAll('.nsewdrag')];
+        for (const part of plot.querySelectorAll('.legend, .gtitle, .xtitle, .ytitle'))
+            for (const panel of panels) {
+                const a = part.getBoundingClientRect(), b = panel.getBoundingClientRect();
+                const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                if (a.width && x > 2 && y > 2) wrong.push(`${part.classList} lies ${x} x ${y} px over a panel`);
+            }
+    }
+    return wrong;
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in CHARTS.values()]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / "charts.ipynb")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with lab(folder) as jupyterlab:
+        jupyterlab.open("charts.ipynb")
+        jupyterlab.run_cell(0)
+        jupyterlab.wait_until_run(0)
+        yield jupyterlab
+    deadline = time.monotonic() + LONG_S
+    while rank_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
+
+
+def settle(page, index):
+    """Scroll a cell into view and wait until its charts are as wide as they will be; return the cell."""
+    cell = page.cell(index)
+    cell.locator(".jp-OutputArea").last.scroll_into_view_if_needed()
+    before = None
+    while (now := cell.evaluate(f"cell => [({TOO_WIDE})(cell), ({LIES_OVER})(cell), cell.offsetHeight]")) != before:
+        before = now
+        page.page.wait_for_timeout(250)  # Plotly itself waits for 100 ms
+    return cell
+
+
+def look_at(page, kinds):
+    """At every width, in every theme: nothing of these charts is wider than its cell, or lies over a panel."""
+    wrong = []
+    for theme in ("Light", "Dark"):
+        page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        for width in (800, 1100, 1600):
+            page.page.set_viewport_size({"width": width, "height": 1300})
+            for kind in kinds:
+                cell = settle(page, list(CHARTS).index(kind))
+                for test in (TOO_WIDE, LIES_OVER):
+                    wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
+                if (theme, width) != ("Dark", 1600):  # seen already: in light, and in dark
+                    name = kind.replace(" ", "_").replace("()", "")
+                    cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png")
+    assert wrong == []
+
+
+def hover(page, index):
+    """Point at one place after another of a chart until it says what is there."""
+    cell = page.cell(index)
+    panel = cell.locator(".js-plotly-plot .nsewdrag").first
+    panel.scroll_into_view_if_needed()
+    box = panel.bounding_box()
+    for x, y in ((0.5, 0.5), (0.1, 0.3), (0.1, 0.7), (0.5, 0.25), (0.02, 0.02), (0.02, 0.98)):
+        page.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        page.page.wait_for_timeout(200)
+        if cell.locator(".hoverlayer .hovertext, .hoverlayer .legend").count():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("kind", LIVE)
+def test_a_live_view_fits_its_cell(page, kind):
+    index = list(CHARTS).index(kind)
+    page.run_cell(index)
+    cell = page.cell(index)
+    cell.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    look_at(page, [kind])
+    assert cell.locator(".legendtext").all_text_contents() == ["rank 0", "rank 1", "mean"]
+    assert hover(page, index)
+    assert page.real_errors() == []
+
+
+def test_a_chart_that_stays_is_alive_at_once_and_fits_its_cell(page):
+    indices = [list(CHARTS).index(kind) for kind in STILL]
+    for index in indices:
+        page.run_cell(index)
+        page.wait_until_run(index)
+        page.cell(index).locator(".jp-RenderedPlotly.js-plotly-plot .main-svg").first.wait_for()
+        assert page.cell(index).locator(".jp-RenderedPlotly img:visible").count() == 0, "no picture in its place"
+    look_at(page, ["a session", *STILL])
+    assert [kind for kind, index in zip(STILL, indices, strict=True) if not hover(page, index)] == []
+    assert page.real_errors() == []

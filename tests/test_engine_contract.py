@@ -1,0 +1,165 @@
+"""What a run needs of whatever carries its ranks: the same tests for processes of this machine, torchrun and SLURM."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+
+import psutil
+import pytest
+
+import labkit
+from labkit.engines.local import LocalEngine
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.protocol.pickling import pack_call
+from tests import workloads
+from tests.conftest import LONG_S, shared_session, wait_until
+
+pytestmark = pytest.mark.spawns
+
+ENGINES = {
+    "local": lambda request, folder: LocalEngine(2),
+    "session": lambda request, folder: request.getfixturevalue("reserved").engine("contract", None),
+    "torchrun": lambda request, folder: labkit.Torchrun(folder=folder).engine("contract", None),
+    "slurm": lambda request, folder: (
+        request.getfixturevalue("slurm") and labkit.Slurm(2, 1, folder=folder).engine("contract", None)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def reserved():
+    with shared_session(2) as ranks:
+        yield ranks
+
+
+class Started:
+    """An engine that has started a function on two ranks, and what has come from them."""
+
+    def __init__(self, engine, fn, *args):
+        self.engine, self.events = engine, []
+        engine.start(a_job(fn, *args))
+
+    def of(self, kind, rank=None):
+        return [event for event in self.events if isinstance(event, kind) and rank in (None, event.rank)]
+
+    def until(self, condition):
+        def met():
+            self.events += self.engine.poll(0.05)
+            return condition()
+
+        wait_until(met, LONG_S)
+
+    def until_over(self):
+        self.until(lambda: len(self.of(events.Exit)) == 2)
+
+    def until_both_log(self):
+        self.until(lambda: {event.rank for event in self.of(events.Log)} == {0, 1})
+
+    def values(self, name, rank):
+        return [
+            event.values[event.names.index(name) + call * len(event.names)]
+            for event in self.of(events.Log, rank)
+            for call in range(len(event.steps))
+        ]
+
+
+def a_job(fn, *args):
+    function = pack_call(fn, args, {})
+    return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={})
+
+
+@pytest.fixture(params=["local", "session", "torchrun", pytest.param("slurm", marks=pytest.mark.cluster)])
+def start(request, tmp_path):
+    """Start a function on the engine; whatever it has started is ended."""
+    started = []
+
+    def start(fn, *args):
+        started.append(Started(ENGINES[request.param](request, tmp_path / "runs"), fn, *args))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.engine.kill()
+        one.until_over()
+        one.engine.close()
+
+
+def log_and_print(worker):
+    print("before", flush=True)
+    for step in range(5):
+        worker.log(loss=float(step))
+    return worker.rank
+
+
+def raise_on_one(worker):
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        raise ValueError("bad batch")
+    time.sleep(1e5)
+
+
+def keep_logging(worker):
+    while True:
+        worker.log(pid=os.getpid())
+        time.sleep(0.01)
+
+
+def test_events_come_in_the_order_of_each_rank_and_its_exit_comes_last(start):
+    run = start(log_and_print)
+    run.until_over()
+    for rank in (0, 1):
+        mine = [event for event in run.events if event.rank == rank]
+        order = [type(event).__name__ for event in mine]
+        assert order[-1] == "Exit"
+        assert order.index("Started") < order.index("Log") < order.index("Result") < order.index("Exit")
+        assert order.count("Exit") == 1
+        assert run.values("loss", rank) == [0.0, 1.0, 2.0, 3.0, 4.0]
+        times_s = [at_s for event in run.of(events.Log, rank) for at_s in event.times_s]
+        assert all(before <= after for before, after in pairwise(times_s))
+        assert "before\n" in "".join(event.text for event in run.of(events.Output, rank))
+        assert mine[-1].code == 0
+        assert not run.engine.killed(rank)
+
+
+def test_a_failure_names_its_rank_and_the_other_is_not_blamed(start):
+    run = start(raise_on_one)
+    run.until(lambda: run.of(events.Failure))
+    run.engine.kill()
+    run.until_over()
+    (failure,) = run.of(events.Failure)
+    assert (failure.rank, failure.summary) == (1, "ValueError: bad batch")
+    assert 'raise ValueError("bad batch")' in failure.traceback
+    assert run.engine.killed(0)
+    assert all(event.code != 0 for event in run.of(events.Exit))
+
+
+def test_ranks_say_where_they_stand_and_stop_at_a_common_step(start):
+    run = start(workloads.spin)
+    run.until_both_log()
+    assert run.engine.ask_for_stacks() == [0, 1]
+    run.until(lambda: all("in spin" in "".join(event.text for event in run.of(events.Stack, rank)) for rank in (0, 1)))
+    run.engine.ask_to_stop()
+    run.engine.ask_to_stop()
+    run.until_over()
+    assert {event.rank for event in run.of(events.Waits)} == {0, 1}
+    assert [event.code for event in run.of(events.Exit)] == [0, 0]
+    first, second = run.values("loss", 0), run.values("loss", 1)
+    assert first == second
+    assert len(run.of(events.Result)) == 2
+
+
+def test_what_is_ended_twice_and_closed_twice_is_gone(start):
+    run = start(keep_logging)
+    run.until_both_log()
+    processes = [psutil.Process(int(run.values("pid", rank)[0])) for rank in (0, 1)]
+    for _ in range(2):
+        run.engine.kill()
+    run.until_over()
+    assert [run.engine.killed(rank) for rank in (0, 1)] == [True, True]
+    for _ in range(2):
+        run.engine.close()
+    wait_until(lambda: not any(process.is_running() for process in processes))
+    assert run.engine.poll(0) == []

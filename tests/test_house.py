@@ -1,0 +1,119 @@
+"""The house: the core stays small and stands without its wings; the public names are what they are said to be."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import labkit
+from tests.conftest import LONG_S
+
+PACKAGE = Path(labkit.__file__).parent
+CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "monitor", "ui")
+WINGS = sorted(path.name for path in PACKAGE.iterdir() if path.name not in (*CORE, "py.typed", "__pycache__"))
+
+CODE_LINES = 4400
+"""Of the core at most, without blank lines, comments and docstrings. 2,800 is aimed at: only ever lower this."""
+
+MODULE_LINES, FUNCTION_LINES = 400, 60
+
+LAUNCH = """
+import labkit
+def train(worker):
+    worker.log(loss=1.0)
+    return worker.rank
+if __name__ == "__main__":
+    run = labkit.launch(train, world_size=2, live=False)
+    assert run.results == [0, 1], run.results
+    assert len(run.figure().data) and "loss" in run.history
+    labkit.show(run)
+"""
+
+
+def modules(*rooms):
+    return [
+        path
+        for room in rooms
+        for path in ([PACKAGE / room] if room.endswith(".py") else (PACKAGE / room).rglob("*.py"))
+    ]
+
+
+def code_lines(path):
+    """Lines of a module that are neither blank nor comments nor docstrings."""
+    text = path.read_text()
+    kept = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        ):
+            kept |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            kept -= set(range(node.lineno, node.end_lineno + 1))
+    return len(kept)
+
+
+def body_lines(function):
+    """Lines of a function from its `def` to its end, without its docstring."""
+    first = function.body[0]
+    docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+def test_the_core_stays_small():
+    lines = {str(path.relative_to(PACKAGE)): code_lines(path) for path in modules(*CORE)}
+    assert sum(lines.values()) <= CODE_LINES, sorted(lines.items(), key=lambda item: -item[1])
+
+
+@pytest.mark.parametrize("path", modules(*CORE, *WINGS), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_and_no_function_is_too_long_to_be_read(path):
+    text = path.read_text()
+    assert text.count("\n") <= MODULE_LINES
+    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    long = {f.name: lines for f in functions if (lines := body_lines(f)) > FUNCTION_LINES}
+    assert not long
+
+
+def test_the_public_names_are_those_that_type_checkers_see():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    seen = sorted(alias.asname or alias.name for node in block.body for alias in node.names)
+    assert seen == sorted(labkit.__all__) == sorted([*labkit._HOMES, *labkit._MODULES]) == dir(labkit)
+    for name in labkit.__all__:
+        assert getattr(labkit, name) is not None
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("wing", [*WINGS, "all of them"])
+def test_the_core_stands_without_a_wing(wing, tmp_path):
+    """In a copy of the package from which it is gone; `strategies` and `measure` are one wing."""
+    gone = set(WINGS) if wing == "all of them" else {wing}
+    shutil.copytree(
+        PACKAGE,
+        tmp_path / "labkit",
+        ignore=lambda folder, names: gone & set(names) if Path(folder) == PACKAGE else {"__pycache__"} & set(names),
+    )
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    done = subprocess.run(
+        [sys.executable, "launch.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

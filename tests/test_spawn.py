@@ -1,0 +1,113 @@
+"""One rank's process as the notebook holds it, and the queue that it fills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from multiprocessing.connection import Pipe
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.engines.spawn import RankProcess
+from labkit.rank.channels import EventQueue
+
+
+class ClosableProcess:
+    """What `multiprocessing.Process` is once it has been closed: every question raises."""
+
+    pid, exitcode = 2**22 + 1, None  # no process has such a pid
+
+    def __init__(self):
+        self.is_closed, self.asked = False, []
+
+    def __getattribute__(self, name):
+        if name in ("is_alive", "kill", "join") and object.__getattribute__(self, "is_closed"):
+            raise ValueError("process object is closed")
+        return object.__getattribute__(self, name)
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        self.exitcode = -9
+
+    def join(self):
+        pass
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def rank():
+    ends = [end for _ in range(3) for end in Pipe(duplex=False)]
+    queue = EventQueue()
+    yield RankProcess(ClosableProcess(), ends[1], queue, ends[2], ends[4])
+    for end in (*ends, queue):
+        with contextlib.suppress(OSError):
+            end.close()
+
+
+def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):
+    rank.close()
+    assert not rank.is_alive
+    assert not rank.ask_for_stacks()
+    rank.kill()
+    rank.ask_to_stop()
+    rank.close()
+
+
+def test_a_rank_may_be_asked_and_ended_while_it_is_let_go(rank):
+    """The reader's thread asks; the run's, which closes, may be anywhere meanwhile."""
+    errors, is_over = [], threading.Event()
+
+    def ask():
+        try:
+            while not is_over.is_set():
+                _, _, _ = rank.is_alive, rank.ask_for_stacks(), rank.kill()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    rank.close()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_the_queue_of_a_rank_needs_no_name_in_the_system():
+    """What has a name, as the semaphores of multiprocessing's own queues have, stays when all are killed at once."""
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    queue = EventQueue()
+    named = [lock for lock in vars(queue).values() if hasattr(lock, "_semlock")]
+    assert named == []
+    assert not before or set(os.listdir("/dev/shm")) - before == set()
+    queue.put("well")
+    assert queue.get() == "well"
+    queue.close_writer()
+    with pytest.raises(EOFError):
+        queue.get()
+    queue.close()
+
+
+def test_the_queue_is_inherited_by_a_process_and_not_sent_elsewhere():
+    import pickle
+
+    queue = EventQueue()
+    with pytest.raises(RuntimeError, match="should only be shared between processes through inheritance"):
+        pickle.dumps(queue)
+    queue.close()
+
+
+def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monkeypatch):
+    monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
+    rank.process._popen = SimpleNamespace(returncode=None)
+    rank.process.join = lambda: None
+    with contextlib.suppress(AttributeError):
+        rank.wait_for_exit()
+    assert rank.process._popen.returncode == 255

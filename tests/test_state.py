@@ -1,0 +1,145 @@
+"""What is known of a run: events in, state out."""
+
+from __future__ import annotations
+
+from array import array
+
+import cloudpickle
+import pytest
+
+from labkit.monitor.state import RETURN_GRACE_S, RunState
+from labkit.protocol.events import (
+    Absent,
+    Exit,
+    Expect,
+    Failure,
+    JobEnded,
+    Log,
+    Memory,
+    Notice,
+    Output,
+    Restarted,
+    Result,
+    Stack,
+    Started,
+    Stopped,
+)
+
+FAILURE = Failure(1, 1.0, "running", "ValueError: bad batch", "Traceback")
+
+
+def log(rank, *steps):
+    return Log(rank, ("loss",), array("q", steps), array("d", [0.1 * s for s in steps]), array("d", [1.0] * len(steps)))
+
+
+def result(rank, value="well"):
+    return Result(rank, cloudpickle.dumps(value))
+
+
+def after(*events, world_size=2, now_s=10.0, stop_asked=False, ended_by_us=()):
+    """The state after these events, which come all at once."""
+    state = RunState(world_size, failure_grace_s=0.4, now_s=0.0)
+    state.stop_asked = stop_asked
+    for event in events:
+        state.take(event, now_s, since_launch_s=3.0, ended_by_us=event.rank in ended_by_us)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("events", "phases"),
+    {
+        "nothing yet": ([], ["starting", "starting"]),
+        "queued": ([Notice(-1, "waits", queued=True)], ["queued", "queued"]),
+        "no longer queued": ([Notice(-1, "waits", queued=True), Notice(-1, "on node1")], ["starting", "starting"]),
+        "one has begun": ([Started(0)], ["running", "starting"]),
+        "one has returned": ([Started(0), Started(1), result(0)], ["finished", "running"]),
+        "one was stopped": ([Started(0), Stopped(0)], ["stopped", "starting"]),
+        "one has failed": ([Started(1), FAILURE], ["starting", "failed"]),
+        "one has no part": ([Absent(1)], ["starting", "idle"]),
+        "one died": ([Started(0), Exit(0, -9)], ["failed", "starting"]),
+        "one ended well": ([Started(0), result(0), Exit(0, 0)], ["finished", "starting"]),
+        "all begin again": ([Started(0), result(0), Restarted(-1, 1)], ["starting", "starting"]),
+    }.values(),
+)
+def test_the_phase_of_each_rank_follows_from_what_came(events, phases):
+    assert [rank.phase for rank in after(*events).ranks] == phases
+
+
+def test_a_rank_that_the_run_ended_has_not_failed():
+    state = after(Started(0), Started(1), Exit(0, -9), ended_by_us={0})
+    assert (state.ranks[0].phase, state.has_failed, state.end_by_s) == ("ended", False, float("inf"))
+
+
+@pytest.mark.parametrize("failed", [FAILURE, Exit(1, 3)])
+def test_after_the_first_failure_the_others_have_a_moment_to_report(failed):
+    state = after(Started(0), Started(1), failed)
+    assert state.has_failed
+    assert state.end_by_s == pytest.approx(10.4)
+
+
+def test_who_fails_after_the_run_was_asked_to_stop_is_no_failure_of_the_run():
+    state = after(Started(1), FAILURE, stop_asked=True)
+    assert (state.ranks[1].phase, state.has_failed) == ("failed", False)
+
+
+def test_once_all_have_returned_their_processes_have_a_while_to_end():
+    assert after(result(0)).end_by_s == float("inf")
+    state = after(result(0), result(1, [1, 2]))
+    assert state.end_by_s == 10.0 + RETURN_GRACE_S
+    assert [rank.result for rank in state.ranks] == ["well", [1, 2]]
+
+
+def test_a_result_that_cannot_be_unpickled_is_that_ranks_failure():
+    state = after(Result(1, b"nonsense"))
+    failure = state.ranks[1].failure
+    assert (failure.rank, failure.during, failure.time_s) == (1, "its result was being unpickled in the notebook", 3.0)
+    assert not state.ranks[1].returned
+
+
+def test_ranks_that_begin_again_keep_what_they_logged_until_they_log_an_earlier_step():
+    state = after(log(0, 0, 1, 2), log(1, 0, 1), FAILURE, Restarted(-1, 1))
+    assert (state.attempt, state.has_failed, state.ranks[1].failure) == (1, False, None)
+    state.take(log(0, 1), 11.0, 4.0)
+    frame = state.recorded.frame()
+    assert frame[frame["rank"] == 0]["step"].tolist() == [0, 1]
+    assert frame[frame["rank"] == 1]["step"].tolist() == [0, 1], "it has not come so far yet"
+
+
+def test_a_run_is_over_when_every_rank_has_ended_or_has_no_part():
+    assert not after(Exit(0, 0)).is_over
+    assert after(Exit(0, 0), Absent(1)).is_over
+
+
+def test_at_work_is_who_may_still_do_something():
+    assert after(Started(0), Started(1), result(2), world_size=4).at_work == {0, 1, 3}
+
+
+@pytest.mark.parametrize("event", [log(0, 0), Started(0), result(0), Notice(-1, "on node1")])
+def test_progress_is_noted_when_something_comes_of_a_rank(event):
+    assert after(event).progress_s == 10.0
+
+
+@pytest.mark.parametrize("event", [Output(0, "text"), Expect(0, 5), Memory(0, 1, 2), Stack(0, "text")])
+def test_what_says_nothing_of_progress_is_none(event):
+    assert after(event).progress_s == 0.0
+
+
+def test_what_one_rank_says_of_itself_is_kept_with_it():
+    said = [
+        Expect(0, 5),
+        Memory(0, 7, 8),
+        Stack(0, "a"),
+        Stack(0, "b"),
+        Output(0, "x\ny"),
+        Exit(0, 3, True, unseen=True),
+    ]
+    rank = after(*said).ranks[0]
+    assert (rank.expected_steps, rank.peak_bytes, rank.peak_device_bytes, rank.stack_text) == (5, 7, 8, "ab")
+    assert (str(rank.output), rank.exit_code, rank.exit_s) == ("x\ny\n", 3, 3.0)
+    assert rank.out_of_memory
+    assert rank.unseen
+
+
+def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
+    ended = JobEnded(-1, "the time limit", "Ask for more.")
+    assert after(ended).job_ended is ended
