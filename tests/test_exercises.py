@@ -125,7 +125,7 @@ def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name
 
 @pytest.mark.notebook
 def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
-    executed = nbformat.read(execute(FOLDER / "08_pipeline.ipynb", tmp_path, {"answers": "none"}), as_version=4)
+    executed = nbformat.read(execute(FOLDER / "04_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
     shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "labkit.check" in cell.source]
     assert len(shown) == 2
     assert all("unsolved: the notebook runs with answers = 'none'" in output.data["text/plain"] for output in shown)

@@ -67,7 +67,7 @@ class Prediction:
             return
         import ipywidgets as widgets
 
-        buttons = widgets.ToggleButtons(options=self.options, value=None, disabled=self.answer is not None)
+        buttons = widgets.ToggleButtons(options=self.options, value=self.said, disabled=self.answer is not None)
         buttons.style.button_width = "auto"
         buttons.observe(lambda change: self.say(change["new"]) if change["new"] else None, names="value")
         self._buttons = buttons
