@@ -59,7 +59,7 @@ TOO_WIDE = """cell => {
         for (const part of output.querySelectorAll('.jupyter-widgets, .widget-html-content'))
             if (part.getBoundingClientRect().right > right + 1)
                 wrong.push(`${part.className} to ${part.getBoundingClientRect().right} in ${right}`);
-        if (output.scrollWidth > output.clientWidth + 1 && !output.querySelector('table.dataframe'))
+        if (output.scrollWidth > output.clientWidth + 1 && !output.querySelector('th.col_heading'))
             wrong.push(`${output.className} scrolls: ${output.scrollWidth} px in ${output.clientWidth}`);
         const plots = [...output.querySelectorAll('.js-plotly-plot')];
         if (output.matches('.js-plotly-plot')) plots.push(output);

@@ -1,4 +1,4 @@
-"""Plotly and its widgets, imported before the first chart needs them.
+"""Plotly and its widgets, imported and tried before the first chart needs them.
 
 That takes a second or more, in which every other thread of the kernel gets on slowly, because one at a time runs
 Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
@@ -8,6 +8,7 @@ the kernel only waits for them (`LiveView`), or while the notebook is idle (`lab
 from __future__ import annotations
 
 import threading
+from array import array
 
 _lock = threading.Lock()
 _importing: threading.Thread | None = None
@@ -41,6 +42,13 @@ def _import() -> None:
 
         go.FigureWidget  # noqa: B018 - imported when it is first asked for
 
-        from labkit.ui import charts  # noqa: F401
+        from labkit.monitor.history import History
+        from labkit.protocol.events import Log
+        from labkit.ui import charts
+
+        # The first chart is four times as dear as the next, which find its template and checks made.
+        history = History(1)
+        history.add(Log(0, ("loss",), array("q", [0]), array("d", [0.0]), array("d", [0.0])))
+        charts.logged(history)
     finally:
         _done.set()  # who needs it imports it again, and gets the error

@@ -17,7 +17,7 @@ from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.ui import ahead, kernel, summary
 from labkit.ui.tables import STATE_COLORS, ranks_html
-from labkit.ui.widgets import WidthKeeper, close, close_later
+from labkit.ui.widgets import WidthKeeper, close_later
 
 REDRAW_S = 0.1
 """Least time between two redraws of the live view."""
@@ -59,6 +59,8 @@ class LiveView(threading.Thread):
         for rank in range(run.world_size):
             self._tabs.set_title(rank, f"rank {rank}")
         self._figure: Any = None
+        self._replaced: list[Any] = []
+        """Earlier figures, without the curves that have come since."""
         self._chart_due_s = math.inf
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
@@ -94,7 +96,7 @@ class LiveView(threading.Thread):
                 self._chart_handle.update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
         finally:
             parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
-            close_later([self._box, *parts, self._keeper, *self._texts, self._figure])
+            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure])
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
@@ -126,7 +128,9 @@ class LiveView(threading.Thread):
         if self._figure is not None and charts.refresh(self._figure, history):
             self._heard.clear()
             return
-        old = self._figure
+        if self._figure is not None:
+            # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
+            self._replaced.append(self._figure)
         self._figure = go.FigureWidget(charts.logged(history))
         self._figure._config = {**self._figure._config, **charts.CONFIG}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
@@ -134,7 +138,6 @@ class LiveView(threading.Thread):
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
         kernel.answer_while_the_cell_runs(self._figure)
         self._box.children = [self._top, self._states, self._figure, self._tabs, self._keeper]
-        close([old])
 
     def _draw_output(self) -> None:
         for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):

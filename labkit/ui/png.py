@@ -78,11 +78,11 @@ def _set_axis(axis: Any, layout: Any) -> None:
     axis.set_label_text(_plain(layout.title.text or ""), fontsize=8.5)
     is_log = layout.type == "log"
     if is_log:
-        axis._set_axes_scale("log")
+        axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     if layout.range:
-        low, high = (10**v if is_log else v for v in layout.range)
-        axis.set_view_interval(low, high, ignore=True)
-    axis.set_inverted(layout.autorange == "reversed")
+        axis.axes.set(**{f"{axis.axis_name}lim": [10**v if is_log else v for v in layout.range]})
+    if layout.autorange == "reversed":
+        axis.set_inverted(True)
     if layout.tickvals is not None:
         axis.set_ticks(layout.tickvals, labels=layout.ticktext or [f"{value:,g}" for value in layout.tickvals])
         axis.set_tick_params(which="minor", size=0, labelsize=0)
