@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +36,6 @@ Digests = dict[str, dict[Any, str]]
 
 Piece = tuple[KeyPath, tuple[int, ...]]
 """A piece of a DTensor: the tensor's path, and where on its mesh the piece lies."""
-
-
-class Owned(NamedTuple):
-    """What of one object's state a rank has that rank 0 has not."""
-
-    entries: dict[Any, Any]
-    missing: list[Any]
-    """Keys that only rank 0 has."""
 
 
 def gathers_on_rank_0(thing: Any) -> bool:
@@ -120,12 +112,6 @@ def _sum_of_bits(data: Tensor) -> tuple[int, list[int]]:
         data = data.clone()  # eight bytes at a time begin at a multiple of eight
     whole = len(data) // 8 * 8
     return int(data[:whole].view(torch.int64).sum()), data[whole:].tolist()
-
-
-def owned(part: dict[Any, Any], mine: dict[Any, str], on_rank_0: dict[Any, str]) -> Owned:
-    """Return what of an object's state this rank must store, by its digests and those of rank 0."""
-    entries = {key: part[key] for key, digest in mine.items() if on_rank_0.get(key) != digest}
-    return Owned(entries, [key for key in on_rank_0 if key not in mine])
 
 
 def pieces_of(shards: Mapping[KeyPath, Any]) -> dict[Piece, Tensor]:

@@ -248,13 +248,15 @@ class Checkpoint:
         agreement.check_pieces(digests)
         # First, because all ranks take part: if it fails on one, it raises on all.
         files = write_shards(aside, shards, self.rank) if any(draft.pieces for draft in drafts) else {}
-        own = {
-            name: agreement.owned(state[name], found, drafts[0].digests[name])
-            for name, found in drafts[self.rank].digests.items()
-        }
+        own: dict[str, dict[Any, Any]] = {}
+        without: dict[str, list[Any]] = {}
+        for name, found in drafts[self.rank].digests.items():
+            theirs = drafts[0].digests[name]
+            own[name] = {key: state[name][key] for key, digest in found.items() if theirs.get(key) != digest}
+            without[name] = [key for key in theirs if key not in found]
         mine = {
-            "own": {name: part.entries for name, part in own.items()},
-            "without": {name: part.missing for name, part in own.items()},
+            "own": own,
+            "without": without,
             "sharded": list(shards),
             "orders": {name: order.settled() for name, order in self._orders.items()},
             "random": random_state(),
@@ -263,7 +265,7 @@ class Checkpoint:
         files |= write_tensors(aside / f"rank-{self.rank}.pt", mine)
         if self.rank == 0:
             files |= write_tensors(aside / "state.pt", state)
-        return _Written(files, [name for name, part in own.items() if part.entries or part.missing])
+        return _Written(files, [name for name in own if own[name] or without[name]])
 
     def _where_in_the_epoch(self) -> dict[str, Any]:
         if self._position:
