@@ -25,6 +25,12 @@ CODE_LINES = 4400
 
 MODULE_LINES, FUNCTION_LINES = 400, 60
 
+NO_OTHER_COPY = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+"""
+"""An editable install would quietly give back, from the tree where it lies, what is gone here."""
+
 LAUNCH = """
 import labkit
 def train(worker):
@@ -106,6 +112,7 @@ def test_the_core_stands_without_a_wing(wing, tmp_path):
         tmp_path / "labkit",
         ignore=lambda folder, names: gone & set(names) if Path(folder) == PACKAGE else {"__pycache__"} & set(names),
     )
+    (tmp_path / "sitecustomize.py").write_text(NO_OTHER_COPY)
     (tmp_path / "launch.py").write_text(LAUNCH)
     done = subprocess.run(
         [sys.executable, "launch.py"],
