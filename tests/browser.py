@@ -29,7 +29,10 @@ CHROMIUM_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-QUIET = ("favicon", "/lsp/", "Failed to load resource")
+QUIET = (
+    *("favicon", "/lsp/", "Failed to load resource"),
+    "[anywidget] Failed to initialize model",  # after two seconds, whatever the machine; the live view then tries again
+)
 
 
 class Lab:

@@ -137,17 +137,32 @@ def look_at(page, kinds):
     assert wrong == []
 
 
+DRAWN_AT = """plot => {
+    const {left, top} = plot.getBoundingClientRect();
+    return plot._fullData.map((trace, i) => {
+        const axis = id => plot._fullLayout[id[0] + 'axis' + id.slice(1)];
+        const x = axis(trace.xaxis || 'x'), y = axis(trace.yaxis || 'y'), points = plot.calcdata[i];
+        const point = points[Math.floor(points.length / 2)];
+        const [a, b] = trace.type != 'bar' ? [point.x, point.y]
+            : trace.orientation == 'h' ? [(point.b + point.s) / 2, point.p] : [point.p, (point.b + point.s) / 2];
+        return [left + x._offset + x.c2p(a), top + y._offset + y.c2p(b)];
+    }).filter(place => place.every(Number.isFinite));
+}"""
+"""Where the middle point of each trace is drawn, in px."""
+
+
 def hover(page, index):
-    """Point at one place after another of a chart until it says what is there."""
+    """Point at one trace of a chart after another until it says what is there."""
     cell = page.cell(index)
-    panel = cell.locator(".js-plotly-plot .nsewdrag").first
-    panel.scroll_into_view_if_needed()
-    box = panel.bounding_box()
-    for x, y in ((0.5, 0.5), (0.1, 0.3), (0.1, 0.7), (0.5, 0.25), (0.02, 0.02), (0.02, 0.98)):
-        page.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
-        page.page.wait_for_timeout(200)
-        if cell.locator(".hoverlayer .hovertext, .hoverlayer .legend").count():
-            return True
+    plot = cell.locator(".js-plotly-plot").first
+    plot.scroll_into_view_if_needed()
+    for _ in range(3):  # a live chart moves on
+        for x, y in plot.evaluate(DRAWN_AT):
+            page.page.mouse.move(x - 3, y)
+            page.page.mouse.move(x, y)
+            page.page.wait_for_timeout(200)
+            if cell.locator(".hoverlayer .hovertext, .hoverlayer .legend").count():
+                return True
     return False
 
 

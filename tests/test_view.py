@@ -484,6 +484,25 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     assert numbers(chart[-1], curve=-1)[-1] == 7, "the last state is always drawn"
 
 
+def test_a_chart_that_no_browser_answers_for_is_made_again_but_not_for_ever(page, monkeypatch):
+    monkeypatch.setattr(live, "AGAIN_AFTER_S", 0.0)
+    run = started()
+    view = watch(run)
+    figures = []
+    for step in range(60):
+        log(run, 0, [step], loss=[1.0])
+        wait_until(lambda: view._figure is not None)
+        if view._figure not in figures:
+            figures.append(view._figure)
+        time.sleep(0.02)
+        if len(figures) == live.CHARTS:
+            break
+    assert len(figures) == live.CHARTS
+    view._browser_answered({"new": {"trace_deltas": []}})
+    end(run, view)
+    assert view._figure is figures[-1]
+
+
 def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):
     monkeypatch.setattr(live, "CHART_AFTER_S", 60)
     run = started()

@@ -28,6 +28,13 @@ CHART_AFTER_S = 0.1
 UNHEARD_S = 1.0
 """Time between redraws while the browser has not said that it is done with the last."""
 
+AGAIN_AFTER_S = 6.0
+"""How long a browser may leave a chart unanswered before it gets another, twice as long each time. anywidget gives a
+model two seconds to load, which on a busy machine Plotly's five megabytes exceed: the chart would stay empty."""
+
+CHARTS = 3
+"""Charts that a view makes at most for want of an answer; perhaps nobody looks."""
+
 PATIENCE_S = 3.0
 """How long the end of a run waits for a browser to have drawn its first chart."""
 
@@ -61,7 +68,9 @@ class LiveView(threading.Thread):
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
-        self._chart_due_s = math.inf
+        self._chart_due_s = self._again_due_s = math.inf
+        self._unanswered = 0
+        """Charts that no browser has answered for."""
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
         self._box = widgets.VBox([self._top, self._states, self._tabs, self._keeper])
@@ -125,12 +134,15 @@ class LiveView(threading.Thread):
 
         from labkit.ui import charts
 
-        if self._figure is not None and charts.refresh(self._figure, history):
+        is_lost = now > self._again_due_s and not self._answered.is_set() and self._unanswered < CHARTS
+        if self._figure is not None and not is_lost and charts.refresh(self._figure, history):
             self._heard.clear()
             return
         if self._figure is not None:
             # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
             self._replaced.append(self._figure)
+        self._unanswered += 1
+        self._again_due_s = now + AGAIN_AFTER_S * 2 ** (self._unanswered - 1)
         self._figure = go.FigureWidget(charts.logged(history))
         self._figure._config = {**self._figure._config, **charts.CONFIG}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
