@@ -105,7 +105,8 @@ class LiveView(threading.Thread):
                 self._chart_handle.update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
         finally:
             parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
-            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure])
+            was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
+            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure], was_quick)
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.

@@ -10,7 +10,10 @@ import anywidget
 from ipywidgets import Widget
 
 CLOSE_AFTER_S = 2.0
-"""Time for which widgets stay open that are no longer shown."""
+"""Time for which widgets stay open that are no longer shown …"""
+
+CLOSE_SLOW_AFTER_S = 20.0
+"""… and for which they do where a browser has been slow to make them."""
 
 
 class WidthKeeper(anywidget.AnyWidget):
@@ -50,8 +53,11 @@ def close(widgets: Iterable[Any]) -> None:
                 part.close()
 
 
-def close_later(widgets: Iterable[Any]) -> None:
-    """Close widgets after `CLOSE_AFTER_S`: a browser may still be making views of them, and would miss them."""
-    closing = threading.Timer(CLOSE_AFTER_S, close, [list(widgets)])
+def close_later(widgets: Iterable[Any], has_answered: bool = True) -> None:
+    """Close widgets after a while: a browser may still be making views of them, and would miss them.
+
+    One that has not answered for a chart yet is slow, and has longer.
+    """
+    closing = threading.Timer(CLOSE_AFTER_S if has_answered else CLOSE_SLOW_AFTER_S, close, [list(widgets)])
     closing.daemon = True
     closing.start()
