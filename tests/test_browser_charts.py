@@ -187,4 +187,6 @@ def test_a_chart_that_stays_is_alive_at_once_and_fits_its_cell(page):
         assert page.cell(index).locator(".jp-RenderedPlotly img:visible").count() == 0, "no picture in its place"
     look_at(page, ["a session", *STILL])
     assert [kind for kind, index in zip(STILL, indices, strict=True) if not hover(page, index)] == []
-    assert page.real_errors() == []
+    # A short run is over, and its live view taken away, while a slow browser still makes its parts.
+    of_taken_away = ("Could not add child view to box", "no comm channel defined")
+    assert [error for error in page.real_errors() if not any(words in error for words in of_taken_away)] == []
