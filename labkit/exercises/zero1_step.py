@@ -15,9 +15,9 @@ EXERCISE = Exercise(
     title="A step of ZeRO-1",
     statement="""
     Every rank has all `weights` (flat, equal everywhere) and its own `gradient` of them, but of the optimizer's
-    `momentum` only its share: the rank-th of n equal parts. Do one step of SGD with momentum 0.9: with g the mean
-    gradient, momentum ← 0.9 · momentum + g, then weights ← weights − lr · momentum. Afterwards `weights` (in place)
-    are new and equal on all ranks, and `momentum` (in place) is new.
+    `momentum` only its share: the rank-th of `world_size` equal parts. Do one step of SGD with momentum 0.9: with g
+    the mean gradient, momentum ← 0.9 · momentum + g, then weights ← weights − lr · momentum. Afterwards `weights`
+    (in place) are new and equal on all ranks, and `momentum` (in place) is new.
 
     No rank may get more of the mean gradient than its share: `dist.reduce_scatter_tensor`, then
     `dist.all_gather_into_tensor`.
