@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import base64
 import errno
+import signal
 import subprocess
 import sys
 import threading
@@ -95,7 +96,10 @@ def fake_slurm(tmp_path, monkeypatch):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    return tmp_path
+    # A shell has what it starts in the background ignore interrupts, and these tests may be started so.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield tmp_path
+    signal.signal(signal.SIGINT, before)
 
 
 def interrupt_once(there):
