@@ -416,6 +416,13 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         assert not used & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
 
 
+def test_all_of_a_folder_that_is_needed_is_carried(exported, tmp_path):
+    """`checkpoint` is a public name and a folder, whose modules import each other."""
+    exported("import labkit", TRAIN.format("labkit.Checkpoint, labkit.checkpoint.load"))
+    carried = {path.name for path in (tmp_path / "job" / "labkit" / "checkpoint").iterdir()}
+    assert carried == {path.name for path in Path(labkit.checkpoint.__file__).parent.glob("*.py")}
+
+
 def test_requirements_have_the_versions_that_are_installed(exported, tmp_path):
     exported("import labkit\nimport yaml", TRAIN.format("labkit.models.resnet50(), yaml"))
     lines = (tmp_path / "job/requirements.txt").read_text().splitlines()

@@ -174,7 +174,7 @@ def _labkit_modules(text: str) -> set[str]:
         if top != "labkit" or not rest:
             continue
         first = rest.partition(".")[0]
-        rest = {**labkit._HOMES, **labkit._MODULES}.get(first, rest)
+        rest = labkit._HOMES.get(first) or labkit._MODULES.get(first, first) + rest.removeprefix(first)
         while rest and not any((PACKAGE / rest.replace(".", "/")).with_suffix(s).exists() for s in ("", ".py")):
             rest = rest.rpartition(".")[0]
         if rest:
