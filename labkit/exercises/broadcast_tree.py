@@ -105,7 +105,7 @@ def receives_into_a_copy(tensor: Any, rank: int, world_size: int) -> None:
         distance *= 2
 
 
-@EXERCISE.wrong("a hang: rank 0 waits in send for rank 1")
+@EXERCISE.wrong("waits in send for rank")
 def all_send_first(tensor: Any, rank: int, world_size: int) -> None:
     """In a circle, each waits until the next one receives."""
     if world_size > 1:

@@ -73,7 +73,7 @@ def forgets_its_own(part: Any, counts: Any, rank: int, world_size: int) -> Any:
     return None if rows is None else rows[counts[0] :]
 
 
-@EXERCISE.wrong("a hang: rank 0 waits in")
+@EXERCISE.wrong("a hang: rank")
 def waits_for_its_own_message(part: Any, counts: Any, rank: int, world_size: int) -> Any:
     """Nobody sends."""
     if rank == 0:

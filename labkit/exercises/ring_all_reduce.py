@@ -153,7 +153,7 @@ def calls_the_collective(tensor: Any, rank: int, world_size: int) -> None:
     dist.all_reduce(tensor)
 
 
-@EXERCISE.wrong("a hang: rank 0 waits in send for rank 1")
+@EXERCISE.wrong("waits in send for rank")
 def sends_before_it_receives(tensor: Any, rank: int, world_size: int) -> None:
     """All wait in send, nobody receives."""
     if world_size > 1:
