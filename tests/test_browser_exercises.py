@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.spawns]
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 NAME = "average_gradients"
+START = "00_start_here.ipynb"
 STATEMENT, ANSWER, CHECK, QUESTION, REVEAL = range(1, 6)
 """Places of the notebook's cells."""
 
@@ -108,18 +109,25 @@ def test_a_prediction_is_made_by_a_click_and_answered_by_the_run(page):
     page.page.wait_for_timeout(300)
     page.run_cell(REVEAL)
     page.cell(REVEAL).locator("text=You said rank 1; it was no one knows: surprised?").wait_for()
+    page.cell(QUESTION).locator(".jp-OutputArea span", has_text="rank 1").wait_for()  # in the place of the buttons
+    assert page.cell(QUESTION).locator("button", has_text="rank 1").count() == 0
     screenshots(page, "prediction", REVEAL)
     assert page.real_errors() == []
 
 
 def test_the_strip_of_the_first_notebook_shows_what_was_solved(page):
-    page.open("00_start_here.ipynb")
+    page.open(START)
     page.run_cell(1)
     page.wait_until_run(1)
-    page.run_cell(6)
-    page.wait_until_run(6)
-    strip = page.cell(6).locator("a", has_text="05")
+    number = next(
+        place
+        for place, cell in enumerate(c for c in nbformat.read(page.folder / START, 4).cells if c.cell_type == "code")
+        if "def how_far" in cell.source
+    )
+    page.run_cell(number)
+    page.wait_until_run(number)
+    strip = page.cell(number).locator("a", has_text="05")
     strip.wait_for()
     assert strip.inner_text().split() == ["05", "●○○"]
-    screenshots(page, "exercise_strip", 6)
+    screenshots(page, "exercise_strip", number)
     assert page.real_errors() == []

@@ -25,7 +25,8 @@ class Prediction:
         """The option that was chosen; the last click before the answer counts."""
         self.answer: str | None = None
         """The option that the run proved."""
-        self._buttons: Any = None
+        self._shown: Any = None
+        """The handle of what is displayed, once it is."""
         self._lock = threading.Lock()
 
     @property
@@ -52,8 +53,8 @@ class Prediction:
             raise ValueError(f"the run gave {option!r}, which is none of the options {', '.join(self.options)}")
         with self._lock:
             self.answer = option
-        if self._buttons is not None:
-            self._buttons.disabled = True
+        if self._shown is not None:  # buttons mean nothing any more, and a saved notebook cannot show them
+            self._shown.update(self._still(), raw=True)
         if self.right is not None and kernel.is_interactive():
             progress.note_prediction(self.question, self.right)
         return Revealed(self)
@@ -65,13 +66,26 @@ class Prediction:
         if not kernel.is_interactive():
             print(self)
             return
+        if self.answer is not None:
+            kernel.display(self._still(), raw=True)
+            return
         import ipywidgets as widgets
 
-        buttons = widgets.ToggleButtons(options=self.options, value=self.said, disabled=self.answer is not None)
+        buttons = widgets.ToggleButtons(options=self.options, value=self.said)
         buttons.style.button_width = "auto"
         buttons.observe(lambda change: self.say(change["new"]) if change["new"] else None, names="value")
-        self._buttons = buttons
-        kernel.display(widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons]))
+        asked = widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons])
+        self._shown = kernel.display(asked, display_id=True)
+
+    def _still(self) -> dict[str, str]:
+        """Return what stays of the question once it is answered: its options, with what the learner said marked."""
+        options = "".join(
+            f"<span style='border:1px solid #8A8A8A;padding:2px 8px;margin-right:6px;display:inline-block;"
+            f"{'font-weight:bold;border-width:2px' if option == self.said else ''}'>{html.escape(option)}</span>"
+            for option in self.options
+        )
+        question = f"<div><b>Predict:</b> {html.escape(self.question)}</div>"
+        return {"text/plain": repr(self), "text/html": f"{question}<div style='padding:4px 0'>{options}</div>"}
 
 
 class Revealed:
