@@ -33,7 +33,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
     exporting    a cell's function as a folder that needs no notebook
-    lessons      data and models of the course
+    lessons      data, models and pictures of the course, and where its reader is
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
     from labkit.launcher import launch
-    from labkit.lessons import datasets, models
+    from labkit.lessons import course, datasets, models, pictures
     from labkit.monitor.run import Run, WorkerFailed
     from labkit.rank.worker import Stopped, Worker
     from labkit.session.session import Session
@@ -84,11 +84,13 @@ __all__ = [
     "check",
     "checkpoint",
     "compare",
+    "course",
     "datasets",
     "exercises",
     "export",
     "launch",
     "models",
+    "pictures",
     "predict",
     "processes",
     "profiling",
@@ -126,9 +128,11 @@ _MODULES = {
     "benchmark": "benchmark",
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
+    "course": "lessons.course",
     "datasets": "lessons.datasets",
     "exercises": "exercises",
     "models": "lessons.models",
+    "pictures": "lessons.pictures",
     "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",
