@@ -188,6 +188,12 @@ BROKEN = {
         "a byte costs something",
         {"world_size": 2},
     ),
+    "04_data_parallel": (
+        "held[0] += [",
+        "held[1] += [",
+        "the first device holds a set of gradients more",
+        {"steps": 8},
+    ),
     "05_ddp_by_hand": (
         "    flat /= dist.get_world_size()\n",
         "",
@@ -201,6 +207,16 @@ BROKEN = {
         {"epochs": 1, "rounds": 20},
     ),
     "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
+    "06_ddp: one bucket": (
+        "bucket_cap_mb=bucket_cap_mb",
+        "bucket_cap_mb=25",
+        "in small buckets gradients travel before the last is there",
+    ),
+    "06_ddp: counted twice": (
+        "begin = time.perf_counter()\n",
+        "begin = time.perf_counter()\n        calls.append((begin, begin))\n",
+        "as many all-reduces as buckets",
+    ),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
@@ -209,10 +225,10 @@ BROKEN = {
     ),
     "07_model_parallel: waiting counted": (
         """dist.recv(received, previous_rank)
-            with clock("forward"):
+    with clock("forward"):
 """,
         """with clock("forward"):
-                dist.recv(received, previous_rank)
+        dist.recv(received, previous_rank)
 """,
         "each stage waits for the other",
         {"steps": 12},

@@ -83,7 +83,8 @@ def who_saw_what(seen: Sequence[Sequence[Sequence[int]]], title: str, first: int
 def overlap(passes: Sequence[Mapping[str, Any]], title: str) -> Chart:
     """Draw a backward pass, two lanes a rank: when each gradient was there, and when each all-reduce was under way.
 
-    A dashed line stands where the last gradient was there. Of every rank `{"gradients": [when_s, …], "calls": [(begin_s, end_s), …]}`, in seconds since its pass began.
+    A dashed line stands where the last gradient was there. Of every rank
+    `{"gradients": [when_s, …], "calls": [(begin_s, end_s), …]}`, in seconds since its pass began.
     """
     figure = go.Figure()
     lanes = [f"rank {rank}: {what}" for rank in range(len(passes)) for what in ("compute", "all-reduce")]
