@@ -8,7 +8,6 @@ import functools
 import os
 import queue
 import signal
-import socket
 import threading
 from multiprocessing.connection import Connection, wait
 
@@ -20,6 +19,7 @@ from labkit.engines.spawn import RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
+from labkit.rank.store import open_store
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
@@ -169,17 +169,6 @@ class LocalEngine:
         code = mine.wait_for_exit()
         starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
         self._events.put(events.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
-
-
-def open_store(world_size: int) -> tuple[dist.TCPStore, int]:
-    """Open a store through which ranks of this machine meet, and return it with its port on loopback."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * world_size))
-    port = listener.getsockname()[1]
-    # Given a socket, the store listens on that one only; by itself it would listen on every interface.
-    store = dist.TCPStore(
-        "127.0.0.1", port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    return store, port
 
 
 def _read(connection: Connection) -> bytes:

@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -35,6 +34,7 @@ from labkit.rank import dynamo, failure, isolation, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
+from labkit.rank.store import join_store
 from labkit.rank.worker import Stopped, Worker
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _set_up(job: Job, info: RankInfo) -> torch.device:
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
-    return dist.TCPStore("127.0.0.1", job.port, info.world_size, is_master=False, timeout=timedelta(seconds=60))
+    return join_store("127.0.0.1", job.port, info.world_size)
 
 
 _left_bytes = 0
