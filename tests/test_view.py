@@ -45,9 +45,6 @@ class NoRanks:
     def kill(self):
         self.kills += 1
 
-    def usage(self, rank):
-        return None
-
     def killed(self, rank):
         return rank in self.ended
 

@@ -30,7 +30,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import dynamo, failure, isolation, process_group
+from labkit.rank import dynamo, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -144,19 +144,17 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     """Do one job after another until there is none left, or one after which the process is to end.
 
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
-    as good as new: a launched function begins in the state in which the process was before its first job.
+    as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
-    fresh: isolation.State | None = None
     fresh_bytes = 0
     while (part := next_part()) is not None:
         if not part.job.reserved:
             return _do_safely(part)
-        if fresh is None:
-            fresh = isolation.capture()
+        if not fresh_bytes:
             gc.freeze()  # what was imported stays: it need not be looked at after each job
-            fresh_bytes = resident_bytes()
-        is_cell = part.job.group is not None
-        with contextlib.nullcontext() if is_cell else isolation.isolated(fresh):
+            fresh_bytes = resident_bytes() or 1
+        surroundings = part.job.surroundings
+        with surroundings.around(part.job.group is not None) if surroundings else contextlib.nullcontext():
             _forget_peaks(fresh_bytes)
             code = _do_safely(part)
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
