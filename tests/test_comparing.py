@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.comparing import comparison as comparing
 from labkit.comparing import launching
+from labkit.comparing import reading as comparing
 from labkit.comparing.accelerator import VirtualDevices, multiplications
 from labkit.comparing.comparison import Comparison
 from labkit.comparing.measuring import Measured, Observer, Plan, Timed, difference, expected_bytes, measure

@@ -104,7 +104,8 @@ def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]]) -> N
         comparison._ipython_display_()
     failed: list[WorkerFailed] = []
     for title, start in launches.items():
-        run = comparison.runs[title] = start()
+        run = start()
+        comparison.runs = {**comparison.runs, title: run}  # another dict: the view may be going through this one
         try:
             run.wait()
         except WorkerFailed as error:

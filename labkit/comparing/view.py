@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from labkit.comparing.comparison import HERE, ON_DEVICES, Comparison, measured
+from labkit.comparing.reading import HERE, ON_DEVICES, measured
 from labkit.ui import ahead, kernel, summary
+
+if TYPE_CHECKING:
+    from labkit.comparing.comparison import Comparison
 
 REDRAW_S = 1.0
 """Least time between two drawings of the growing curves."""
