@@ -218,9 +218,9 @@ class Observer:
 
     @contextlib.contextmanager
     def _marking(self, what: str) -> Iterator[None]:
-        self._begin(what)
+        began_s = self._now()  # its own: one backward pass may be within another
         yield
-        self._end(what)
+        self._marks.append(Mark(what, began_s, self._now()))
 
     def _enter_module(self) -> None:
         # The outermost call only, and not those of threads that it has call its copies.
