@@ -32,6 +32,7 @@ The wings can be deleted one by one:
     checkpoint   save and resume on the ranks, bit for bit
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
+    comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     exporting    a cell's function as a folder that needs no notebook
     lessons      data, models and pictures of the course, and where its reader is
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
+    from labkit.comparing.comparison import Comparison
+    from labkit.comparing.launching import compare
     from labkit.engines import standby
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
@@ -65,7 +68,6 @@ if TYPE_CHECKING:
     from labkit.rank.worker import Stopped, Worker
     from labkit.session.session import Session
     from labkit.ui import charts
-    from labkit.ui.comparison import Comparison, compare
     from labkit.ui.present import show
     from labkit.ui.tables import sortable
 
@@ -105,7 +107,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "ui.comparison",
+    "Comparison": "comparing.comparison",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",
@@ -115,7 +117,7 @@ _HOMES = {
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
     "check": "exercises.checking",
-    "compare": "ui.comparison",
+    "compare": "comparing.launching",
     "export": "exporting.exporter",
     "launch": "launcher",
     "predict": "exercises.predicting",
