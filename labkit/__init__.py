@@ -33,6 +33,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
     exporting    a cell's function as a folder that needs no notebook
+    transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     lessons      data and models of the course
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
 
@@ -48,7 +49,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies, transformer
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -97,6 +98,7 @@ __all__ = [
     "sortable",
     "standby",
     "strategies",
+    "transformer",
 ]
 __version__ = "0.1.0"
 
@@ -133,6 +135,7 @@ _MODULES = {
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""
 

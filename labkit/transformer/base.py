@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -95,7 +96,8 @@ class GPTStrategy(Strategy):
     @property
     def features_bytes(self) -> float:
         """Bytes of the whole batch's features between two blocks: batch_size × time × width numbers."""
-        width = next(block for block in self.network.blocks.values()).norm1.normalized_shape[0]
+        first: Any = next(iter(self.network.blocks.values()))
+        width: int = first.norm1.normalized_shape[0]
         return self.shape[0] * self.shape[1] * width * self.itemsize
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.transformer.ddp import DDP
-from labkit.transformer.gpt import GPT
+from labkit.transformer.gpt import GPT, Attention
 from labkit.transformer.ring_attention import RingAttention
 
 
@@ -25,8 +25,8 @@ class ContextParallel(DDP):
     def cut(self, network: GPT) -> nn.Module:
         """Have attention ask the other ranks."""
         self.ring = RingAttention(self.clock)
-        for block in network.blocks.values():
-            block.attention.attend = self.ring
+        for attention in (module for module in network.modules() if isinstance(module, Attention)):
+            attention.attend = self.ring
         return super().cut(network)
 
     def samples(self, batch_size: int) -> Tensor:
@@ -53,7 +53,7 @@ class ContextParallel(DDP):
     def bytes_expected(self, batch_size: int) -> float:
         """Return DDP's, and in each block n − 1 steps of the ring.
 
-        Forward with keys and values; backward with them and their gradients: six parts of (batch_size, time / n, width).
+        Forward with keys and values, backward with them and their gradients: six of (batch_size, time / n, width).
         """
         n = self.worker.world_size
         travelling = 6 * (n - 1) * self.features_bytes / n

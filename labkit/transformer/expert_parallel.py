@@ -19,7 +19,7 @@ from labkit.transformer.gpt import GPT
 
 
 class AllToAll(torch.autograd.Function):
-    """`all_to_all_single` of equal parts: rank i's part j becomes rank j's part i. Its gradient goes the same way back."""
+    """`all_to_all_single` of equal parts: rank i's part j becomes rank j's part i. So does its gradient."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class ExpertParallel(DataParallelGPT):
         return network
 
     def communicate(self) -> None:
-        """Average the gradients of what every rank has. An expert's are whole: all that came to it have gone through."""
+        """Average the gradients of what every rank has. An expert's are whole: all that was for it has come to it."""
         n = self.worker.world_size
         with self.clock("communication"):
             all_reduce_flat([p.grad for p in self.shared if p.grad is not None])
@@ -89,6 +89,8 @@ class ExpertParallel(DataParallelGPT):
     def bytes_expected(self, batch_size: int) -> float:
         """Return four all-to-alls a block, of every slot, filled or not; and an all-reduce of what is shared."""
         batch, time = self.shape
-        slots = sum(layer.router.out_features * layer.capacity(time) * layer.router.in_features for layer in self.experts)
+        slots = sum(
+            layer.router.out_features * layer.capacity(time) * layer.router.in_features for layer in self.experts
+        )
         n = self.worker.world_size
         return ring(n) * (4 * slots * batch / n * self.itemsize + 2 * size_bytes(self.shared))

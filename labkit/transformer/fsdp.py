@@ -13,7 +13,7 @@ from labkit.transformer.gpt import GPT
 
 
 class FSDP2(DataParallelGPT):
-    """PyTorch's `fully_shard` of every block and of the whole; each block forgets what it gathered after its forward."""
+    """PyTorch's `fully_shard` of every block and of the whole; after its forward a block forgets what it gathered."""
 
     title = "FSDP2"
     reshard: ClassVar[bool] = True

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import pydoc_data.topics
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -202,8 +204,11 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return total / (targets != IGNORED).sum().clamp(min=1)
 
 
-def text() -> bytes:
-    """Return the 600 KB of English that Python's own `help()` is written in."""
+def text(dataset: str = "help", data_root: str | None = None) -> bytes:
+    """Return a file of text from data_root, if it is there; else the 600 KB of English of Python's own `help()`."""
+    path = Path(data_root or ".") / dataset
+    if path.is_file():
+        return path.read_bytes()
     return "\n".join(pydoc_data.topics.topics.values()).encode()
 
 
@@ -245,3 +250,10 @@ def write(model: nn.Module, prompt: str, length: int, time: int, temperature: fl
         tokens.append(int(torch.multinomial(odds, 1, generator=generator)))
     model.train(was_training)
     return bytes(tokens).decode(errors="replace")
+
+
+def words_share(written: str, text: bytes) -> float:
+    """Return the share of words, of three letters or more, in what was written that the text has, too."""
+    words = re.findall(r"[A-Za-z]{3,}", written)
+    known = set(re.findall(r"[A-Za-z]{3,}", text.decode()))
+    return sum(word in known for word in words) / max(1, len(words))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -18,14 +20,16 @@ class BF16(DDP):
     title = "DDP, bf16 autocast"
     exact = False
 
-    BOUND = 0.1
-    """How far off the weights are after a few steps, at most, as a share of the way that they have gone (2-norms).
+    @staticmethod
+    def bound(depth: int) -> float:
+        """Return how far off the gradients of `depth` blocks are at most, as a share of their size (2-norms).
 
-    bfloat16 has 8 bits of mantissa: each rounding is off by at most 2⁻⁹, 0.2 %. A gradient of d blocks has gone through
-    about 12 d of them in series, forward and back; they are independent, so √(12 d) · 0.2 %, 1.4 % with four blocks.
-    Adam divides by the gradient's size, so entries that are small among their batch's noise move as far as great ones,
-    with a larger error: hence a bound several times that.
-    """
+        bfloat16 has 8 bits of mantissa: a rounding is off by 2⁻⁹ at most, 0.2 %. A gradient has gone through about 12
+        roundings a block, forward and back, one after another; as they are independent, that makes √(12 depth) · 0.2 %
+        at most; and twice that is allowed. With SGD it holds for the way that the weights have gone, too; Adam divides
+        each entry by its own size, and may move those that are smaller than the error the other way.
+        """
+        return 2 * 2**-9 * math.sqrt(12 * depth)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits of 32 bits, of which the loss is computed."""

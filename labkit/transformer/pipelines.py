@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.strategies.base import Strategy
 from labkit.transformer.base import GPTStrategy, counted
 from labkit.transformer.gpt import GPT, stage
 
@@ -119,6 +118,3 @@ class ZeroBubble(GPipe):
     title = "zero bubble"
     schedule = "ScheduleInterleavedZeroBubble"
     stages_per_rank = 2
-
-
-SCHEDULES: tuple[type[Strategy], ...] = (GPipe, OneFOneB, Interleaved, ZeroBubble)

@@ -1,4 +1,4 @@
-"""Recomputation: blocks keep only their inputs, and compute once more what the backward pass needs (Chen et al. 2016)."""
+"""Recomputation: blocks keep only what they were given, and compute the rest once more (Chen et al. 2016)."""
 
 from __future__ import annotations
 

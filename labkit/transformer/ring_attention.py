@@ -59,7 +59,7 @@ def pieces(positions: Tensor) -> list[slice]:
 
 
 def pass_on(block: Tensor) -> tuple[Tensor, list[dist.Work]]:
-    """Begin to send a block to the next rank of the ring; return where the previous one's will lie, and what to await."""
+    """Begin to send a block to the next rank; return where the previous one's will lie, and what to await."""
     rank, n = dist.get_rank(), dist.get_world_size()
     arriving = torch.empty_like(block)
     ops = [dist.P2POp(dist.isend, block, (rank + 1) % n), dist.P2POp(dist.irecv, arriving, (rank - 1) % n)]
@@ -107,7 +107,7 @@ class _Ring(torch.autograd.Function):
         mine, travelling = torch.zeros_like(block), torch.zeros_like(block)
         inner = (gradient * mean).sum(-1, keepdim=True)
         for step in range(n):
-            requests = []
+            requests: list[dist.Work] = []
             if step < n - 1:
                 arriving, requests = pass_on(block)
             target = travelling if step else mine

@@ -49,11 +49,9 @@ def tensor_parallel_bytes(strategy: GPTStrategy, features: float) -> float:
     Forward, what attention and MLP give, and the embedding; backward, the gradients of what attention, MLP and head
     were given. For each position the loss needs the greatest logit, the sum of the exponentials, and the target's.
     """
-    depth = len(strategy.network.blocks)
-    width = features / strategy.itemsize
     assert strategy.network.norm is not None
-    positions = width / strategy.network.norm.normalized_shape[0]
-    return (4 * depth + 2) * features + 3 * positions * strategy.itemsize
+    one_number = features / strategy.network.norm.normalized_shape[0]
+    return (4 * len(strategy.network.blocks) + 2) * features + 3 * one_number
 
 
 def cut_layers(network: GPT, mesh: Any) -> None:
@@ -83,5 +81,3 @@ def check_heads(network: GPT, parts: int) -> None:
     heads = attention.out.in_features // attention.head_width
     if heads % parts:
         raise ValueError(f"{heads} heads cannot be cut over {parts} ranks; take a multiple of {parts} heads")
-
-
