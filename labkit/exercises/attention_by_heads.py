@@ -25,7 +25,7 @@ EXERCISE = Exercise(
         "as `scaled_dot_product_attention(q, k, v, is_causal=True)` wants it.",
         "What a rank's heads contribute has the outputs' shape; the contributions add up.",
     ),
-    why="Each head attends by itself, and the last product sums over heads: so one all-reduce of the outputs is enough.",
+    why="Each head attends by itself, and the last product sums over heads: one all-reduce of the outputs is enough.",
     allowed=("all_reduce",),
     cases=(
         {"batch": 2, "time": 3, "width": 5, "heads": 2, "head_width": 4},
