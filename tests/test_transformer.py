@@ -157,7 +157,9 @@ def test_each_saves_the_memory_that_it_is_for(trained):
         return max(each.memory[what] for each in trained(world_size)[title])
 
     whole = most("DDP", "parameters")
-    assert sum(each.memory["optimizer state"] for each in trained(world_size)["ZeRO-1"]) == pytest.approx(2 * whole, rel=1e-3)
+    assert sum(each.memory["optimizer state"] for each in trained(world_size)["ZeRO-1"]) == pytest.approx(
+        2 * whole, rel=1e-3
+    )
     for title in ("FSDP2", "FSDP2, kept after forward"):
         assert most(title, "parameters") == most(title, "gradients") == whole / world_size
     norms = 2 * 2 * 64 * 8 * (DEPTH + 1)  # which every rank has, weight and bias, twice a block
@@ -300,9 +302,10 @@ def test_experts_take_no_more_than_they_have_room_for():
     assert layer.dropped == pytest.approx(dropped / 60)
 
 
-def test_consecutive_positions_are_one_piece():
-    assert pieces(torch.tensor([0, 1, 2, 9, 10])) == [slice(0, 3), slice(3, 5)]
-    assert pieces(torch.arange(4)) == [slice(0, 4)]
+def test_consecutive_positions_are_one_piece_of_at_most_half_of_them():
+    assert pieces(torch.tensor([0, 1, 2, 9, 10, 11])) == [slice(0, 3), slice(3, 6)]
+    assert pieces(torch.tensor([0, 5, 6, 7])) == [slice(0, 1), slice(1, 2), slice(2, 4)]
+    assert pieces(torch.arange(4)) == [slice(0, 2), slice(2, 4)]
 
 
 class Rank:

@@ -50,10 +50,10 @@ def attention_by_heads(x, query, key, value, out, head_width):
     return outputs
 
 
-def _alone(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int, causal: bool = True) -> Any:
+def _alone(x: Any, weights: Any, out: Any, head_width: int, causal: bool = True) -> Any:
     batch, time, _ = x.shape
-    split = [(x @ w.T).view(batch, time, -1, head_width).transpose(1, 2) for w in (query, key, value)]
-    found = scaled_dot_product_attention(*split, is_causal=causal)
+    q, k, v = ((x @ w.T).view(batch, time, -1, head_width).transpose(1, 2) for w in weights)
+    found = scaled_dot_product_attention(q, k, v, is_causal=causal)
     return found.transpose(1, 2).reshape(batch, time, -1) @ out.T
 
 
@@ -65,13 +65,13 @@ def trial(t: Trial, batch: int, time: int, width: int, heads: int, head_width: i
     parts = [[(t.numbers(rows, width, of=r, salt=w) - 50) / 50 for w in ("query", "key", "value")] for r in range(n)]
     outs = [(t.numbers(width, rows, of=r, salt="out") - 50) / 50 for r in range(n)]
     whole = [torch.cat([part[which] for part in parts]) for which in range(3)]
-    expected = _alone(x, *whole, torch.cat(outs, 1), head_width)
+    expected = _alone(x, whole, torch.cat(outs, 1), head_width)
     given = x.clone()
     found = t.call(given, *(w.clone() for w in parts[t.rank]), outs[t.rank].clone(), head_width)
-    mine = _alone(x, *parts[t.rank], outs[t.rank], head_width)
+    mine = _alone(x, parts[t.rank], outs[t.rank], head_width)
     known = {
-        "positions see later ones, too": _alone(x, *whole, torch.cat(outs, 1), head_width, causal=False),
-        "all heads were taken for one": sum(_alone(x, *parts[r], outs[r], rows) for r in range(n)),
+        "positions see later ones, too": _alone(x, whole, torch.cat(outs, 1), head_width, causal=False),
+        "all heads were taken for one": sum(_alone(x, parts[r], outs[r], rows) for r in range(n)),
     }
     if n > 1:
         known["this rank's heads only"] = mine
@@ -93,13 +93,13 @@ def best(world_size: int, batch: int, time: int, width: int, heads: int, head_wi
 @EXERCISE.wrong("this rank's heads only")
 def no_communication(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
     """Part of the sum."""
-    return _alone(x, query, key, value, out, head_width)
+    return _alone(x, (query, key, value), out, head_width)
 
 
 @EXERCISE.wrong("positions see later ones, too")
 def not_causal(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
     """No mask."""
-    outputs = _alone(x, query, key, value, out, head_width, causal=False)
+    outputs = _alone(x, (query, key, value), out, head_width, causal=False)
     dist.all_reduce(outputs)
     return outputs
 
@@ -107,7 +107,7 @@ def not_causal(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: i
 @EXERCISE.wrong("all heads were taken for one")
 def one_broad_head(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
     """Softmax over what several heads say together."""
-    outputs = _alone(x, query, key, value, out, len(query))
+    outputs = _alone(x, (query, key, value), out, len(query))
     dist.all_reduce(outputs)
     return outputs
 
@@ -115,7 +115,7 @@ def one_broad_head(x: Any, query: Any, key: Any, value: Any, out: Any, head_widt
 @EXERCISE.wrong("averaged, where the heads' contributions add up")
 def averages(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
     """As for gradients."""
-    outputs = _alone(x, query, key, value, out, head_width)
+    outputs = _alone(x, (query, key, value), out, head_width)
     dist.all_reduce(outputs)
     return outputs / dist.get_world_size()
 
@@ -125,4 +125,4 @@ def gathers_the_heads(x: Any, query: Any, key: Any, value: Any, out: Any, head_w
     """More than need be."""
     parts = [torch.empty_like(out) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, out)
-    return _alone(x, query, key, value, out, head_width)
+    return _alone(x, (query, key, value), out, head_width)

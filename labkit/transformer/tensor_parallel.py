@@ -15,7 +15,10 @@ from labkit.transformer.gpt import GPT
 
 
 class TensorParallel(GPTStrategy):
-    """Each rank has some heads, some hidden units, some of the vocabulary; and the whole batch."""
+    """Each rank has some heads, some hidden units, some of the vocabulary; and the whole batch.
+
+    PyTorch leaves the gradient of the embedding whole on every rank (2.15); the optimizer takes the rank's rows of it.
+    """
 
     title = "tensor parallel"
 
