@@ -34,6 +34,7 @@ The wings can be deleted one by one:
                  `scaling` predicts other numbers of ranks
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     exporting    a cell's function as a folder that needs no notebook
+    transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     lessons      data, models and pictures of the course, and where its reader is
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     process_table  every process that labkit holds, with a button to end it
@@ -50,7 +51,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies, transformer
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -102,6 +103,7 @@ __all__ = [
     "sortable",
     "standby",
     "strategies",
+    "transformer",
 ]
 __version__ = "0.1.0"
 
@@ -140,6 +142,7 @@ _MODULES = {
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""
 

@@ -41,6 +41,12 @@ OTHER = {
         "world_size": 3,
         "predictions": {"No address": "it waits for the others", "group=0": "an error"},
     },
+    "20_a_gpt": {"seed": 1, "world_size": 3},
+    "21_sharding_a_gpt": {"seed": 1, "world_size": 4},
+    "22_cutting_layers": {"seed": 1, "world_size": 4},
+    "23_cutting_the_sequence": {"seed": 1, "world_size": 2},
+    "24_pipelines_side_by_side": {"seed": 1},
+    "25_experts": {"seed": 1, "world_size": 4},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
 
@@ -308,6 +314,39 @@ BROKEN = {
         "model = nn.DataParallel(labkit.models",
         "model = DistributedDataParallel(labkit.models",
         "no symptom: ['DDP in name only']",
+    ),
+    "20_a_gpt": (
+        "wrapped = DistributedDataParallel(model) if worker.world_size > 1 else model",
+        "wrapped = model",
+        "all ranks end with the same weights",
+        {"steps": 40, "depth": 1, "width": 32},
+    ),
+    "21_sharding_a_gpt": (
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
+        "pass",
+        "recomputation keeps little",
+        {"steps": 5},
+    ),
+    "22_cutting_layers": (
+        "whole.qkv.weight.chunk(world_size, dim=0)[part]",
+        "whole.qkv.weight.chunk(world_size, dim=0)[0]",
+        "heads add up",
+    ),
+    "23_cutting_the_sequence": (
+        "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
+        "mean = mean + (scores - both).exp() @ values",
+        "a softmax can be taken in pieces",
+    ),
+    "24_pipelines_side_by_side": (
+        'units = 2 if what == "backward"',
+        'units = 1 if what == "backward"',
+        "orders are worth their formulas",
+        {"unit_ms": 4, "repeats": 1},
+    ),
+    "25_experts": (
+        "layer.exchange = transformer.expert_parallel.exchange",
+        "layer.exchange = lambda slots, apply: slots",
+        "positions come back from their experts",
     ),
 }
 """By lesson, and what is wrong with it where it is broken in several ways: what its code says, what it says when broken
