@@ -174,7 +174,8 @@ def _get_ahead(is_interactive: bool) -> None:
         standby.ahead_of_the_first_launch()
     idle.wait()
     importlib.import_module("labkit.ui.ahead").wait()
-    if not is_interactive:  # where a person watches, the browser draws the pictures
+    # Where a person watches, the browser draws the pictures.
+    if not is_interactive and importlib.import_module("labkit.ui.png").can_draw():
         importlib.import_module("matplotlib.backends.backend_agg")
         importlib.import_module("PIL.Image")
 

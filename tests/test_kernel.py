@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import re
 import signal
 import textwrap
@@ -105,10 +107,8 @@ class Notebook:
             if time.monotonic() > deadline:
                 shown = [(c.number, c.stdout[-2000:], c.stderr[-2000:], c.error, c.idle_s) for c in self.cells.values()]
                 raise TimeoutError(f"not within {deadline_s} s; cells so far: {shown}")
-            if self.client.iopub_channel.msg_ready():
-                self._take(self.client.get_iopub_msg(timeout=1))
-            else:
-                time.sleep(0.005)
+            with contextlib.suppress(queue.Empty):
+                self._take(self.client.get_iopub_msg(timeout=0.005))
 
     def _take(self, message):
         kind, content = message["msg_type"], message["content"]

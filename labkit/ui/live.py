@@ -35,6 +35,12 @@ model two seconds to load, which on a busy machine Plotly's five megabytes excee
 CHARTS = 3
 """Charts that a view makes at most for want of an answer; perhaps nobody looks."""
 
+NO_SUBSHELLS = (
+    "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
+    "with subshells, ipykernel 7 or newer; or launch with wait=False"
+)
+"""What the Stop button says where it can do nothing."""
+
 PATIENCE_S = 3.0
 """How long the end of a run waits for a browser to have drawn its first chart."""
 
@@ -44,7 +50,7 @@ class LiveView(threading.Thread):
 
     front_end_answers = True
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, holds_the_cell: bool = False) -> None:
         super().__init__(name="labkit-view", daemon=True)
         self._run = run
         self._title = widgets.HTML(title_html(run))
@@ -60,6 +66,9 @@ class LiveView(threading.Thread):
             layout=widgets.Layout(width="90px", flex="0 0 auto", margin="2px 12px 2px 0"),
         )
         self._button.on_click(lambda _: self._stop_clicked())
+        if holds_the_cell and kernel.has_kernel() and not kernel.has_subshells():
+            self._button.disabled, self._button.description = True, "use kernel ■"
+            self._button.tooltip = NO_SUBSHELLS
         self._texts = [widgets.HTML() for _ in range(run.world_size)]
         self._seen = [""] * run.world_size
         self._tabs = widgets.Tab(self._texts, layout=widgets.Layout(display="none"))
