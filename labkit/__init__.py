@@ -33,6 +33,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
     exporting    a cell's function as a folder that needs no notebook
+    integrations what Accelerate, Lightning and Transformers log, as curves
     lessons      data and models of the course
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
 
@@ -48,7 +49,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, integrations, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -87,6 +88,7 @@ __all__ = [
     "datasets",
     "exercises",
     "export",
+    "integrations",
     "launch",
     "models",
     "predict",
@@ -128,6 +130,7 @@ _MODULES = {
     "checkpoint": "checkpoint",
     "datasets": "lessons.datasets",
     "exercises": "exercises",
+    "integrations": "integrations",
     "models": "lessons.models",
     "profiling": "profiling",
     "scaling": "scaling",

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from labkit.protocol.job import Cell
 
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
 class Execution(NamedTuple):
     """One execution of one cell."""
 
@@ -98,6 +101,10 @@ def display(thing: Any, **options: Any) -> Any:
     """Show something under the cell."""
     from IPython.display import display as show
 
+    if options and hasattr(thing, "model_id") and hasattr(thing, "_ipython_display_"):
+        # A widget of ipywidgets 7 shows itself, without the display id by which it is to be replaced.
+        view = {"version_major": 2, "version_minor": 0, "model_id": thing.model_id}
+        thing, options = {"text/plain": repr(thing), WIDGET_VIEW: view}, {**options, "raw": True}
     return show(thing, **options)
 
 
