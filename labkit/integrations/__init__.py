@@ -1,7 +1,7 @@
 """Trainers that log by themselves: one line each, and what they log on a rank becomes its curves.
 
-    Accelerator(log_with=labkit.integrations.AccelerateTracker(worker))       then `accelerator.init_trackers("run")`
-    Fabric(loggers=labkit.integrations.LightningLogger(worker), …)            and Lightning's Trainer(logger=…)
+    Accelerator(log_with=labkit.integrations.AccelerateTracker(worker))     then `accelerator.init_trackers("run")`
+    Fabric(loggers=labkit.integrations.LightningLogger(worker), …)          and Lightning's `Trainer(logger=…)`
     transformers.Trainer(callbacks=[labkit.integrations.TransformersCallback(worker)], …)
 
 They need nothing else of labkit: in a launched function `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and

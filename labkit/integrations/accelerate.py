@@ -11,7 +11,10 @@ from labkit.rank.worker import Worker
 
 
 class AccelerateTracker(GeneralTracker):
-    """`Accelerator(log_with=AccelerateTracker(worker))`: what every rank gives `accelerator.log` is its curve."""
+    """`Accelerator(log_with=AccelerateTracker(worker))`: what is given to `accelerator.log` is a curve, that of rank 0.
+
+    Accelerate has its main process log, and no other.
+    """
 
     name = "labkit"
     requires_logging_directory = False
