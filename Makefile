@@ -7,6 +7,8 @@ OLDEST := build/oldest
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
+# Tests wait more than they compute: one process more than there are cores, but not so many that ranks fill the memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -36,7 +38,7 @@ lab: setup
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_OPTIONS)
 
 check: lint
 	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)
@@ -50,11 +52,11 @@ dist: setup
 test-oldest: dist
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip uninstall --quiet --yes labkit-torch
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
 	cp -r .ci tests notebooks pyproject.toml $(OLDEST)-tests
-	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
 
 notebooks: setup
 	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)
