@@ -62,7 +62,9 @@ def test_the_floors_are_the_oldest_versions_that_are_tested():
 def test_the_tests_with_the_oldest_versions_exist():
     for name in (ROOT / ".ci" / "oldest-tests.txt").read_text().split():
         file, *test = name.split("::")
-        assert not test or re.search(rf"^def {test[0].partition('[')[0]}\(", (ROOT / file).read_text(), re.MULTILINE), name
+        assert not test or re.search(rf"^def {test[0].partition('[')[0]}\(", (ROOT / file).read_text(), re.MULTILINE), (
+            name
+        )
 
 
 @pytest.mark.spawns

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 
 from labkit.exporting import exporter
@@ -129,7 +129,9 @@ def pins(path):
 @pytest.mark.spawns
 def test_nobody_is_sent_to_the_other_labkit():
     """It is on the package index since 2015; `pip install labkit` would bring it."""
-    sends = re.compile(r"\b(?:pip|uv|conda|mamba|poetry)3? (?:pip )?(?:install|add) [^\n|;&]*?(?<![\w/.-])labkit(?![\w/-])")
+    sends = re.compile(
+        r"\b(?:pip|uv|conda|mamba|poetry)3? (?:pip )?(?:install|add) [^\n|;&]*?(?<![\w/.-])labkit(?![\w/-])"
+    )
     assert sends.search("try: pip install -q labkit")
     assert not sends.search("git clone … && pip install ./labkit")
     for name in tracked():

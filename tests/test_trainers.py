@@ -152,8 +152,14 @@ def with_lightning():
                 return step
 
         trainer = Trainer(
-            **{"accelerator": "cpu", "strategy": "ddp", "devices": 2, "max_steps": STEPS, "limit_val_batches": 0},
-            **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
+            accelerator="cpu",
+            strategy="ddp",
+            devices=2,
+            max_steps=STEPS,
+            limit_val_batches=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
             logger=labkit.integrations.LightningLogger(worker),
             log_every_n_steps=1,
         )

@@ -37,5 +37,3 @@ class LightningLogger(Logger):
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
         """Keep nothing: a run knows its arguments."""
-
-

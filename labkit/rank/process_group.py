@@ -119,8 +119,8 @@ def leave() -> None:
 def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     """Have a script that was written for torchrun, and joins the group itself, find that it has.
 
-    Its first call finds the group in which this rank is already. One that has destroyed it gets another through the same
-    store, for the port in `MASTER_PORT` is taken. Raises ValueError if it asks for another group than there is.
+    Its first call finds the group in which this rank is already. One that has destroyed it gets another through the
+    same store, as the port in `MASTER_PORT` is taken. Raises ValueError if it asks for another group than there is.
     """
     global _asked
     asked = inspect.signature(_init_process_group).bind(*args, **options).arguments

@@ -1,9 +1,9 @@
 """A Plotly figure as a picture, drawn with Matplotlib, for notebooks that are run where nobody watches.
 
 Plotly's own way, kaleido, drives a Chrome, which a machine that trains need not have. The promise kept here is that a
-notebook run headless has all its charts as pictures, with no more than the packages that the course needs anyway. So this
-knows what labkit's charts and its lessons draw with: curves, error bars, bars, heat maps, panels in a grid with titles,
-notes, lines across a panel, logarithmic axes. What else Plotly can do is left out.
+notebook run headless has all its charts as pictures, with no more than the packages that the course needs anyway. So
+this knows what labkit's charts and its lessons draw with: curves, error bars, bars, heat maps, panels in a grid with
+titles, notes, lines across a panel, logarithmic axes. What else Plotly can do is left out.
 """
 
 from __future__ import annotations
