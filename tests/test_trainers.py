@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.integrations.values import send
+from labkit.monitor.output import RankOutput
 from labkit.rank import process_group
 from tests.conftest import shared_session
 
@@ -221,3 +222,10 @@ def test_only_numbers_become_curves_under_names_that_are_free():
     send(FakeWorker(), {"train/loss": torch.tensor(0.5), "rank": 3, "text": "a", "table": [1, 2]}, 7)
     send(FakeWorker(), {"text": "a"}, 8)
     assert sent == [(7, {"train/loss": 0.5})]
+
+
+def test_what_older_gloo_says_of_itself_whenever_ranks_meet_is_no_output_of_the_reader():
+    output = RankOutput()
+    for text in ("[Gloo] Rank 0 is connected to 1 peer ranks. Expected ", "number is : 1\nhello\n", "[Gloo] is mine\n"):
+        output.add(text)
+    assert output.take_new() == ["hello", "[Gloo] is mine"]

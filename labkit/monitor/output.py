@@ -26,7 +26,7 @@ class RankOutput:
         *complete, partial = (self._partial + text).split("\n")
         for line in complete:
             if line.startswith("[Gloo] Rank ") and " is connected to " in line:
-                continue  # PyTorch before 2.10 says so whenever ranks meet
+                continue  # PyTorch 2.8, for one, says so whenever ranks meet
             line = _after_carriage_returns(line)[:LINE_CHARACTERS]
             self.dropped += len(self._lines) == LINES_KEPT
             self._lines.append(line)
