@@ -35,6 +35,7 @@ The wings can be deleted one by one:
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
+    integrations what Accelerate, Lightning and Transformers log, as curves
     lessons      data, models and pictures of the course, and where its reader is
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     process_table  every process that labkit holds, with a button to end it
@@ -51,7 +52,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies, transformer
+    from labkit import benchmark, checkpoint, exercises, integrations, profiling, scaling, strategies, transformer
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -92,6 +93,7 @@ __all__ = [
     "datasets",
     "exercises",
     "export",
+    "integrations",
     "launch",
     "models",
     "pictures",
@@ -136,6 +138,7 @@ _MODULES = {
     "course": "lessons.course",
     "datasets": "lessons.datasets",
     "exercises": "exercises",
+    "integrations": "integrations",
     "models": "lessons.models",
     "pictures": "lessons.pictures",
     "profiling": "profiling",
@@ -184,7 +187,8 @@ def _get_ahead(is_interactive: bool) -> None:
         standby.ahead_of_the_first_launch()
     idle.wait()
     importlib.import_module("labkit.ui.ahead").wait()
-    if not is_interactive:  # where a person watches, the browser draws the pictures
+    # Where a person watches, the browser draws the pictures.
+    if not is_interactive and importlib.import_module("labkit.ui.png").can_draw():
         importlib.import_module("matplotlib.backends.backend_agg")
         importlib.import_module("PIL.Image")
 
