@@ -105,6 +105,20 @@ class Stack(NamedTuple):
     text: str
 
 
+class Collectives(NamedTuple):
+    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; sent when it is asked."""
+
+    rank: int
+    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
+    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
+    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """The groups that the rank knows: name, description, ranks."""
+    transfer: tuple[str, int, tuple[int, ...], str] | None = None
+    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
+    unknown: str = ""
+    """Why its calls are not known; "" if they are."""
+
+
 class Waits(NamedTuple):
     """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
 
@@ -178,6 +192,7 @@ Event = (
     | Absent
     | Memory
     | Stack
+    | Collectives
     | Waits
     | Exit
     | Notice

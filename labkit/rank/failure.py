@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.rank import collectives
 from labkit.rank.channels import Channel
 
 OWN_FILES: set[str] = set()
@@ -34,6 +35,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     failed_s = time.time() - job.start_s
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
+    channel.send(collectives.look(rank))
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
 
 

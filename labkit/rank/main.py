@@ -31,7 +31,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import dynamo, failure, isolation, process_group
+from labkit.rank import collectives, dynamo, failure, isolation, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -214,7 +214,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     channel.send(events.Memory(rank, *_peak_memory()))
     if job.group is None:
         if code == 0:
-            process_group.leave_together(job, info)
+            process_group.leave_together(job, info, lambda: channel.send(collectives.look(rank)))
         elif job.reserved:
             process_group.leave()
     _tidy_up(at_exit=not job.reserved)
