@@ -231,8 +231,9 @@ def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
     details = ", ".join(filter(None, (first.content, str(group))))
     waits = f"{rank_list([r.rank for r in in_it])} {plural('waits in it', len(in_it))}{_at(r.place for r in in_it)}"
     who = [r.rank for r in absent]
+    free = [r.rank for r in absent if not (r.said and r.said.transfer)]  # who waits for another is not to blame
     text = f"{rank_list(who)} {plural('has not', len(who))} entered {first.title} ({details}; {waits}); "
-    return Missed(who, text + "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent))
+    return Missed(free or who, text + "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent))
 
 
 def _last_of(rank: RankCalls, group: Group, alone: bool) -> str:

@@ -11,22 +11,18 @@ import html
 import linecache
 import os
 import re
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.protocol.job import Cell
+from labkit.protocol.source import LIBRARIES, is_readers
 
 WAITING = re.compile(
     r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
     r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
 )
 """Calls in which a rank may wait for others."""
-
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-HERE = str(Path(__file__).parents[1]) + os.sep
-"""labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
 
 TORCH = os.sep + "torch" + os.sep
 
@@ -74,7 +70,7 @@ class RankStack:
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
 
     def _is_readers(self, frame: Frame) -> bool:
-        return frame.file in self._cells or not frame.file.startswith((*LIBRARIES, HERE, "<"))
+        return is_readers(frame.file, self._cells)
 
     @property
     def is_in_other_library(self) -> bool:

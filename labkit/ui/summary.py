@@ -89,6 +89,8 @@ def as_html(run: Run) -> str:
         color = STATE_COLORS["failed"]
         parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
+        if run.error.frames:
+            parts.append(run.error.frames._repr_html_())
         if diagnosis.others:
             listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
             parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
