@@ -34,6 +34,7 @@ The wings can be deleted one by one:
                  `scaling` predicts other numbers of ranks
     exporting    a cell's function as a folder that needs no notebook
     lessons      data and models of the course
+    here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
+    from labkit.here import Here
     from labkit.launcher import launch
     from labkit.lessons import datasets, models
     from labkit.monitor.run import Run, WorkerFailed
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Comparison",
+    "Here",
     "Run",
     "Session",
     "Slurm",
@@ -103,6 +106,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "ui.comparison",
+    "Here": "here",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",

@@ -145,6 +145,8 @@ class Run:
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
+        if getattr(self.engine, "shows_output", False):  # under the cell already
+            return [[] for _ in self._state.ranks]
         with self._lock:
             return [rank.output.take_new() for rank in self._state.ranks]
 
@@ -230,7 +232,8 @@ class Run:
                     f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
                 )
         if self.error is not None:
-            raise self.error
+            # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
+            raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
 
     def stop(self, grace_s: float | None = None) -> Run:

@@ -45,11 +45,11 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
 
 
 def _variables(error: BaseException, cells: Mapping[str, Cell]) -> list[variables.Variables]:
-    frames = [frame for frame, _ in traceback.walk_tb(_below_own(error))]
+    frames = [frame for frame, _ in traceback.walk_tb(below_own(error))]
     return variables.of_frames(reversed(frames[-FRAMES:]), cells)
 
 
-def _below_own(error: BaseException) -> TracebackType | None:
+def below_own(error: BaseException) -> TracebackType | None:
     """Return an exception's traceback from below the frames of `OWN_FILES`."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
@@ -62,7 +62,7 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
 
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """
-    described = traceback.TracebackException(type(error), error, _below_own(error), compact=True)
+    described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
     text = "".join(described.format())
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', cell.title)

@@ -189,7 +189,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
             device, store = kept.device, kept.store
         else:
             # Cells keep their settings and random states, also where a launch has ended their process group.
-            device = process_group.device_of_cells(job) or _set_up(job, info)
+            device = process_group.device_of_cells(job) or set_up(job, info)
             channel.during = "joining the process group"
             store = process_group.join(job, info, device, rendezvous)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
@@ -198,7 +198,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         function, args, kwargs = cloudpickle.loads(job.function)
         channel.send(events.Started(rank))
         channel.during = "running"
-        result = function(Worker(info, device, log, channel), *args, **kwargs)
+        result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))
@@ -245,8 +245,8 @@ def _redirect_output(output: Connection) -> None:
     output.close()
 
 
-def _set_up(job: Job, info: RankInfo) -> torch.device:
-    """Set the environment, threads, seeds and device of this rank."""
+def set_up(job: Job, info: RankInfo) -> torch.device:
+    """Set the environment, threads, seeds and device of this rank; return the device."""
     rank = info.rank
     threads = job.threads or max(1, cores() // info.local_world_size)
     if job.surroundings is not None:
