@@ -2,7 +2,7 @@
 
 The rest is as everywhere: the function travels by value, finds a process group (of one) and the settings of a rank,
 logs to a live view, and its run has history, output, results and an error. What it changes of the process's settings is
-put back (`rank.isolation`). Imported modules are the notebook's own, and on a GPU so are its memory and its context.
+put back (`session.isolation`). Imported modules are the notebook's own, and on a GPU so are its memory and its context.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
-from labkit.rank import collectives, failure, isolation, main, process_group
+from labkit.rank import collectives, failure, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Stopped, Worker
+from labkit.session import isolation
 
 failure.OWN_FILES.add(__file__)
 

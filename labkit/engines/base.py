@@ -67,9 +67,6 @@ class Engine(Protocol):
         which comes as `events.Collectives`; give the ranks asked.
         """
 
-    def usage(self, rank: int) -> tuple[int, float] | None:
-        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""
-
     def kill(self) -> None:
         """End the ranks now."""
 
