@@ -37,6 +37,7 @@ The wings can be deleted one by one:
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
     lessons      data, models and pictures of the course, and where its reader is
+    here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     process_table  every process that labkit holds, with a button to end it
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
+    from labkit.here import Here
     from labkit.launcher import launch
     from labkit.lessons import course, datasets, models, pictures
     from labkit.monitor.run import Run, WorkerFailed
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "Comparison",
+    "Here",
     "Run",
     "Session",
     "Slurm",
@@ -112,6 +115,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparing.comparison",
+    "Here": "here",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",
