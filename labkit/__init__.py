@@ -35,6 +35,7 @@ The wings can be deleted one by one:
     exporting    a cell's function as a folder that needs no notebook
     lessons      data and models of the course
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+    pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
@@ -48,7 +49,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
+    from labkit import benchmark, checkpoint, exercises, pitfalls, profiling, scaling, strategies
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -89,6 +90,7 @@ __all__ = [
     "export",
     "launch",
     "models",
+    "pitfalls",
     "predict",
     "processes",
     "profiling",
@@ -129,6 +131,7 @@ _MODULES = {
     "datasets": "lessons.datasets",
     "exercises": "exercises",
     "models": "lessons.models",
+    "pitfalls": "pitfalls",
     "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",

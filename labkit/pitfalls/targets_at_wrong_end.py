@@ -1,0 +1,47 @@
+"""Targets at the wrong end: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from labkit.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="machines",
+    title="Targets at the wrong end",
+    story="""
+    The network's output is on the second GPU, and the same text sends the targets to the first.
+    """,
+    choices=(
+        "the target is moved",
+        "an error: two devices",
+    ),
+    shows=2,
+    kind="error",
+    needs="2 GPUs",
+)
+
+
+@EXHIBIT.broken
+def targets_at_wrong_end():
+    output, target = (
+        torch.ones(4, 2, device="cuda:1"),
+        torch.zeros(4, dtype=torch.long, device="cuda:0"),
+    )
+    return cross_entropy(output, target)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return "same device" in seen
+
+
+@EXHIBIT.right
+def right():
+    """Send the targets to where the output is."""
+    output, target = (
+        torch.ones(4, 2, device="cuda:1"),
+        torch.zeros(4, dtype=torch.long, device="cuda:0"),
+    )
+    return round(cross_entropy(output, target.to(output.device)).item(), 3)
