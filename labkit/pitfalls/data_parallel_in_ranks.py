@@ -41,4 +41,6 @@ def right():
     """`DataParallel` belongs to one process with all GPUs, DDP to a process per GPU. Never
     both."""
     model = nn.Linear(2, 2).cuda(1)  # DistributedDataParallel(model, device_ids=[1]) in a group
-    return tuple(model(torch.ones(4, 2, device="cuda:1")).shape)
+    output = model(torch.ones(4, 2, device="cuda:1"))
+    assert output.device == torch.device("cuda:1")
+    return output.device

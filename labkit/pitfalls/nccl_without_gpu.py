@@ -43,6 +43,7 @@ def right():
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
+        assert dist.get_backend() == backend
         return dist.get_backend()
     finally:
         dist.destroy_process_group()

@@ -44,6 +44,7 @@ def right():
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
+        assert dist.get_world_size() == 1
         return f"a group of {dist.get_world_size()}"
     finally:
         dist.destroy_process_group()

@@ -40,4 +40,5 @@ def symptom(seen):
 def right():
     """Ask PyTorch, which knows what it can use, and needs no program for it."""
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    assert bool(names) == torch.cuda.is_available()
     return names or "no GPU"

@@ -41,4 +41,5 @@ def right():
     """`set_start_method` is for the whole program, once. A context is your own, as often as
     you like."""
     contexts = [multiprocessing.get_context("spawn") for _ in range(2)]
+    assert contexts[0].get_start_method() == contexts[1].get_start_method() == "spawn"
     return [context.get_start_method() for context in contexts]

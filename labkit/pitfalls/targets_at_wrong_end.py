@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -44,4 +46,6 @@ def right():
         torch.ones(4, 2, device="cuda:1"),
         torch.zeros(4, dtype=torch.long, device="cuda:0"),
     )
-    return round(cross_entropy(output, target.to(output.device)).item(), 3)
+    loss = cross_entropy(output, target.to(output.device)).item()
+    assert abs(loss - math.log(2)) < 1e-6
+    return round(loss, 3)
