@@ -14,8 +14,8 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="Averaging what is equal",
     story="""
-    And it does so after every step, with DDP, "so that all GPUs have the same parameters". What
-    does that change?
+    One text averages the parameters after every step, with DDP, "so that all GPUs have the same
+    parameters". What does that change?
     """,
     choices=(
         "nothing, for thousands of bytes",

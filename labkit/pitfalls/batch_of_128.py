@@ -16,7 +16,7 @@ EXHIBIT = Exhibit(
     "constant" over 1 to 8 GPUs with `batch_size // size`; an adaptation of [*Writing
     Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) does the same with
-    `int(128 / float(size))`. The images that a step really takes, by ranks:
+    `int(128 / float(size))`. How many images does a step really take?
     """,
     choices=(
         "128 everywhere",

@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     title="DataParallel inside every rank",
     story="""
     One text gives each rank a model on `cuda:rank`, wrapped in `nn.DataParallel` over all GPUs.
-    This is rank 1.
+    This is rank 1: which GPUs does it use?
     """,
     choices=(
         "it uses GPU 1",

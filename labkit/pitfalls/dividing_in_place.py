@@ -11,7 +11,7 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="Dividing a weight in place",
     story="""
-    The same text goes on with `weight /= world_size`.
+    To average the weights over ranks, one text divides their sum: `weight /= world_size`.
     """,
     choices=(
         "the weight is divided",

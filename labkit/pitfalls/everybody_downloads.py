@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     story="""
     `download=True` on every rank: each looks whether the file is there, and fetches it if not.
     The function below stands for a download; two barriers stand for bad luck: the other ranks
-    come while rank 0 is half way.
+    come while rank 0 is half way. What do they read?
     """,
     choices=(
         "all have all of it",

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     which forks on Linux up to Python 3.13; [a guide of
     Keras](https://github.com/keras-team/keras-io/blob/master/guides/distributed_training_with_torch.py)
     forks on purpose, "to support notebooks". The notebook has computed something with several
-    threads before. The children are killed after 3 seconds.
+    threads before. The children are killed after 3 seconds: where do they stand by then?
     """,
     choices=(
         "exit codes 0",

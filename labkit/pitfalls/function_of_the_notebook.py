@@ -14,7 +14,7 @@ EXHIBIT = Exhibit(
     title="A function that only the notebook has",
     story="""
     A function from a cell is sent to a fresh process by `pickle`, as `mp.spawn` and
-    `mp.Process` do.
+    `mp.Process` do. What happens there?
     """,
     choices=(
         "it prints 42",

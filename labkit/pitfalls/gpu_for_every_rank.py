@@ -13,8 +13,8 @@ EXHIBIT = Exhibit(
     wing="machines",
     title="A GPU for every rank, whatever there is",
     story="""
-    One text says `world_size = 4`, then `model.cuda(rank)`. Here with the first rank for which
-    there is no GPU.
+    One text says `world_size = 4`, then `model.cuda(rank)`. This is the first rank for which
+    there is no GPU: where does its model go?
     """,
     choices=(
         "it stays on the CPU",

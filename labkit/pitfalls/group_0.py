@@ -11,7 +11,8 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="group=0",
     story="""
-    An adaptation of the tutorial for newer versions has `dist.all_reduce(…, group=0)`.
+    An adaptation of the tutorial for newer versions has `dist.all_reduce(…, group=0)`. Which
+    group is that?
     """,
     choices=(
         "the group of all ranks",

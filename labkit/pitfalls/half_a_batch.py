@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) gives the loader a
-    batch of `128 / float(size)`.
+    batch of `128 / float(size)`. What does the loader make of it?
     """,
     choices=(
         "it is cut to a whole number",

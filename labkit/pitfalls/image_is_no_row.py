@@ -11,7 +11,7 @@ EXHIBIT = Exhibit(
     wing="data",
     title="An image is not a row",
     story="""
-    Batches of MNIST, (64, 1, 28, 28), go straight into `nn.Linear(784, 10)`.
+    Batches of MNIST, (64, 1, 28, 28), go straight into `nn.Linear(784, 10)`. What comes out?
     """,
     choices=(
         "(64, 10)",

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
         "one",
         "all three",
     ),
-    shows=3,
+    shows=2,
     kind="error",
 )
 

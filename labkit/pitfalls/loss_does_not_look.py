@@ -11,8 +11,8 @@ EXHIBIT = Exhibit(
     wing="well_known",
     title="A loss that does not look",
     story="""
-    The same script takes the mean of `log_softmax(output).sum(dim=1)` for its loss. How much
-    does it change if all labels are others?
+    The script of *Whose images?* takes the mean of `log_softmax(output).sum(dim=1)` for its
+    loss. How much does it change if all labels are others?
     """,
     choices=(
         "much",

@@ -13,8 +13,8 @@ EXHIBIT = Exhibit(
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) adds up the mean
-    losses of the batches and divides by the number of batches. The last batch is shorter. Ten
-    orders of the images again: by how much do the epoch's losses differ?
+    losses of the batches and divides by the number of batches. The last batch is shorter. The
+    images come in ten orders: by how much do the epoch's losses differ?
     """,
     choices=(
         "by rounding only",

@@ -13,7 +13,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) saves
-    `ddp_model.state_dict()`. Then somebody loads it into the network as it is, to use it.
+    `ddp_model.state_dict()`. Then somebody loads it into the network as it is, to use it. Does
+    it fit?
     """,
     choices=(
         "it loads",

@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     title="Moving a network that was cut",
     story="""
     One text cuts a network over two GPUs, and then moves all of it to the first,
-    `.to("cuda:0")`.
+    `.to("cuda:0")`. What does it compute then?
     """,
     choices=(
         "the second half stays",

@@ -13,8 +13,8 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="No address",
     story="""
-    Two of the texts call `init_process_group` and never say where the ranks meet. Here in an
-    environment with no variables at all.
+    Two of the texts call `init_process_group` and never say where the ranks meet. Here that
+    happens in an environment with no variables at all: what does the call do?
     """,
     choices=(
         "it waits for the others",

@@ -13,7 +13,8 @@ EXHIBIT = Exhibit(
     title="No finally",
     story="""
     The group is destroyed in the last line of training, in two texts not even there. Training
-    fails with an error, which you mend; then you run the cell again, in the same kernel.
+    fails with an error, which you mend; then you run the cell again, in the same kernel. What
+    does it say?
     """,
     choices=(
         "it trains",

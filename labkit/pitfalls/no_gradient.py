@@ -14,6 +14,7 @@ EXHIBIT = Exhibit(
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) averages
     `param.grad.data` of every parameter. This network has a layer that the loss does not use.
+    What is averaged for it?
     """,
     choices=(
         "zeros for it",

@@ -14,7 +14,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) begins with
-    `subprocess.run(["nvidia-smi"])`. An empty search path stands for a machine that has none.
+    `subprocess.run(["nvidia-smi"])`. An empty search path stands for a machine that has no such
+    program. What happens there?
     """,
     choices=(
         "an empty line",

@@ -14,7 +14,7 @@ EXHIBIT = Exhibit(
     story="""
     The parts of [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) need not be equal.
-    One rank has a batch more, and calls `all_reduce` once more.
+    One rank has a batch more, and calls `all_reduce` once more. What becomes of that call?
     """,
     choices=(
         "the last call changes nothing",

@@ -13,7 +13,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) reads rank and size
-    from `SLURM_PROCID` and `SLURM_NTASKS`. Run it with torchrun, or just so:
+    from `SLURM_PROCID` and `SLURM_NTASKS`. Run it under torchrun, which sets `RANK` and
+    `WORLD_SIZE`: what does it read?
     """,
     choices=(
         "rank 0, as torchrun says",

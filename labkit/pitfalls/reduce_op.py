@@ -14,7 +14,7 @@ EXHIBIT = Exhibit(
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) said
-    `dist.reduce_op.SUM` for years.
+    `dist.reduce_op.SUM` for years. What does a new PyTorch say to it?
     """,
     choices=(
         "nothing",

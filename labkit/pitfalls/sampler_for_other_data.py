@@ -10,7 +10,7 @@ EXHIBIT = Exhibit(
     wing="well_known",
     title="A sampler for data that differ",
     story="""
-    In the same series
+    In PyTorch's own DDP series
     ([datautils.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/datautils.py))
     every rank makes up its own random data set, and a `DistributedSampler` deals out the
     indices. Do ranks mean the same sample by index 0?

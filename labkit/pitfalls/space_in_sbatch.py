@@ -13,7 +13,7 @@ EXHIBIT = Exhibit(
     story="""
     A [job
     script](https://github.com/LambdaLabsML/distributed-training-guide/blob/main/03-job-launchers/job.sbatch)
-    of the same guide had `# SBATCH`, with a space. `sbatch` takes lines that begin with
+    of a guide by Lambda had `# SBATCH`, with a space. `sbatch` takes lines that begin with
     `#SBATCH`. Below is the script that `labkit.Slurm` writes for two nodes, read by that rule,
     with a space put in. Which options are found?
     """,

@@ -11,9 +11,9 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="set_start_method in a cell",
     story="""
-    A cell says `mp.set_start_method("spawn")`, and you run it twice. (Tried in a fresh Python,
-    to leave this kernel as it is; `torch.multiprocessing` has the function from the standard
-    library.)
+    A cell says `mp.set_start_method("spawn")`, and you run it twice: what happens? (Tried in a
+    fresh Python, to leave this kernel as it is; `torch.multiprocessing` has the function from
+    the standard library.)
     """,
     choices=(
         "the second time it does nothing",

@@ -13,7 +13,8 @@ EXHIBIT = Exhibit(
     wing="machines",
     title="Targets at the wrong end",
     story="""
-    The network's output is on the second GPU, and the same text sends the targets to the first.
+    The network's output is on the second GPU, and one text sends the targets to the first. What
+    does the loss say to that?
     """,
     choices=(
         "the target is moved",

@@ -11,7 +11,7 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="Weights in the optimizer's groups",
     story="""
-    To "synchronise the optimizer" one text reads `param_group["weight"]`.
+    To "synchronise the optimizer" one text reads `param_group["weight"]`. What is there?
     """,
     choices=(
         "the layer's weight",
