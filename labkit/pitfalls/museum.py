@@ -104,7 +104,7 @@ class Museum:
 
     @staticmethod
     def _asked(exhibit: Exhibit) -> Prediction:
-        return predict(f"{exhibit.title}: what will come of it?", *exhibit.choices)
+        return predict(f"{exhibit.title}: what comes of it?", *exhibit.choices)
 
     # What exhibits ask for by name
 
