@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
+# Tests wait more than they compute: one process more than there are cores, but not so many that ranks fill the memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -32,7 +34,7 @@ lab: setup
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_OPTIONS)
 
 check: lint
 	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)

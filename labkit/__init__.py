@@ -36,6 +36,7 @@ The wings can be deleted one by one:
     lessons      data and models of the course
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
+    process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
@@ -61,12 +62,12 @@ if TYPE_CHECKING:
     from labkit.launcher import launch
     from labkit.lessons import datasets, models
     from labkit.monitor.run import Run, WorkerFailed
+    from labkit.process_table import processes
     from labkit.rank.worker import Stopped, Worker
     from labkit.session.session import Session
     from labkit.ui import charts
     from labkit.ui.comparison import Comparison, compare
     from labkit.ui.present import show
-    from labkit.ui.processes import processes
     from labkit.ui.tables import sortable
 
 __all__ = [
@@ -118,7 +119,7 @@ _HOMES = {
     "export": "exporting.exporter",
     "launch": "launcher",
     "predict": "exercises.predicting",
-    "processes": "ui.processes",
+    "processes": "process_table",
     "show": "ui.present",
     "sortable": "ui.tables",
 }

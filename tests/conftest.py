@@ -243,4 +243,5 @@ def pytest_runtest_call(item):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Progress(config), "labkit-progress")
+    if not hasattr(config, "workerinput"):  # one of several workers, whom nobody sees
+        config.pluginmanager.register(Progress(config), "labkit-progress")

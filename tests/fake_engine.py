@@ -57,9 +57,6 @@ class FakeEngine:
         self.calls.append("ask_for_stacks")
         return list(range(self.world_size))
 
-    def usage(self, rank: int) -> None:
-        return None
-
     def kill(self) -> None:
         self.calls.append("kill")
         if not self.immortal:

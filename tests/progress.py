@@ -25,13 +25,23 @@ class Progress:
         self._ids: list[str] = []
         self._lines = 0
         self._shown = False
+        self._workers = 1
 
     @property
     def _reporter(self):
         return self._config.pluginmanager.get_plugin("terminalreporter")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._ids = [item.nodeid for item in session.items]
+        self._begin([item.nodeid for item in session.items])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Take the tests from pytest-xdist's workers; each finds them all, and does some."""
+        self._workers = self._config.option.numprocesses
+        self._begin(list(ids))
+
+    def _begin(self, ids: list[str]) -> None:
+        self._ids = ids
         if self._config.option.verbose == 0 and not self._config.option.collectonly and self._reporter is not None:
             self._shown = True
             self._reporter.showfspath = False
@@ -66,7 +76,7 @@ class Progress:
     def line(self) -> str:
         """Say how many tests are done, and how long the others will take."""
         done, all_ = len(self._took), len(self._ids)
-        left_s = self.left_s()
+        left_s = self.left_s() / self._workers
         left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
         return f"[{100 * done // max(1, all_):3d} %] {done} of {all_}" + (
             f" · about {left} left" if done < all_ else ""

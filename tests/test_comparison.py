@@ -38,9 +38,6 @@ class Recorded:
     def ask_for_stacks(self):
         return []
 
-    def usage(self, rank):
-        return 0, 0.0
-
     def kill(self): ...
 
     def killed(self, rank):

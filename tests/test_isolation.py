@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.rank import isolation
+from labkit.session import isolation
 
 pytestmark = pytest.mark.spawns
 

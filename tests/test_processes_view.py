@@ -9,7 +9,7 @@ import pytest
 
 import labkit
 from labkit.engines import standby
-from labkit.ui.processes import HEADINGS
+from labkit.process_table import HEADINGS
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 

@@ -63,9 +63,18 @@ def test_with_nothing_known_the_mean_of_this_run_is_taken():
     assert made.line() == "[ 33 %] 1 of 3 · about 8 s left"
 
 
+def test_workers_share_what_is_left():
+    made = progress("abc", {"a": 20.0, "b": 6.0, "c": 6.0})
+    made._config.option.numprocesses = 3
+    made.pytest_xdist_node_collection_finished(ids=list("abc"))
+    took(made, "a", 20.0)
+    assert made.line() == "[ 33 %] 1 of 3 · about 4 s left"
+
+
 @pytest.mark.spawns
 @pytest.mark.check
-def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_then(tmp_path):
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
+def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_then(tmp_path, workers):
     (tmp_path / "test_these.py").write_text(
         textwrap.dedent("""
         import os, subprocess
@@ -90,7 +99,12 @@ def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_
     )
     command = f"-m pytest -p tests.conftest -p no:cacheprovider --rootdir={tmp_path} {tmp_path}".split()
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=5 * LONG_S, check=False
+        [sys.executable, *command, *workers],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
     )
     lines = done.stdout.splitlines()
     assert "2 failed, 98 passed" in lines[-1], "pytest's own last line"
@@ -100,7 +114,7 @@ def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_
         "test_that_calls",
         "test_that_forks",
     }
-    shown = [line for line in lines if line.startswith("[")]
+    shown = [line for line in lines if re.match(r"\[ *\d+ %\]", line)]
     assert re.fullmatch(r"\[  5 %\] 5 of 100 · about \d+ s left", shown[0])
     assert shown[-1] == "[100 %] 100 of 100"
     assert len(shown) == 20

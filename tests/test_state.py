@@ -16,6 +16,7 @@ from labkit.protocol.events import (
     JobEnded,
     Log,
     Memory,
+    MemorySeen,
     Notice,
     Output,
     Restarted,
@@ -143,3 +144,11 @@ def test_what_one_rank_says_of_itself_is_kept_with_it():
 def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
     ended = JobEnded(-1, "the time limit", "Ask for more.")
     assert after(ended).job_ended is ended
+
+
+def test_memory_seen_from_outside_grows_until_the_rank_gives_its_own_account():
+    state = after(Started(0), MemorySeen(0, 500), MemorySeen(0, 400))
+    assert state.ranks[0].peak_bytes == 500
+    for event in (result(0), Memory(0, 300, 7), MemorySeen(0, 900)):
+        state.take(event, 11.0, since_launch_s=4.0, ended_by_us=False)
+    assert (state.ranks[0].peak_bytes, state.ranks[0].peak_device_bytes) == (300, 7)

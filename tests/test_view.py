@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 import time
 from array import array
@@ -44,9 +45,6 @@ class NoRanks:
 
     def kill(self):
         self.kills += 1
-
-    def usage(self, rank):
-        return None
 
     def killed(self, rank):
         return rank in self.ended
@@ -488,16 +486,15 @@ def test_a_chart_that_no_browser_answers_for_is_made_again_but_not_for_ever(page
     monkeypatch.setattr(live, "AGAIN_AFTER_S", 0.0)
     run = started()
     view = watch(run)
-    figures = []
-    for step in range(60):
-        log(run, 0, [step], loss=[1.0])
-        wait_until(lambda: view._figure is not None)
-        if view._figure not in figures:
+    figures, steps = [], itertools.count()
+
+    def all_are_made():
+        log(run, 0, [next(steps)], loss=[1.0])
+        if view._figure is not None and view._figure not in figures:
             figures.append(view._figure)
-        time.sleep(0.02)
-        if len(figures) == live.CHARTS:
-            break
-    assert len(figures) == live.CHARTS
+        return len(figures) == live.CHARTS
+
+    wait_until(all_are_made)
     view._browser_answered({"new": {"trace_deltas": []}})
     end(run, view)
     assert view._figure is figures[-1]

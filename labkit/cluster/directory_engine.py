@@ -92,10 +92,6 @@ class DirectoryEngine:
             return False
         return True
 
-    def usage(self, rank: int) -> tuple[int, float] | None:
-        """Return None: not known of a rank that may be elsewhere, before it ends."""
-        return None
-
 
 class LaunchedEngine(DirectoryEngine):
     """Carries one run as one job of a launcher."""

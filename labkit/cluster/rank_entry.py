@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, NoReturn
 
 import psutil
@@ -27,6 +26,7 @@ from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit, end_children
 from labkit.rank.signals import handle_signals
+from labkit.rank.store import join_store, open_store
 
 RENDEZVOUS_S = 300.0
 """How long a rank waits for rank 0 to publish where the store is."""
@@ -168,13 +168,17 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
             _use_interface("127.0.0.1")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
-            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], _join(host, port, info))
-        return _open(host, port, info) if info.rank == 0 else _join(host, port, info)
+            return dist.PrefixStore(
+                os.environ["TORCHELASTIC_RESTART_COUNT"], join_store(host, port, info.world_size, RENDEZVOUS_S)
+            )
+        if info.rank == 0:
+            return open_store(info.world_size, host, port, RENDEZVOUS_S)[0]
+        return join_store(host, port, info.world_size, RENDEZVOUS_S)
     own = "127.0.0.1" if alone else _own_address()
     _use_interface(own)
     published = f"rendezvous.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
     if info.rank == 0:
-        store = _open(own, 0, info)
+        store, _ = open_store(info.world_size, own, 0, RENDEZVOUS_S)
         token = secrets.token_hex(16)
         store.set("labkit/token", token)
         addresses = [own] if own.startswith("127.") else _addresses(own)
@@ -182,30 +186,6 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
         os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(store.port))
         return store
     return _find(directory, published, info)
-
-
-def _open(host: str, port: int, info: RankInfo) -> dist.TCPStore:
-    """Open the store on this machine; on loopback alone if that is where the others are. Port 0 is any that is free."""
-    backlog = max(128, info.world_size)
-    if host.startswith("127."):
-        listener = socket.create_server((host, port), backlog=backlog)
-    elif socket.has_dualstack_ipv6():
-        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    else:
-        listener = socket.create_server(("", port), backlog=backlog)
-    return dist.TCPStore(
-        host,
-        listener.getsockname()[1],
-        info.world_size,
-        is_master=True,
-        timeout=timedelta(seconds=RENDEZVOUS_S),
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _join(host: str, port: int, info: RankInfo) -> dist.TCPStore:
-    return dist.TCPStore(host, port, info.world_size, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
 
 
 def _find(directory: RunDirectory, published: str, info: RankInfo) -> dist.Store:
@@ -220,7 +200,7 @@ def _find(directory: RunDirectory, published: str, info: RankInfo) -> dist.Store
                 except OSError as error:
                     why = f"at {', '.join(found['addresses'])}, port {found['port']}, nobody answers ({error})"
                     continue
-                store = _join(address, found["port"], info)
+                store = join_store(address, found["port"], info.world_size, RENDEZVOUS_S)
                 if store.get("labkit/token").decode() == found["token"]:
                     os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(found["port"]))
                     return store

@@ -65,9 +65,6 @@ class Engine(Protocol):
     def ask_for_stacks(self) -> list[int]:
         """Ask the ranks where they stand, which comes as `events.Stack`; give the ranks asked."""
 
-    def usage(self, rank: int) -> tuple[int, float] | None:
-        """Peak resident memory of a rank's process so far, in bytes, and processor time, in s; None if not known."""
-
     def kill(self) -> None:
         """End the ranks now."""
 

@@ -8,8 +8,8 @@ import functools
 import os
 import queue
 import signal
-import socket
 import threading
+import time
 from multiprocessing.connection import Connection, wait
 
 import psutil
@@ -20,6 +20,10 @@ from labkit.engines.spawn import RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
+from labkit.rank.store import open_store
+
+LOOK_EVERY_S = 0.25
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
@@ -45,7 +49,7 @@ class LocalEngine:
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
-        self._usage = [(0, 0.0)] * world_size
+        self._look_due_s = 0.0
         self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: Job) -> None:
@@ -70,6 +74,10 @@ class LocalEngine:
             arrived.append(self._events.get(timeout=timeout_s))
             while len(arrived) < BACKLOG:
                 arrived.append(self._events.get_nowait())
+        if time.monotonic() > self._look_due_s:
+            self._look_due_s = time.monotonic() + LOOK_EVERY_S
+            seen = [(rank, peak_resident_bytes(process.pid)) for rank, process in self._at_work()]
+            arrived += [events.MemorySeen(rank, peak_bytes) for rank, peak_bytes in seen if peak_bytes]
         return arrived
 
     def ask_to_stop(self) -> None:
@@ -80,15 +88,6 @@ class LocalEngine:
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that lives for its stacks, which come as `events.Stack`; give the ranks asked."""
         return [rank for rank, process in self._at_work() if process.ask_for_stacks()]
-
-    def usage(self, rank: int) -> tuple[int, float]:
-        """Peak resident memory of a rank's process so far, in bytes, and the processor time that it has used, in s."""
-        if rank < len(self._ranks):
-            peak_bytes = max(self._usage[rank][0], peak_resident_bytes(self.pids[rank]))
-            with contextlib.suppress(psutil.Error):
-                times = psutil.Process(self.pids[rank]).cpu_times()
-                self._usage[rank] = peak_bytes, times.user + times.system
-        return self._usage[rank]
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
@@ -169,17 +168,6 @@ class LocalEngine:
         code = mine.wait_for_exit()
         starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
         self._events.put(events.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
-
-
-def open_store(world_size: int) -> tuple[dist.TCPStore, int]:
-    """Open a store through which ranks of this machine meet, and return it with its port on loopback."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, 2 * world_size))
-    port = listener.getsockname()[1]
-    # Given a socket, the store listens on that one only; by itself it would listen on every interface.
-    store = dist.TCPStore(
-        "127.0.0.1", port, world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    return store, port
 
 
 def _read(connection: Connection) -> bytes:

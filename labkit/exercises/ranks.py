@@ -16,12 +16,6 @@ from labkit.session import session as sessions
 RANKS = 4
 """The largest world size that is tried."""
 
-BEGIN_S = 3.0
-"""How long ranks that are ready may take to meet …"""
-
-TRIES = 2
-"""… and how often that is tried."""
-
 READY_S = 120.0
 """How long new processes may take to be ready."""
 
@@ -65,45 +59,23 @@ def use(ranks: Session | None) -> None:
 def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> Run:
     """Try an answer on so many ranks, and return the run, over; `run.error` says if it failed."""
     packed = pack_call(function, (), {})
-    for _ in range(TRIES):
-        _wait_until_ready(session())
-        run = labkit.launch(
-            trial.examine,
-            name,
-            packed,
-            patience_s,
-            world_size=world_size,
-            on=session(),
-            timeout_s=timeout_s,
-            live=False,
-            wait=False,
-            name=f"check {name}",
-            backend="gloo",
-        )
-        try:
-            if _has_begun(run):
-                break
-        except KeyboardInterrupt:
-            run.stop(0)
-            break
+    _wait_until_ready(session())
+    run = labkit.launch(
+        trial.examine,
+        name,
+        packed,
+        patience_s,
+        world_size=world_size,
+        on=session(),
+        timeout_s=timeout_s,
+        live=False,
+        wait=False,
+        name=f"check {name}",
+        backend="gloo",
+    )
     with contextlib.suppress(WorkerFailed):  # the run says so
         run.wait()
     return run
-
-
-def _has_begun(run: Run) -> bool:
-    """Wait until the ranks have met, which takes milliseconds; end the run if they do not, now and then, for long.
-
-    Where the last run ended in the midst of messages, ranks were seen to wait for each other in joining the next group.
-    """
-    deadline = time.monotonic() + BEGIN_S
-    while "starting" in run.states and not run.over.wait(0.005):
-        if run.notice:  # a rank is new, and imports torch
-            deadline = time.monotonic() + BEGIN_S
-        if time.monotonic() > deadline:
-            run.stop(0)
-            return False
-    return True
 
 
 def _wait_until_ready(session: Session) -> None:

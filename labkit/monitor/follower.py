@@ -25,9 +25,6 @@ KILL_AGAIN_S = 0.5
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
 
-USAGE_EVERY_S = 0.25
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
-
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
 
@@ -61,7 +58,6 @@ class Follower:
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
-        self._look_due_s = 0.0
         self._thread: threading.Thread | None = None
 
     @property
@@ -145,7 +141,7 @@ class Follower:
     # The clock
 
     def mind_the_time(self) -> None:
-        """Do what is due: end ranks, look at their memory, ask those that are silent."""
+        """Do what is due: end ranks, ask those that are silent."""
         now_s, state = time.monotonic(), self.state
         with self.lock:
             if self._stopping is not None:
@@ -154,21 +150,11 @@ class Follower:
             state.end_by_s = now_s + KILL_AGAIN_S
             self.engine.kill()
             return
-        if now_s > self._look_due_s:
-            with self.lock:
-                self._look_at_usage(now_s)
         if self._timeout_s is not None and not state.stop_asked and not state.is_queued:
             is_starting = any(rank.phase == "starting" for rank in state.ranks)
             if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
                 with self.lock:
                     self._end_the_hang(self._timeout_s, now_s)
-
-    def _look_at_usage(self, now_s: float) -> None:
-        self._look_due_s = now_s + USAGE_EVERY_S
-        for number, rank in enumerate(self.state.ranks):
-            # Of one that has returned its own account is on its way, or here.
-            if rank.is_at_work and (used := self.engine.usage(number)) is not None:
-                rank.peak_bytes = max(rank.peak_bytes, used[0])
 
     def _end_the_hang(self, timeout_s: float, now_s: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""

@@ -207,5 +207,7 @@ def _take_plain(rank: RankState, event: events.Event) -> None:
             rank.phase, rank.exit_code = "idle", 0
         case events.Memory():
             rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
+        case events.MemorySeen() if rank.is_at_work:  # of one that has returned its own account is on its way, or here
+            rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
         case events.Stack():
             rank.stack_text += event.text

@@ -98,6 +98,13 @@ class Memory(NamedTuple):
     """Allocated by PyTorch on the rank's GPU; 0 on CPU."""
 
 
+class MemorySeen(NamedTuple):
+    """Peak resident memory of a process so far, as seen from outside; what the rank says itself comes as `Memory`."""
+
+    rank: int
+    peak_bytes: int
+
+
 class Stack(NamedTuple):
     """Part of what `faulthandler` wrote when the rank was asked where it stands."""
 
@@ -177,6 +184,7 @@ Event = (
     | Ready
     | Absent
     | Memory
+    | MemorySeen
     | Stack
     | Waits
     | Exit

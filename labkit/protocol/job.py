@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 
@@ -14,10 +15,13 @@ class Cell(NamedTuple):
 
 
 class Surroundings(Protocol):
-    """What of the notebook's process a rank takes over before a job: its folder, path and environment, say."""
+    """What a rank that stays does around each job, so that it neither sees the last one nor an old notebook."""
+
+    def around(self, is_cell: bool) -> AbstractContextManager[None]:
+        """Return the context in which the process that calls this does the job: as good as new, but for cells."""
 
     def take_over(self) -> None:
-        """Make the process that calls this so."""
+        """Have the process that calls this take over the notebook's folder, path and environment, say."""
 
 
 class Job(NamedTuple):
@@ -45,7 +49,7 @@ class Job(NamedTuple):
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
     surroundings: Surroundings | None = None
-    """On reserved ranks: those of the notebook now; None leaves the process's own."""
+    """On reserved ranks; None leaves the process as it is."""
 
 
 class RankInfo(NamedTuple):

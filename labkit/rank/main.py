@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -31,10 +30,11 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import dynamo, failure, isolation, process_group
+from labkit.rank import dynamo, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
+from labkit.rank.store import join_store
 from labkit.rank.worker import Stopped, Worker
 
 if TYPE_CHECKING:
@@ -144,19 +144,17 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     """Do one job after another until there is none left, or one after which the process is to end.
 
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
-    as good as new: a launched function begins in the state in which the process was before its first job.
+    as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
-    fresh: isolation.State | None = None
     fresh_bytes = 0
     while (part := next_part()) is not None:
         if not part.job.reserved:
             return _do_safely(part)
-        if fresh is None:
-            fresh = isolation.capture()
+        if not fresh_bytes:
             gc.freeze()  # what was imported stays: it need not be looked at after each job
-            fresh_bytes = resident_bytes()
-        is_cell = part.job.group is not None
-        with contextlib.nullcontext() if is_cell else isolation.isolated(fresh):
+            fresh_bytes = resident_bytes() or 1
+        surroundings = part.job.surroundings
+        with surroundings.around(part.job.group is not None) if surroundings else contextlib.nullcontext():
             _forget_peaks(fresh_bytes)
             code = _do_safely(part)
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
@@ -288,7 +286,7 @@ def _set_up(job: Job, info: RankInfo) -> torch.device:
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
-    return dist.TCPStore("127.0.0.1", job.port, info.world_size, is_master=False, timeout=timedelta(seconds=60))
+    return join_store("127.0.0.1", job.port, info.world_size)
 
 
 _left_bytes = 0

@@ -12,7 +12,7 @@ from labkit.cluster.directory_engine import DirectoryEngine
 from labkit.monitor.stacks import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank.isolation import Modules
+from labkit.session.isolation import Modules
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
 

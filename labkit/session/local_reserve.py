@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from labkit.engines import standby
 from labkit.engines.holders import unique_bytes
-from labkit.engines.local import LocalEngine, open_store
+from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
 from labkit.monitor.diagnosis import exit_in_words
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank.isolation import Surroundings
+from labkit.rank.store import open_store
+from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
 

@@ -44,7 +44,8 @@ class Session:
     >>> x_by_rank = ranks.values("x")
 
     Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks
-    (`labkit.rank.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory pool.
+    (`labkit.session.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory
+    pool.
     Cells keep their variables from one to the next, and a process group of their own, which a launch in between ends:
     tensors and modules stay, groups and DDP modules are then to be made anew.
 

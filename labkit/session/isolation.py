@@ -43,6 +43,10 @@ class Surroundings(NamedTuple):
         os.chdir(self.folder)
         sys.path[:] = self.path
 
+    def around(self, is_cell: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which this process does the job."""
+        return _around(is_cell)
+
 
 class Modules(NamedTuple):
     """Where the notebook finds its modules, for ranks on other machines: what there is of it is there, too."""
@@ -60,6 +64,10 @@ class Modules(NamedTuple):
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
         sys.path += [entry for entry in self.path if entry not in sys.path]
+
+    def around(self, is_cell: bool) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which this process does the job."""
+        return _around(is_cell)
 
 
 class _Setting(NamedTuple):
@@ -210,6 +218,10 @@ def restore(state: State) -> None:
             setting.set(state[name])
 
 
+_fresh: State | None = None
+"""The state of this process before its first job."""
+
+
 @contextlib.contextmanager
 def isolated(fresh: State) -> Iterator[None]:
     """Do something in the `fresh` state of a process that has done nothing, then put back the state that cells left."""
@@ -219,3 +231,11 @@ def isolated(fresh: State) -> Iterator[None]:
         yield
     finally:
         restore(cells)
+
+
+def _around(is_cell: bool) -> contextlib.AbstractContextManager[None]:
+    """Return the context of a job: that of a cell is what cells have left, any other is as good as new."""
+    global _fresh
+    if _fresh is None:
+        _fresh = capture()
+    return contextlib.nullcontext() if is_cell else isolated(_fresh)
