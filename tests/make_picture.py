@@ -83,7 +83,7 @@ def small_png(picture: Image.Image) -> bytes:
     """Return a picture as PNG, `WIDTH` wide, with as many colours as fit into the limit."""
     size = (WIDTH, round(picture.height * WIDTH / picture.width))
     small = picture.resize(size, Image.Resampling.LANCZOS)
-    for colors in (64, 32, 16):
+    for colors in (256, 64, 16):
         file = io.BytesIO()
         small.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
         if file.tell() <= LIMIT_BYTES:
@@ -92,12 +92,12 @@ def small_png(picture: Image.Image) -> bytes:
 
 
 def is_new(executed: Path, lesson: Path) -> bool:
-    """Return whether a lesson was executed as it is now."""
+    """Return whether a lesson was executed with the code, and the parameters, that it has now."""
     if not executed.exists():
         return False
-    ran, now = (nbformat.read(file, as_version=4) for file in (executed, lesson))
-    sources = [cell.source for cell in ran.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    return sources == [cell.source for cell in now.cells]
+    ran, now = (nbformat.read(file, as_version=4).cells for file in (executed, lesson))
+    ran_code, code = ([cell.source for cell in cells if cell.cell_type == "code"] for cells in (ran, now))
+    return bool(ran_code == code)
 
 
 def lesson_pictures(lessons: Iterable[Path], folder: Path) -> list[Path]:
