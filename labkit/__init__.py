@@ -39,6 +39,7 @@ The wings can be deleted one by one:
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+    pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -53,7 +54,17 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, integrations, profiling, scaling, strategies, transformer
+    from labkit import (
+        benchmark,
+        checkpoint,
+        exercises,
+        integrations,
+        pitfalls,
+        profiling,
+        scaling,
+        strategies,
+        transformer,
+    )
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
@@ -100,6 +111,7 @@ __all__ = [
     "launch",
     "models",
     "pictures",
+    "pitfalls",
     "predict",
     "processes",
     "profiling",
@@ -145,6 +157,7 @@ _MODULES = {
     "integrations": "integrations",
     "models": "lessons.models",
     "pictures": "lessons.pictures",
+    "pitfalls": "pitfalls",
     "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",

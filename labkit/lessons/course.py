@@ -50,7 +50,7 @@ def script(path: str, summary: str) -> Script:
 
 def progress() -> dict[Path, str]:
     """Return how far each lesson in this folder has been run, as it was last saved: one of `COLORS`."""
-    return {lesson: how_far(lesson) for lesson in sorted(Path().glob("[0-9][0-9]_*.ipynb"))}
+    return {lesson: how_far(lesson) for lesson in sorted(Path().glob("[0-9][0-9]*_*.ipynb"))}
 
 
 def how_far(lesson: Path) -> str:
@@ -66,14 +66,17 @@ def strip(lessons: dict[Path, str]) -> Page:
     """Return the course as a strip of coloured boxes, one a lesson, each with its exercises: ● solved, ○ to do."""
     from labkit import exercises
 
+    def number(lesson: Path) -> str:
+        return lesson.stem.split("_")[0]
+
     def marks(lesson: Path) -> str:
-        solved, count = exercises.of_lesson(lesson.name[:2])
+        solved, count = exercises.of_lesson(number(lesson))
         return "●" * solved + "○" * (count - solved) or "&nbsp;"
 
     boxes = "".join(
-        f'<a href="{lesson.name}" title="{lesson.stem[3:].replace("_", " ")}: {state}" '
+        f'<a href="{lesson.name}" title="{lesson.stem.partition("_")[2].replace("_", " ")}: {state}" '
         f'style="{BOX};text-decoration:none;background:{COLORS[state]}">'
-        f'{lesson.name[:2]}<br><span style="font-size:70%">{marks(lesson)}</span></a>'
+        f'{number(lesson)}<br><span style="font-size:70%">{marks(lesson)}</span></a>'
         for lesson, state in lessons.items()
     )
     key = "".join(
