@@ -205,8 +205,8 @@ BROKEN = {
         {"world_size": 2},
     ),
     "03_collectives: fewer bytes": (
-        "torch.zeros(size_bytes // 4)",
-        "torch.zeros(2**22 // size_bytes)",
+        "torch.zeros(size_bytes // 4,",
+        "torch.zeros(2**22 // size_bytes,",
         "a byte costs something",
         {"world_size": 2},
     ),
