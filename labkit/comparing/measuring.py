@@ -80,6 +80,8 @@ class Measured:
     """Per step: what theory says of the collectives and messages that were called."""
     memory: dict[str, int]
     """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    busy_s: float = math.nan
+    """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -108,6 +110,7 @@ class Measured:
         return {
             "difference": difference(first, ranks),
             "device step ms": 1000 * statistics.fmean(rank.on_devices.step_s for rank in ranks),
+            "device busy ms": 1000 * statistics.fmean(rank.busy_s for rank in ranks),
             "step ms": 1000 * statistics.fmean(rank.timed.step_s for rank in ranks),
             **mean_ms,
             "sent KiB": statistics.fmean(rank.bytes_sent for rank in ranks) / 1024,
@@ -173,6 +176,7 @@ class Observer:
         self._marks: list[Mark] = []
         self._began_s: dict[str, float] = {}
         self._memory: dict[str, int] = {}
+        self._busy_s = math.nan
         self._sent: list[float] = []
         self._open = contextlib.ExitStack()
         """What has begun and must end: counting activations, the virtual device, the profiler."""
@@ -268,6 +272,7 @@ class Observer:
             if self._is_simulating:
                 self._open.enter_context(self._accelerator)
         if count == last:
+            self._busy_s = self._accelerator.given_s / (plan.end - plan.simulated) if self._is_simulating else math.nan
             self._open.close()
 
     def _parameters(self) -> list[Tensor]:
@@ -300,7 +305,7 @@ class Observer:
             inside = [s for s in sent if first_s <= s.start_s < last_s and s.kind != "on the device"]
             expected = sum(expected_bytes(s.kind, s.numbers, itemsize, ranks) for s in inside) / len(timed.steps)
         counted = (self._sent[1] - self._sent[0]) / len(timed.steps) if len(self._sent) == 2 else math.nan
-        return Measured(returned, timed, simulated, counted, expected, self._memory)
+        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s)
 
     def _timed(self, which: slice, sent: list[Sent]) -> Timed:
         steps = self._steps[which]
