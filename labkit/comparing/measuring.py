@@ -102,7 +102,13 @@ class Measured:
 
     @staticmethod
     def columns(ranks: Sequence[Measured], first: Sequence[Any]) -> dict[str, Any]:
-        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from."""
+        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
+
+        `difference`, the greatest of any rank's weight to the first run's (NaN where weights were not returned);
+        `device step ms`, of a step on devices of the ranks' own, and `device busy ms`, for which those compute in it;
+        `step ms`, as it is on this machine; `<part> ms` of the device's step; KiB sent per rank and step, counted and
+        by the formula; all these are means over ranks. KiB of each kind of memory on the rank that has most of it.
+        """
         mean_ms = {
             f"{part} ms": 1000 * statistics.fmean(rank.on_devices.parts_s()[part] for rank in ranks) for part in PARTS
         }
