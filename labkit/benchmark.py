@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comparing.accelerator import VirtualDevices
-from labkit.profiling import PARTS, Clock, Mark, activations, bytes_sent, memory, split, trace
+from labkit.profiling import PARTS, Clock, Mark, activations, counted_sent, memory, split, trace
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
     marks: list[Mark]
     """Of the last of those steps."""
     bytes_sent: float
-    """Per step, counted; NaN where the system does not count."""
+    """Per step, counted; NaN where nobody counts, as with NCCL."""
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
@@ -124,8 +124,8 @@ def run_strategy(
         if count == check_after:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
         if count == warm or (count == check_after and check_after > warm):
-            sent_before, counted_from = _count_sent(), count
-    sent = (_count_sent() - sent_before) / max(1, steps - counted_from)
+            sent_before, counted_from = counted_sent(), count
+    sent = (counted_sent() - sent_before) / max(1, steps - counted_from)
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
     with activations(trainer.model) as kept:
@@ -183,10 +183,3 @@ def every_strategy(
         if on is None:
             reserved.close()
     return comparison
-
-
-def _count_sent() -> float:
-    try:
-        return bytes_sent()
-    except OSError:
-        return float("nan")

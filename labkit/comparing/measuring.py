@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from labkit.comparing.accelerator import VirtualDevices
-from labkit.profiling import PARTS, Mark, activations, bytes_sent, memory, split
+from labkit.profiling import PARTS, Mark, activations, counted_sent, memory, split
 
 ANCHOR = "labkit step"
 """What the profiler's record calls the end of a step, to find this clock's time in it."""
@@ -272,9 +272,9 @@ class Observer:
             self._open.close()
             self._memory = {**memory(model, self._optimizer), **self._kept}  # type: ignore[arg-type]
             self._begin_profiling()
-            self._sent.append(_count_sent())
+            self._sent.append(counted_sent())
         elif count == plan.simulated:
-            self._sent.append(_count_sent())
+            self._sent.append(counted_sent())
             if self._is_simulating:
                 self._open.enter_context(self._accelerator)
         if count == last:
@@ -349,12 +349,3 @@ class Sent(NamedTuple):
     numbers: int
     start_s: float
     end_s: float
-
-
-def _count_sent() -> float:
-    if dist.is_initialized() and dist.get_backend() == "nccl":  # which within a machine does not use TCP
-        return math.nan
-    try:
-        return bytes_sent()
-    except OSError:
-        return math.nan
