@@ -168,6 +168,7 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
     assert all(torch.equal(plain[name], found.weights[name]) for name in plain), "watching changes no number"
     assert len(logged) == 8
     assert (len(found.timed.steps), len(found.simulated.steps)) == (2, 3)
+    assert found.busy_s == pytest.approx(device_s)
     parts_s = found.simulated.parts_s()
     assert found.simulated.step_s >= 0.9 * device_s
     assert parts_s["forward"] >= 0.9 * device_s * forward / (forward + back)

@@ -70,6 +70,8 @@ class VirtualDevices:
 
     def __init__(self, gflops: float = GFLOPS) -> None:
         self._flops_per_s = 1e9 * gflops
+        self.given_s = 0.0
+        """What the rank's devices were given to compute so far, in seconds of theirs."""
         self._backward_began_s: float | None = None
         self._hooks: list[Any] = []
 
@@ -105,6 +107,7 @@ class VirtualDevices:
         if not seconds:
             return
         line = self._line()
+        self.given_s += seconds
         line.compute(seconds)
         if outputs.requires_grad:
             # Gradients of weights, and of inputs where anything wants those.
@@ -112,6 +115,7 @@ class VirtualDevices:
             outputs.register_hook(lambda _: self._before_backward(line, passes * seconds))
 
     def _before_backward(self, line: Timeline, seconds: float) -> None:
+        self.given_s += seconds
         if line is self._line():
             line.compute(seconds)
             return

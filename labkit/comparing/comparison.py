@@ -194,7 +194,7 @@ class Comparison:
         """Draw what a step's time is made of, the mean over ranks."""
         from labkit.ui import charts
 
-        parts = self._parts("ms", without=["step", "device step"])
+        parts = self._parts("ms", without=["step", "device step", "device busy"])
         return charts.stacked(parts, "milliseconds", "one step: mean over ranks")
 
     def gantt(self, title: str) -> Chart:

@@ -80,6 +80,8 @@ class Measured:
     """Per step: what theory says of the collectives and messages that were called."""
     memory: dict[str, int]
     """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    busy_s: float = math.nan
+    """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -100,7 +102,13 @@ class Measured:
 
     @staticmethod
     def columns(ranks: Sequence[Measured], first: Sequence[Any]) -> dict[str, Any]:
-        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from."""
+        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
+
+        `difference`, the greatest of any rank's weight to the first run's (NaN where weights were not returned);
+        `device step ms`, of a step on devices of the ranks' own, and `device busy ms`, for which those compute in it;
+        `step ms`, as it is on this machine; `<part> ms` of the device's step; KiB sent per rank and step, counted and
+        by the formula; all these are means over ranks. KiB of each kind of memory on the rank that has most of it.
+        """
         mean_ms = {
             f"{part} ms": 1000 * statistics.fmean(rank.on_devices.parts_s()[part] for rank in ranks) for part in PARTS
         }
@@ -108,6 +116,7 @@ class Measured:
         return {
             "difference": difference(first, ranks),
             "device step ms": 1000 * statistics.fmean(rank.on_devices.step_s for rank in ranks),
+            "device busy ms": 1000 * statistics.fmean(rank.busy_s for rank in ranks),
             "step ms": 1000 * statistics.fmean(rank.timed.step_s for rank in ranks),
             **mean_ms,
             "sent KiB": statistics.fmean(rank.bytes_sent for rank in ranks) / 1024,
@@ -173,6 +182,7 @@ class Observer:
         self._marks: list[Mark] = []
         self._began_s: dict[str, float] = {}
         self._memory: dict[str, int] = {}
+        self._busy_s = math.nan
         self._sent: list[float] = []
         self._open = contextlib.ExitStack()
         """What has begun and must end: counting activations, the virtual device, the profiler."""
@@ -268,6 +278,7 @@ class Observer:
             if self._is_simulating:
                 self._open.enter_context(self._accelerator)
         if count == last:
+            self._busy_s = self._accelerator.given_s / (plan.end - plan.simulated) if self._is_simulating else math.nan
             self._open.close()
 
     def _parameters(self) -> list[Tensor]:
@@ -300,7 +311,7 @@ class Observer:
             inside = [s for s in sent if first_s <= s.start_s < last_s and s.kind != "on the device"]
             expected = sum(expected_bytes(s.kind, s.numbers, itemsize, ranks) for s in inside) / len(timed.steps)
         counted = (self._sent[1] - self._sent[0]) / len(timed.steps) if len(self._sent) == 2 else math.nan
-        return Measured(returned, timed, simulated, counted, expected, self._memory)
+        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s)
 
     def _timed(self, which: slice, sent: list[Sent]) -> Timed:
         steps = self._steps[which]

@@ -67,6 +67,7 @@ class View(threading.Thread):
 
     def run(self) -> None:
         """Draw until nothing is going on any more."""
+        self._say()  # drawing may first have to be imported
         ahead.wait()
         while not self._comparison.is_over:
             began_s = time.monotonic()
