@@ -30,7 +30,7 @@ OTHER = {
     "07_model_parallel": {"seed": 1},
     "08_pipeline": {"seed": 1},
     "09_sharding": {"seed": 1, "world_size": 4},
-    "10_compare": {"seed": 1, "world_size": 4, "steps": 8},
+    "10_compare": {"seed": 1, "world_size": 4},
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "11b_predict_scaling": {"seed": 1, "most_ranks": 512},
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
@@ -46,6 +46,12 @@ OTHER = {
     "16d_pitfalls_learning": {"seed": 1, "world_size": 3},
     "16e_pitfalls_gradients": {"seed": 1, "world_size": 3, "predictions": {"group_0": "an error"}},
     "16f_pitfalls_well_known": {"seed": 1, "world_size": 3},
+    "20_a_gpt": {"seed": 1, "world_size": 3},
+    "21_sharding_a_gpt": {"seed": 1, "world_size": 4},
+    "22_cutting_layers": {"seed": 1, "world_size": 4},
+    "23_cutting_the_sequence": {"seed": 1, "world_size": 2},
+    "24_pipelines_side_by_side": {"seed": 1},
+    "25_experts": {"seed": 1, "world_size": 4},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
 
@@ -201,8 +207,14 @@ BROKEN = {
     "03_collectives: fewer bytes": (
         "torch.zeros(size_bytes // 4)",
         "torch.zeros(2**22 // size_bytes)",
-        "and so does a byte",
+        "a byte costs something",
         {"world_size": 2},
+    ),
+    "04_data_parallel": (
+        "held[0] += [",
+        "held[1] += [",
+        "the first device holds a set of gradients more",
+        {"steps": 8},
     ),
     "05_ddp_by_hand": (
         "    flat /= dist.get_world_size()\n",
@@ -217,6 +229,16 @@ BROKEN = {
         {"epochs": 1, "rounds": 20},
     ),
     "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
+    "06_ddp: one bucket": (
+        "bucket_cap_mb=bucket_cap_mb",
+        "bucket_cap_mb=25",
+        "in small buckets gradients travel before the last is there",
+    ),
+    "06_ddp: counted twice": (
+        "begin = time.perf_counter()\n",
+        "begin = time.perf_counter()\n        calls.append((begin, begin))\n",
+        "as many all-reduces as buckets",
+    ),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
@@ -225,10 +247,10 @@ BROKEN = {
     ),
     "07_model_parallel: waiting counted": (
         """dist.recv(received, previous_rank)
-            with clock("forward"):
+    with clock("forward"):
 """,
         """with clock("forward"):
-                dist.recv(received, previous_rank)
+        dist.recv(received, previous_rank)
 """,
         "each stage waits for the other",
         {"steps": 12},
@@ -258,10 +280,22 @@ BROKEN = {
         {"steps": 3},
     ),
     "10_compare": (
-        "for strategy in [*strategies.values(), ByTheRoot]:",
-        "ByTheRoot.communicate = lambda self: None\nfor strategy in [*strategies.values(), ByTheRoot]:",
-        "by the root (mine) computes another step than one process",
-        {"quick": True, "steps": 8},
+        "dist.send(inputs.grad, 0)",
+        "dist.send(inputs.grad / 2, 0)",
+        "model parallel computes another step than one process",
+        {"steps": 14},
+    ),
+    "10_compare: small buckets": (
+        "model = DistributedDataParallel(model)",
+        "model = DistributedDataParallel(model, bucket_cap_mb=0.01)",
+        "a small network's gradients travel in one bucket",
+        {"steps": 14},
+    ),
+    "10_compare: sent twice": (
+        "dist.send(outputs.detach(), 1)",
+        "[dist.send(outputs.detach(), 1), dist.all_reduce(outputs.detach())]",
+        "model parallel calls what its formula says",
+        {"steps": 14},
     ),
     "11_scaling": (
         "share = split(batch, n)[worker.rank]",
@@ -322,6 +356,39 @@ BROKEN = {
         "model = nn.DataParallel(labkit.models",
         "model = DistributedDataParallel(labkit.models",
         "no symptom: ['DDP in name only']",
+    ),
+    "20_a_gpt": (
+        "wrapped = DistributedDataParallel(model) if worker.world_size > 1 else model",
+        "wrapped = model",
+        "all ranks end with the same weights",
+        {"steps": 40, "depth": 1, "width": 32},
+    ),
+    "21_sharding_a_gpt": (
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
+        "pass",
+        "recomputation keeps little",
+        {"steps": 5},
+    ),
+    "22_cutting_layers": (
+        "whole.qkv.weight.chunk(world_size, dim=0)[part]",
+        "whole.qkv.weight.chunk(world_size, dim=0)[0]",
+        "heads add up",
+    ),
+    "23_cutting_the_sequence": (
+        "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
+        "mean = mean + (scores - both).exp() @ values",
+        "a softmax can be taken in pieces",
+    ),
+    "24_pipelines_side_by_side": (
+        'units = 2 if what == "backward"',
+        'units = 1 if what == "backward"',
+        "orders are worth their formulas",
+        {"unit_ms": 4, "repeats": 1},
+    ),
+    "25_experts": (
+        "layer.exchange = transformer.expert_parallel.exchange",
+        "layer.exchange = lambda slots, apply: slots",
+        "positions come back from their experts",
     ),
 }
 """By lesson, and what is wrong with it where it is broken in several ways: what its code says, what it says when broken

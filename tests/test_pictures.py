@@ -1,71 +1,54 @@
-"""README's pictures: each lesson's is there, small, and made from what the lesson showed. No process."""
+"""The lessons' pictures, by their data, and the strip that says how far the reader is."""
 
 from __future__ import annotations
 
-import base64
-import io
-import re
+import json
 
-import nbformat
 import pytest
-from PIL import Image
+import torch
 
-from tests import make_picture
-from tests.run_notebooks import FOLDER
-
-PICTURES = sorted(make_picture.PICTURES.glob("*.png"))
+import labkit
+from labkit.lessons import course, pictures
 
 
-def executed(tmp_path, *sizes):
-    """An executed lesson that has shown pictures of these sizes."""
-    cells = [nbformat.v4.new_code_cell("first = 1")]
-    for size in sizes:
-        file = io.BytesIO()
-        Image.effect_noise(size, 80).convert("RGB").save(file, "PNG")
-        data = {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": "<Chart>"}
-        cells.append(nbformat.v4.new_code_cell("chart", outputs=[nbformat.v4.new_output("display_data", data)]))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "06_ddp.ipynb")
-    return tmp_path / "06_ddp.ipynb"
+def test_a_grid_has_the_colour_of_the_rank_that_a_number_comes_from():
+    panels = {"before": [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 0.0])], "after": [torch.tensor([11.0])] * 2}
+    before, after = pictures.grids(panels, "sums").data
+    assert [list(row) for row in before.z] == [[1, 1], [2, 0]], "0 is nothing, 1 + rank a rank's own"
+    assert [list(row) for row in after.z] == [[3], [3]], "a sum over two ranks"
+    assert [list(row) for row in before.text] == [["1", "2"], ["10", "0"]]
 
 
-def test_every_lesson_has_a_small_picture_in_the_readme():
-    readme = (FOLDER.parent / "README.md").read_text()
-    shown = re.findall(r'<img src="(notebooks/images/lessons/\w+\.png)"', readme)
-    assert shown == [
-        f"notebooks/images/lessons/{name}.png" for name in re.findall(r"\(notebooks/(\w+)\.ipynb\)", readme)
+def test_who_saw_what_is_white_where_nobody_did():
+    (heat,) = pictures.who_saw_what([[[0, 2], [1, 70]], [[1], [0]]], "dealt", first=4).data
+    assert [[None if value != value else int(value) for value in row] for row in heat.z] == [
+        [0, 1, 0, None],
+        [1, 0, None, None],
     ]
-    assert [(FOLDER.parent / source).stem for source in sorted(shown)] == [picture.stem for picture in PICTURES]
-    assert readme == make_picture.with_pictures(readme), "python tests/make_picture.py --lessons"
-    sizes = {picture.name: picture.stat().st_size for picture in PICTURES}
-    assert max(sizes.values()) <= make_picture.LIMIT_BYTES, sizes
-    assert sum(sizes.values()) <= 800_000
 
 
-def test_the_first_chart_is_taken_and_made_small(tmp_path):
-    picture = make_picture.first_chart(executed(tmp_path, (900, 600), (800, 300)))
-    assert picture.size == (900, 600)
-    small = make_picture.small_png(picture)
-    assert len(small) <= 2 * make_picture.LIMIT_BYTES, "even noise, which no chart is"
-    assert Image.open(io.BytesIO(small)).size == (480, 320)
-    with pytest.raises(ValueError, match="06_ddp.ipynb shows no chart; run the lesson again"):
-        make_picture.first_chart(executed(tmp_path))
+def test_overlap_has_two_lanes_a_rank_and_marks_the_last_gradient():
+    found = {"gradients": [0.010, 0.030], "calls": [(0.010, 0.025), (0.030, 0.040)]}
+    figure = pictures.overlap([found, found], "one pass")
+    compute, calls, *_ = figure.data
+    assert list(zip(compute.base, compute.x, strict=True)) == [(0, 10), (10, pytest.approx(20))]
+    assert list(zip(calls.base, calls.x, strict=True)) == [(10, pytest.approx(15)), (30, pytest.approx(10))]
+    assert list(figure.layout.yaxis.categoryarray)[:2] == ["rank 0: compute", "rank 0: all-reduce"]
+    assert figure.layout.shapes[0].x0 == pytest.approx(30)
 
 
-def test_a_lesson_that_has_changed_is_run_again(tmp_path):
-    ran = executed(tmp_path, (90, 60))
-    (tmp_path / "now").mkdir()
-    lesson = tmp_path / "now" / ran.name
-    notebook = nbformat.read(ran, as_version=4)
-    nbformat.write(notebook, lesson)
-    assert make_picture.is_new(ran, lesson)
-    notebook.cells[0].source = "first = 2"
-    nbformat.write(notebook, lesson)
-    assert not make_picture.is_new(ran, lesson)
-    assert not make_picture.is_new(tmp_path / "07_model_parallel.ipynb", lesson)
-
-
-def test_the_table_keeps_its_rows_and_gets_the_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_picture, "PICTURES", FOLDER / "images" / "lessons" / "none")
-    row = "| [06 DDP](notebooks/06_ddp.ipynb) | How do ranks stay equal? |"
-    other = "| not a lesson | 3 s |"
-    assert make_picture.with_pictures(f"{row} old |\n{other}\n") == f"{row} |\n{other}\n"
+def test_the_strip_says_how_far_each_lesson_was_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = {"output_type": "error"}
+    cells = {"to do": [None, None], "begun": [1, None], "run to its end": [1, 2], "failed": [1, 2]}
+    for number, (state, counts) in enumerate(cells.items()):
+        code = [{"cell_type": "code", "execution_count": c, "outputs": []} for c in counts]
+        code[0]["outputs"] = [error] if state == "failed" else []
+        text = json.dumps({"cells": [{"cell_type": "markdown"}, *code]})
+        (tmp_path / f"0{number}_a_lesson.ipynb").write_text(text)
+    lessons = labkit.course.progress()
+    assert list(lessons.values()) == list(cells)
+    shown = course.strip(lessons)._repr_html_()
+    assert all(color in shown for color in course.COLORS.values())
+    assert 'href="03_a_lesson.ipynb" title="a lesson: failed"' in shown
+    assert "0 of 0 predictions right" in shown
