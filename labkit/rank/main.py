@@ -285,7 +285,8 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
+    # The last of them says that somebody has started all ranks, so that nobody starts them once more (Lightning would).
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
     return join_store("127.0.0.1", job.port, info.world_size)
 
 

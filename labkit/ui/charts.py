@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, SAMPLES, History
 from labkit.ui import kernel
-from labkit.ui.png import picture
+from labkit.ui.png import can_draw, picture
 from labkit.ui.tables import STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -74,7 +74,11 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        return bundle if kernel.is_interactive() else {**bundle, "image/png": picture(self)}
+        if kernel.is_interactive():
+            return bundle
+        if not can_draw():
+            return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
+        return {**bundle, "image/png": picture(self)}
 
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
