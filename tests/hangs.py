@@ -14,6 +14,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from labkit.rank import collectives
+
+
+def is_recorded():
+    """Whether this PyTorch's flight recorder has gloo's calls: since 2.15."""
+    try:
+        collectives._entries("gloo")
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 class Network(nn.Module):
