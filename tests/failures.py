@@ -155,7 +155,9 @@ ROWS = {
     "SIGKILL": Row(is_killed, r"rank {rank} died \(SIGKILL\)", "Its memory was seen to peak at"),
     "segmentation fault": Row(segmentation_fault, r"rank {rank} died \(SIGSEGV\)", "ctypes.string_at(0)"),
     "returns early": Row(
-        returns_early, r"rank {rank} returned while rank \d was still in all_reduce #6 \(float32 \[1\]\)", "all_reduce"
+        returns_early,
+        r"rank {rank} returned while rank \d was still in (all_reduce #6 \(float32 \[1\]\)|a collective)",
+        "all_reduce",
     ),
     "other collective": Row(
         other_collective,

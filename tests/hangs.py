@@ -14,6 +14,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from labkit.rank import collectives
+
+
+def is_recorded():
+    """Whether this PyTorch's flight recorder has gloo's calls: since 2.15."""
+    try:
+        collectives._entries("gloo")
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 class Network(nn.Module):
@@ -146,8 +156,12 @@ class Row(NamedTuple):
 
 DIFFER = r"ranks differ in call #{n} of the default group"
 SIZES = (
-    r"ranks met in {kind} with tensors of different sizes, call #{{n}} of the default group: .*rank {{odd}} is in {odd}"
+    r"ranks met in {kind} (at hangs.py, line \d+ )?with tensors of different sizes(; rank {{odd}} noticed; "
+    r"ranks? .* (was|were) in {kind} #{{n}} \(float32 \[{others}\]\)|"
+    r", call #{{n}} of the default group: .*rank {{odd}} is in {kind} #{{n}} \(float32 \[{odd}\]\))"
 )
+"""Of the rank that notices there is a record only if gloo did not end it in native code."""
+
 IN_IT = (
     r"rank {odd} has not entered all_reduce #{n} \(float32 \[1\], default group; ranks? .* waits? in it at hangs.py,"
 )
@@ -157,16 +171,12 @@ ROWS = {
     ),
     "a collective hidden in DDP": Row(
         hidden_in_ddp,
-        r"ranks differ in call #(\d+) of the default group: .*rank {odd} is in broadcast #\1 .* at hangs.py.*",
+        r"ranks differ in call #(?P<n>\d+) of the default group: .*rank {odd} is in broadcast #(?P=n) .* at hangs.py.*",
         either=True,
     ),
     "another order": Row(another_order, rf"{DIFFER}.*: .*rank {{odd}} is in broadcast #{{n}} .*", either=True),
-    "another size": Row(
-        another_size, SIZES.format(kind="all_gather", odd=r"all_gather #{n} \(float32 \[20\]\)"), either=True
-    ),
-    "uneven inputs": Row(
-        uneven_inputs, SIZES.format(kind="all_reduce", odd=r"all_reduce #{n} \(float32 \[1\]\)"), either=True
-    ),
+    "another size": Row(another_size, SIZES.format(kind="all_gather", odd=20, others=64), either=True),
+    "uneven inputs": Row(uneven_inputs, SIZES.format(kind="all_reduce", odd=1, others=7850), either=True),
     "an unused parameter": Row(
         unused_parameter, "rank {odd} failed: RuntimeError: Expected to have finished reduction"
     ),

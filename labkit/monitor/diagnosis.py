@@ -142,12 +142,21 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
             else f"ranks met in different collectives, {call}: {difference.parts}"
         )
     elif len({stack.in_words for stack in met}) > 1:
-        headline = f"ranks met in different collectives: {met.in_words}"
+        headline = f"ranks met in different collectives: {met.in_words}{_last_calls(ranks)}"
     else:
         place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
-        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(ranks)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause])
+
+
+def _last_calls(ranks: list[RankFacts]) -> str:
+    """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
+    alike: dict[str, list[int]] = {}
+    for r in ranks:
+        if calls := RankCalls(r.rank, r.collectives).calls:
+            alike.setdefault(f"{calls[-1].title} ({calls[-1].content or 'no tensor'})", []).append(r.rank)
+    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in alike.items())
 
 
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:

@@ -110,4 +110,4 @@ def _table_html(variables: dict[str, str]) -> str:
         f'<td style="{style};white-space:pre-wrap;overflow-wrap:anywhere">{html.escape(value)}</td></tr>'
         for name, value in variables.items()
     )
-    return f'<table style="border:0;margin:0 0 4px 0">{rows}</table>' if rows else "no variables"
+    return f'<table style="border:0;margin:0 0 4px 0;font-size:inherit">{rows}</table>' if rows else "no variables"
