@@ -186,6 +186,7 @@ def test_they_join_a_comparison(ranks):
         runs[strategy.title] = labkit.launch(benchmark.run_strategy, *arguments, steps=6, **options)
     table = labkit.compare(runs).frame()
     assert table.loc["context parallel", "difference"] <= 1e-9
+    assert table.loc["context parallel", "loss off by"] <= 1e-9
     assert not table.isna().any(axis=None)
     assert table.loc["context parallel", "final loss"] == pytest.approx(table.loc["one process", "final loss"])
 
