@@ -94,7 +94,7 @@ def test_the_links_in_the_readme_lead_somewhere(target):
 
 
 def test_the_readme_lists_every_lesson():
-    assert set(re.findall(r"notebooks/(\d\d_\w+)\.ipynb", README)) == {
+    assert set(re.findall(r"notebooks/(\d\d[a-z]?_\w+)\.ipynb", README)) == {
         path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
     }
 

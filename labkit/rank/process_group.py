@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.rank import collectives
+
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
 
@@ -66,6 +68,8 @@ def join(
     """Join the group of a job, having left any other, and return the store through which its ranks meet."""
     global _joined, _device_of_cells, _asked
     leave()
+    if job.reserved:
+        collectives.forget()
     store = rendezvous(job, info)
     backend = job.backend or _backend_for(info, device, store)
     before = _connections() if job.reserved else frozenset()
@@ -84,15 +88,18 @@ def join(
     return store
 
 
-def leave_together(job: Job, info: RankInfo) -> None:
+def leave_together(job: Job, info: RankInfo, before_leaving_alone: Callable[[], None]) -> None:
     """Wait a moment for the other ranks to return, then leave the process group.
 
     A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
-    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone.
+    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone;
+    `before_leaving_alone` is called then.
     """
     together, store = False, _joined.store if _joined else None
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
         together = store is not None and _wait_for(store, "labkit/returned", 1, job.world_size)
+    if not together:
+        before_leaving_alone()
     leave()
     if store is not None and together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):
