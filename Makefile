@@ -51,7 +51,7 @@ dist: setup
 # On a copy of the tests, beside which no labkit lies: they can only find the one that was installed.
 test-oldest: dist
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip uninstall --quiet --yes labkit-torch
+	$(OLDEST)/bin/python -m pip uninstall -qq --yes labkit-torch
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests

@@ -65,6 +65,8 @@ def test_the_tests_with_the_oldest_versions_exist():
         assert not test or re.search(rf"^def {test[0].partition('[')[0]}\(", (ROOT / file).read_text(), re.MULTILINE), (
             name
         )
+        if file == "tests/test_notebooks.py":
+            assert (ROOT / "notebooks" / f"{test[0].partition('[')[2].rstrip(']')}.ipynb").exists(), name
 
 
 @pytest.mark.spawns
