@@ -403,7 +403,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "protocol": ("events", "job", "pickling", "source", "system"),
         "rank": (
             *("channels", "collectives", "die_with_parent", "dynamo", "failure", "log_batcher", "main"),
-            *("process_group", "signals", "variables", "waiting", "worker"),
+            *("process_group", "signals", "store", "variables", "waiting", "worker"),
         ),
         "cluster": ("rank_entry", "run_directory"),
         "exporting": ("script",),
