@@ -1,4 +1,4 @@
-"""A lesson that is broken on purpose is red: its closing assertion says what is wrong. Only the needed cells are run."""
+"""A lesson that is broken on purpose is red: its closing assertion says what is wrong. Only needed cells are run."""
 
 from __future__ import annotations
 
