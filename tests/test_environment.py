@@ -137,5 +137,4 @@ def test_importing_labkit_costs_a_rank_nothing():
 def test_ci_forbids_skips_and_installs_its_browser():
     script = (ROOT / ".ci" / "run").read_text()
     assert "LABKIT_FORBID_SKIPS=1 make test " in script
-    assert "LABKIT_FORBID_SKIPS=1 make test-oldest " in script
     assert "chromium" in script
