@@ -293,7 +293,9 @@ HOSTILE = {
 def test_whatever_an_answer_does_the_check_ends_and_the_next_one_works(on_ranks, what, monkeypatch):
     body, said = HOSTILE[what]
     monkeypatch.setattr(checking, "TIMEOUT_S", 2.0)
-    result = try_answer(TABLE["mean_on_rank_0"], mean_on_rank_0_in_which(body), patience_s=0.5)
+    # Where the time is told it is short; elsewhere a busy machine must not make a death look like a hang.
+    patience_s = 0.5 if "after 1 s" in said else checking.PATIENCE_S
+    result = try_answer(TABLE["mean_on_rank_0"], mean_on_rank_0_in_which(body), patience_s)
     assert result.state == WRONG
     assert said in result.message
     assert result._repr_html_().count("<details") >= len(TABLE["mean_on_rank_0"].hints)
