@@ -167,7 +167,8 @@ def test_each_saves_the_memory_that_it_is_for(trained):
     assert most("sequence parallel", "activations") < most("tensor parallel", "activations")
     assert most("DDP, recomputed", "activations") < most("DDP", "activations") / 5
     assert most("DDP, bf16 autocast", "activations") < most("DDP", "activations") / 2, "of doubles, at that"
-    assert most("DDP, bf16 autocast", "optimizer state") == most("DDP", "optimizer state") / 2, "32 bits of 64"
+    half = most("DDP", "optimizer state") / 2
+    assert most("DDP, bf16 autocast", "optimizer state") == pytest.approx(half, rel=1e-3), "32 bits of 64"
     assert most("1F1B", "activations") < most("GPipe", "activations")
 
 
