@@ -116,7 +116,8 @@ def the_picker_draws_what_is_ticked(compared):
         view.run()
 
         def drawn():
-            charts = [output.shown[-1][PLOTLY] for output in outputs if PLOTLY in (output.shown or [{}])[-1]]
+            last = [output.shown[-1] for output in outputs if output.shown]
+            charts = [bundle[PLOTLY] for bundle in last if isinstance(bundle, dict) and PLOTLY in bundle]
             return sorted(charts, key=lambda chart: chart["layout"]["title"]["text"])
 
         def rows(chart):
