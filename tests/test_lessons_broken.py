@@ -93,7 +93,7 @@ BROKEN = {
     "08_pipeline": (
         "gpipe, one_f_one_b = pipelining.ScheduleGPipe, pipelining.Schedule1F1B",
         'gpipe = pipelining.ScheduleGPipe\none_f_one_b = type("Schedule1F1B", (gpipe,), {})',
-        "1F1B holds at most as many as stages",
+        "and the last stage one at a time",
         {"stage_ms": 20, "repeats": 1},
     ),
     "08_pipeline: slow stages": (
