@@ -402,8 +402,8 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     folders = {
         "protocol": ("events", "job", "pickling", "system"),
         "rank": (
-            *("channels", "die_with_parent", "dynamo", "failure", "isolation", "log_batcher", "main"),
-            *("process_group", "signals", "waiting", "worker"),
+            *("channels", "die_with_parent", "dynamo", "failure", "log_batcher", "main"),
+            *("process_group", "signals", "store", "waiting", "worker"),
         ),
         "cluster": ("rank_entry", "run_directory"),
         "exporting": ("script",),
