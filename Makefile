@@ -2,21 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The environment with the oldest versions, and the copy of the tests that runs there on the wheel.
+OLDEST := build/oldest
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
 # Tests wait about as much as they compute, and most start ranks of their own: a process a core, but not so many that
-# ranks fill the memory. 0: one test after the other, in this process.
+# ranks fill the memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 1)))')
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test check notebooks lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test check dist test-oldest notebooks lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run all tests"
 	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
+	@echo "make dist        build the wheel and the source distribution in build/dist"
+	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that README quotes"
@@ -40,6 +44,21 @@ test: setup
 check: lint
 	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)
 
+# The wheel is built from the source distribution, so that what is missing there is missed here.
+dist: setup
+	rm -rf build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist .
+
+# On a copy of the tests, beside which no labkit lies: they can only find the one that was installed.
+test-oldest: dist
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip uninstall -qq --yes labkit-torch
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
+	rm -rf $(OLDEST)-tests
+	mkdir $(OLDEST)-tests
+	cp -r .ci tests notebooks pyproject.toml $(OLDEST)-tests
+	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+
 notebooks: setup
 	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)
 
@@ -61,7 +80,7 @@ scoreboard: setup
 	$(BIN)/python -m tests.benchmarks.scoreboard --write-readme $(SCOREBOARD_OPTIONS)
 
 constraints: setup
-	$(BIN)/python -m pip freeze --exclude-editable > .ci/constraints.txt
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable > .ci/constraints.txt
 
 clean:
 	rm -rf $(VENV) build

@@ -32,9 +32,14 @@ The wings can be deleted one by one:
     checkpoint   save and resume on the ranks, bit for bit
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
+    comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     exporting    a cell's function as a folder that needs no notebook
-    lessons      data and models of the course
+    transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
+    integrations what Accelerate, Lightning and Transformers log, as curves
+    lessons      data, models and pictures of the course, and where its reader is
+    here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+    pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -49,29 +54,42 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import benchmark, checkpoint, exercises, profiling, scaling, strategies
+    from labkit import (
+        benchmark,
+        checkpoint,
+        exercises,
+        integrations,
+        pitfalls,
+        profiling,
+        scaling,
+        strategies,
+        transformer,
+    )
     from labkit.checkpoint import Checkpoint
     from labkit.cluster.attaching import attach
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
+    from labkit.comparing.comparison import Comparison
+    from labkit.comparing.launching import compare
     from labkit.engines import standby
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
     from labkit.exporting.exporter import export
+    from labkit.here import Here
     from labkit.launcher import launch
-    from labkit.lessons import datasets, models
+    from labkit.lessons import course, datasets, models, pictures
     from labkit.monitor.run import Run, WorkerFailed
     from labkit.process_table import processes
     from labkit.rank.worker import Stopped, Worker
     from labkit.session.session import Session
     from labkit.ui import charts
-    from labkit.ui.comparison import Comparison, compare
     from labkit.ui.present import show
     from labkit.ui.tables import sortable
 
 __all__ = [
     "Checkpoint",
     "Comparison",
+    "Here",
     "Run",
     "Session",
     "Slurm",
@@ -85,11 +103,15 @@ __all__ = [
     "check",
     "checkpoint",
     "compare",
+    "course",
     "datasets",
     "exercises",
     "export",
+    "integrations",
     "launch",
     "models",
+    "pictures",
+    "pitfalls",
     "predict",
     "processes",
     "profiling",
@@ -98,12 +120,14 @@ __all__ = [
     "sortable",
     "standby",
     "strategies",
+    "transformer",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "ui.comparison",
+    "Comparison": "comparing.comparison",
+    "Here": "here",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",
@@ -113,7 +137,7 @@ _HOMES = {
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
     "check": "exercises.checking",
-    "compare": "ui.comparison",
+    "compare": "comparing.launching",
     "export": "exporting.exporter",
     "launch": "launcher",
     "predict": "exercises.predicting",
@@ -127,13 +151,18 @@ _MODULES = {
     "benchmark": "benchmark",
     "charts": "ui.charts",
     "checkpoint": "checkpoint",
+    "course": "lessons.course",
     "datasets": "lessons.datasets",
     "exercises": "exercises",
+    "integrations": "integrations",
     "models": "lessons.models",
+    "pictures": "lessons.pictures",
+    "pitfalls": "pitfalls",
     "profiling": "profiling",
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""
 
@@ -175,7 +204,8 @@ def _get_ahead(is_interactive: bool) -> None:
         standby.ahead_of_the_first_launch()
     idle.wait()
     importlib.import_module("labkit.ui.ahead").wait()
-    if not is_interactive:  # where a person watches, the browser draws the pictures
+    # Where a person watches, the browser draws the pictures.
+    if not is_interactive and importlib.import_module("labkit.ui.png").can_draw():
         importlib.import_module("matplotlib.backends.backend_agg")
         importlib.import_module("PIL.Image")
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from labkit.profiling import PARTS, Clock, Mark, activations, bytes_sent, memory, split, trace
+from labkit.comparing.accelerator import VirtualDevices
+from labkit.profiling import PARTS, Clock, Mark, activations, counted_sent, memory, split, trace
 
 if TYPE_CHECKING:
+    from labkit.comparing.comparison import Comparison
+    from labkit.monitor.run import Run
     from labkit.rank.worker import Worker
+    from labkit.session.session import Session
     from labkit.strategies import Strategy
+
+DEVICE_STEPS = 3
+"""Steps taken on a virtual device."""
 
 
 class Measured(NamedTuple):
@@ -29,24 +37,29 @@ class Measured(NamedTuple):
     marks: list[Mark]
     """Of the last of those steps."""
     bytes_sent: float
-    """Per step, counted; NaN where the system does not count."""
+    """Per step, counted; NaN where nobody counts, as with NCCL."""
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
     """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    device_step_s: float
+    """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
+    GPU's."""
 
     @staticmethod
     def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
         """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
 
         `difference`, the greatest of a weight to the first run's, and whether the strategy claims to be `exact`;
-        milliseconds of a step and of its parts, the mean over ranks; KiB sent per rank and step, counted and by the
-        formula, means over ranks; KiB of each kind of memory on the rank that has most of it.
+        milliseconds of a step on devices of the ranks' own, of a step here and of its parts, means over ranks;
+        KiB sent per rank and step, counted and by the formula, means over ranks; KiB of each kind of memory on the rank
+        that has most of it.
         """
         mean_ms = {f"{part} ms": 1000 * statistics.fmean(r.parts_s[part] for r in ranks) for part in PARTS}
         return {
             "difference": difference(whole_weights(first), whole_weights(ranks)),
             "exact": ranks[0].exact,
+            "device step ms": 1000 * statistics.fmean(r.device_step_s for r in ranks),
             "step ms": sum(mean_ms.values()),
             **mean_ms,
             "sent KiB": statistics.fmean(r.bytes_sent for r in ranks) / 1024,
@@ -111,12 +124,16 @@ def run_strategy(
         if count == check_after:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
         if count == warm or (count == check_after and check_after > warm):
-            sent_before, counted_from = _count_sent(), count
-    sent = (_count_sent() - sent_before) / max(1, steps - counted_from)
+            sent_before, counted_from = counted_sent(), count
+    sent = (counted_sent() - sent_before) / max(1, steps - counted_from)
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
     with activations(trainer.model) as kept:
         one_step()
+    with contextlib.nullcontext() if worker.device.type == "cuda" else VirtualDevices():
+        for _ in range(DEVICE_STEPS + 1):  # the first warms up
+            one_step()
+    on_device = [whole.end_s - whole.start_s for whole, *_ in clock.steps[-DEVICE_STEPS:]]
     return Measured(
         trainer.title,
         trainer.exact,
@@ -126,11 +143,43 @@ def run_strategy(
         sent if steps > counted_from else float("nan"),
         trainer.bytes_expected(batch_size),
         {**memory(trainer.model, trainer.optimizer), **kept},
+        statistics.median(on_device),
     )
 
 
-def _count_sent() -> float:
+def every_strategy(
+    network: Callable[[], nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    batches: Callable[[torch.device], Iterator[tuple[Tensor, Tensor]]],
+    world_size: int = 2,
+    strategies: Iterable[type[Strategy]] | None = None,
+    steps: int = 8,
+    on: Session | None = None,
+) -> Comparison:
+    """Train by every strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
+
+    Arguments as `run_strategy` has them; `strategies` are all of `labkit.strategies` by default. Some take four ranks
+    whatever `world_size` is. `on` has the ranks to launch on; by default they are reserved here, and released.
+    """
+    from labkit.comparing.comparison import Comparison
+    from labkit.comparing.launching import grow
+    from labkit.launcher import launch
+    from labkit.session.session import Session
+    from labkit.strategies import ALL
+
+    chosen = {strategy.title: strategy for strategy in (ALL.values() if strategies is None else strategies)}
+    comparison = Comparison({}, to_come=chosen)
+
+    def launching(strategy: type[Strategy]) -> Callable[[], Run]:
+        call = (run_strategy, strategy, network, loss, optimizer, batches, steps)
+        ranks = strategy.ranks(world_size)
+        return lambda: launch(*call, on=reserved, world_size=ranks, name=strategy.title, live=False, wait=False)
+
+    reserved = on or Session(max(strategy.ranks(world_size) for strategy in chosen.values()))
     try:
-        return bytes_sent()
-    except OSError:
-        return float("nan")
+        grow(comparison, {title: launching(strategy) for title, strategy in chosen.items()})
+    finally:
+        if on is None:
+            reserved.close()
+    return comparison

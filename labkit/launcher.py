@@ -40,6 +40,7 @@ def launch(
     name: str | None = None,
     live: bool | None = None,
     on: Target | None = None,
+    watch: str | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -60,7 +61,8 @@ def launch(
         live: whether to show the live view; by default where a person is watching a notebook.
         on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Torchrun(…)`, which also say how
             many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller `world_size` takes
-            the first.
+            the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
+        watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
         kwargs: passed on to `fn`.
 
     Raises:
@@ -75,7 +77,7 @@ def launch(
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
     given_seed = None if seed is DEFAULT_SEED else (seed,)
-    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on}
+    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on, "watch": watch}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
@@ -85,7 +87,7 @@ def launch(
         on = ranks_on(on, world_size)
         world_size = on.world_size
     backend = check_backend(backend, world_size, gpus)
-    _check_options(timeout_s, seed, name, live)
+    _check_options(timeout_s, seed, name, live, watch)
     job = Job(
         function=pack_call(fn, args, kwargs),
         world_size=world_size,
@@ -97,6 +99,7 @@ def launch(
         start_s=time.time(),
         environment={},
         cells=kernel.cells(),
+        watch=watch or "",
     )
     cell = kernel.this_execution()
     _stop_what_this_cell_launched_before(cell)
@@ -119,6 +122,8 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     watcher = None
     try:
         watcher = present.watch(run, live, wait)
+        if hasattr(run.engine, "work"):  # in this very process, and thread
+            run.engine.work()
         if wait:
             run.wait()
     except KeyboardInterrupt:  # before run.wait() could take it
@@ -168,14 +173,14 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch)"
         ) from None
 
 
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
-        raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…) or a labkit.Session, got {on!r:.80}")
+        raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…), a labkit.Session or labkit.Here(), got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
         found: Target = on.first(check_world_size(world_size, 0))
         return found
@@ -219,7 +224,7 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     return backend.lower()
 
 
-def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any) -> None:
+def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
     if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -228,6 +233,8 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any) -> None:
         raise TypeError(f"name is a text, got {name!r}")
     if live not in (True, False, None):
         raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
+    if watch not in ("nan", None):
+        raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import DeviceType
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""
@@ -92,7 +94,7 @@ def bytes_sent() -> int:
     """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
 
     What the system counted (Linux's TCP_INFO), gloo's own headers and the traffic with the rendezvous store included.
-    NCCL within a machine does not use TCP. Raises OSError where the system does not count.
+    Raises OSError where the system does not count.
     """
     if sys.platform != "linux":
         raise OSError("only Linux says how much a socket has sent")
@@ -107,6 +109,19 @@ def bytes_sent() -> int:
                     sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
                     total += sent - again
     return total
+
+
+def counted_sent() -> float:
+    """Bytes that this rank has sent so far, or NaN where nobody counts them: only Linux does, and only gloo's.
+
+    NCCL sends through NVLink, shared memory or InfiniBand, of which TCP's counters know nothing.
+    """
+    if dist.is_initialized() and "nccl" in dist.get_backend():
+        return float("nan")
+    try:
+        return bytes_sent()
+    except OSError:
+        return float("nan")
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -173,21 +188,44 @@ def activations(model: nn.Module) -> Iterator[dict[str, int]]:
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
     """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
 
-    What waits to receive is not marked: the time may go by in computing, or it is waiting.
+    On a GPU they are those of the device: the host only hands NCCL its work. What waits to receive is not marked: the
+    time may go by in computing, or it is waiting.
     """
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    on_device = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+    with profile(activities=activities) as profiler:
         for _ in range(steps):
-            with record_function("labkit step"):
+            with record_function(STEP):
                 step()
-    events = list(profiler.events() or [])
-    begun_us = [event.time_range.start for event in events if event.name == "labkit step"]
-    sent = [event.time_range for event in events if re.match(r"(gloo|nccl):(?!.*recv)", event.name)]
+            if on_device:
+                torch.cuda.synchronize()
+    begun_us, sent_us = traced(profiler.events() or [])
     marked = []
     for marks, zero_us in zip(clock.steps[-steps:], begun_us, strict=True):
         start_s, end_s = marks[0].start_s, marks[0].end_s
-        spans = [(start_s + (span.start - zero_us) / 1e6, start_s + (span.end - zero_us) / 1e6) for span in sent]
+        spans = [(start_s + (begin - zero_us) / 1e6, start_s + (end - zero_us) / 1e6) for begin, end in sent_us]
         inside = [Mark("communication", a, min(b, end_s)) for a, b in spans if start_s <= a < end_s]
         marked.append([*marks, *inside])
     return marked
+
+
+STEP = "labkit step"
+
+
+def traced(events: Iterable[Any]) -> tuple[list[float], list[tuple[float, float]]]:
+    """Return when each step began, and from when to when each collective or send went on, by the profiler's µs.
+
+    gloo works on the host, where its events begin and end with the work. An event of NCCL's there ends when the work
+    has been handed over; a device event of the same name spans the work itself (where there is none, its kernels).
+    """
+    events = list(events)
+    here = [event for event in events if event.device_type == DeviceType.CPU]
+    device = [event for event in events if event.device_type != DeviceType.CPU]
+    begun_us = [event.time_range.start for event in here if event.name == STEP]
+    on_device = [e for e in device if re.match(r"nccl:(?!.*recv)", e.name)] or [
+        e for e in device if re.match(r"nccl(Dev)?Kernel_(?!SendRecv)", e.name)
+    ]
+    sent = [e for e in here if re.match(r"gloo:(?!.*recv)", e.name)] + on_device
+    return begun_us, [(event.time_range.start, event.time_range.end) for event in sent]

@@ -127,7 +127,9 @@ def rank_processes() -> list[psutil.Process]:
 
 
 def listening_ports() -> set[int]:
-    return {c.laddr.port for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    process = psutil.Process()
+    connections = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
+    return {c.laddr.port for c in connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def temporary_files() -> set[str]:

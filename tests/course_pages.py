@@ -42,7 +42,7 @@ CARDS
 """
 
 
-ROW = re.compile(r"^\| \[([^]]+)\]\((\d\d_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| \[([^]]+)\]\((\d\d[a-z]?_\w+)\.ipynb\) \|([^|]+)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 """A lesson in notebook 00's table."""
 
 
@@ -88,7 +88,7 @@ def page(executed: Path) -> Path:
 
     exporter = HTMLExporter(embed_images=True, require_js_url="", jquery_url="", mathjax_url="")
     body, _ = exporter.from_filename(str(executed))
-    body = re.sub(r'(href="\d\d_\w+)\.ipynb"', r'\1.html"', body)  # lessons link to lessons
+    body = re.sub(r'(href="\d\d[a-z]?_\w+)\.ipynb"', r'\1.html"', body)  # lessons link to lessons
     body = body.replace("</head>", f"<style>{PAGE_STYLE}</style></head>", 1)
     body = re.sub(r"(<body[^>]*>)", r'\1<p class="course"><a href="index.html">← the course</a></p>', body, count=1)
     target = executed.with_suffix(".html")

@@ -154,9 +154,17 @@ ROWS = {
     "os._exit": Row(os_exit, r"rank {rank} died \(exit code 3\)"),
     "SIGKILL": Row(is_killed, r"rank {rank} died \(SIGKILL\)", "Its memory was seen to peak at"),
     "segmentation fault": Row(segmentation_fault, r"rank {rank} died \(SIGSEGV\)", "ctypes.string_at(0)"),
-    "returns early": Row(returns_early, "rank {rank} returned while", "all_reduce"),
+    "returns early": Row(
+        returns_early,
+        r"rank {rank} returned while rank \d was still in (all_reduce #6 \(float32 \[1\]\)|a collective)",
+        "all_reduce",
+    ),
     "other collective": Row(
-        other_collective, "ranks met in different collectives: .*rank.* all_reduce at failures.py", "all_reduce"
+        other_collective,
+        r"ranks met in (all_reduce with tensors of different sizes, call #6 of the default group: .*rank {rank} is in "
+        r"all_reduce #6 \(float32 \[100000\]\)|different collectives: .*rank.* all_reduce) at failures.py|"
+        r"ranks met in all_reduce at failures.py, line \d+ with tensors of different sizes; rank \d noticed",
+        "all_reduce",
     ),
     "function cannot be unpacked": Row(None, "rank {rank} failed while receiving the function: .*unpacking failed"),
     "result cannot be sent": Row(

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it
 from tests.course_pages import index, page, write_times  # noqa: E402
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-LESSONS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+LESSONS = sorted(FOLDER.glob("[0-9][0-9]*_*.ipynb"))
 LIMIT_BYTES = 300_000
 """Greatest size of an executed notebook: what a code host shows without delay."""
 

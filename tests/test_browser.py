@@ -216,7 +216,8 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
     shown = page.cell(1)
     shown.locator("b", has_text="train: failed").wait_for()
     text = shown.inner_text()
-    assert "rank 0 is in time.sleep at Cell In[1], line 8; ranks 1 and 2 wait in barrier at Cell In[1], line 9" in text
+    assert "rank 0 has not entered barrier #1 (default group; ranks 1 and 2 wait in it at Cell In[1], line 9)" in text
+    assert "rank 0 is in time.sleep at Cell In[1], line 8" in text
     assert "time.sleep(1e6)" in text
     assert "Rank 0 stood apart" in text
     assert "labkit/monitor/run.py" not in text

@@ -27,6 +27,19 @@ def train(worker, names, steps):
         print("step", step)
         time.sleep(0.02)
 
+def learn(worker, steps):
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.ReLU(), torch.nn.Linear(400, 10))
+    if worker.world_size > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(16, 300)).square().mean().backward()
+        optimizer.step()
+        worker.log(loss=1 / (1 + step))
+    return getattr(model, "module", model).state_dict()
+
 names = ["loss", "accuracy", "gradient_norm", "learning_rate", "loss_of_validation", "time_of_a_step_ms"]
 ranks = labkit.Session(2, idle_s=3600)
 ranks
@@ -43,6 +56,10 @@ STILL = {
     "bars": "labkit.charts.bars(['steps of one rank', 'steps of all ranks'], [1234.5, 2], 'ms', 'a long title ' * 9)",
     "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.profiling.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
     "labkit.compare": "labkit.compare({'one process': run, 'distributed data parallel': many})",
+    "labkit.compare of functions": """
+ways = {'one process': learn, 'distributed': learn}
+compared = labkit.compare(ways, world_size={'one process': 1}, on=ranks, steps=14)
+""",
     "explore": """
 def draw(batch_size=128, latency_us=10):
     return px.line(x=[1, batch_size], y=[latency_us, 1], title=f"batch {batch_size}")
@@ -191,3 +208,34 @@ def test_a_chart_that_stays_is_alive_at_once_and_fits_its_cell(page):
     # A short run is over, and its live view taken away, while a slow browser still makes its parts.
     of_taken_away = ("Could not add child view to box", "no comm channel defined", "null (reading 'widgets')")
     assert [error for error in page.real_errors() if not any(words in error for words in of_taken_away)] == []
+
+
+def test_a_comparison_draws_the_runs_that_are_ticked(page):
+    index = list(CHARTS).index("labkit.compare of functions")
+    cell = page.cell(index)
+    if not cell.locator(".js-plotly-plot").count():  # this test alone
+        page.run_cell(index)
+        page.wait_until_run(index)
+    cell.locator(".jp-RenderedPlotly.js-plotly-plot .main-svg").nth(3).wait_for()
+    rows = (
+        "() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(p => p._fullLayout?.yaxis?._categories ?? [])"
+    )
+
+    def wait_for_rows(*wanted):
+        deadline = time.monotonic() + LONG_S
+        while not {"one process", "distributed"} & {*wanted} <= {*page.page.evaluate(rows)} or (
+            "one process" not in wanted and "one process" in page.page.evaluate(rows)
+        ):
+            assert time.monotonic() < deadline, page.page.evaluate(rows)
+            page.page.wait_for_timeout(100)
+
+    wait_for_rows("one process", "distributed")
+    box = cell.locator("label.widget-label-basic, .widget-checkbox label", has_text="one process").first
+    box.click()
+    wait_for_rows("distributed")
+    assert cell.locator("th.row_heading", has_text="one process").count() == 0, "nor in the table"
+    cell.screenshot(path=SCREENSHOTS / "chart_compare_one_ticked_off.png")
+    box.click()
+    wait_for_rows("one process", "distributed")
+    cell.locator("button", has_text="this machine's clock").click()
+    cell.locator(".gtitle", has_text="this machine's clock").first.wait_for()

@@ -277,3 +277,10 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
 )
 def test_what_differs_in_the_figure_differs_in_the_picture(one, other):
     assert picture(one) != picture(other)
+
+
+def test_without_matplotlib_a_chart_is_its_data_and_says_what_its_picture_needs(monkeypatch):
+    monkeypatch.setattr(charts, "can_draw", lambda: False)
+    bundle = charts.logged(history_of(), "train").bundle()
+    assert set(bundle) == {charts.PLOTLY, "text/plain"}
+    assert bundle["text/plain"] == "<Chart: train; its picture needs pip install matplotlib>"

@@ -83,6 +83,7 @@ def test_the_table_has_a_row_per_run_in_the_order_given(two_ranks, one_rank):
         "status",
         "final loss",
         "accuracy",
+        "loss off by",
         "seconds",
         "samples_per_s",
         "peak_mib",
@@ -135,8 +136,8 @@ def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
     [
         (lambda run: [run], "loss", TypeError, "mapping of title to run.*got list"),
         (lambda run: run, "loss", TypeError, "mapping of title to run.*got Run"),
-        (lambda run: {"DDP": run.history}, "loss", TypeError, "takes runs, got a DataFrame for 'DDP'"),
-        (lambda run: {}, "loss", ValueError, "at least one run, got none"),
+        (lambda run: {"DDP": run.history}, "loss", TypeError, "takes runs and functions, got a DataFrame for 'DDP'"),
+        (lambda run: {}, "loss", ValueError, "at least one run or function, got none"),
         (lambda run: {"DDP": run}, "los", ValueError, "no run has logged 'los'; logged were: loss, samples"),
         (lambda run: {"DDP": run_of()}, "loss", ValueError, "logged were: nothing"),
     ],

@@ -162,6 +162,41 @@ def test_cifar10_is_read_from_its_pickled_batches(tmp_path, write_cifar10):
     check(test, images[40:], labels[40:], images[:40])
 
 
+def write_cifar10_binary(root):
+    """Writes five training files of 8 images and a test file of 6; gives all images and labels."""
+    place, rng = root / "cifar-10-batches-bin", np.random.default_rng(0)
+    place.mkdir(parents=True)
+    images, labels = rng.integers(0, 256, (46, 3, 32, 32), np.uint8), rng.integers(0, 10, 46, np.uint8)
+    for index, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
+        mine = slice(8 * index, 8 * index + 8)
+        records = [bytes([label]) + image.tobytes() for image, label in zip(images[mine], labels[mine], strict=True)]
+        (place / f"{name}.bin").write_bytes(b"".join(records))
+    return place, images, labels.tolist()
+
+
+def test_cifar10_is_read_from_its_binary_version(tmp_path):
+    _, images, labels = write_cifar10_binary(tmp_path)
+    train, test = load("cifar10", tmp_path)
+    check(train, images[:40], labels[:40], images[:40])
+    check(test, images[40:], labels[40:], images[:40])
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "said"),
+    [
+        (b"cut", ValueError, "data_batch_2.bin is truncated: an image takes 3,073 bytes, and it has 3"),
+        (b"", ValueError, "and it has 0"),
+        (bytes([17]) * 3073, ValueError, "its labels are 0 to 9, found 17"),
+        (None, FileNotFoundError, "no data_batch_2.bin in .*cifar-10-binary.tar.gz"),
+    ],
+)
+def test_bad_files_of_the_binary_version_are_told(tmp_path, content, error, said):
+    file = write_cifar10_binary(tmp_path)[0] / "data_batch_2.bin"
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(error, match=said):
+        load("cifar10", tmp_path)
+
+
 @pytest.mark.parametrize("by_path", [False, True], ids=["root=", "as the name"])
 def test_a_folder_of_images_keeps_a_fifth_for_testing(tmp_path, by_path):
     root = write_folder(tmp_path)

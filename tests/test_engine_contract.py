@@ -121,6 +121,8 @@ def test_ranks_say_where_they_stand_and_stop_at_a_common_step(start):
     run.until_both_log()
     assert run.engine.ask_for_stacks() == [0, 1]
     run.until(lambda: all("in spin" in "".join(event.text for event in run.of(events.Stack, rank)) for rank in (0, 1)))
+    run.until(lambda: {event.rank for event in run.of(events.Collectives)} == {0, 1})
+    assert {call[2] for event in run.of(events.Collectives) for call in event.calls} == {"barrier"}
     run.engine.ask_to_stop()
     run.engine.ask_to_stop()
     run.until_over()

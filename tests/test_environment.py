@@ -29,21 +29,44 @@ def test_conda_takes_python_only_and_the_rest_from_the_one_list():
     assert with_pip == {"pip": ["-c .ci/constraints.txt", "-e .[test]"]}
 
 
+def recorded(name):
+    """The versions in a list of constraints, by package."""
+    lines = (ROOT / ".ci" / name).read_text().splitlines()
+    versions = dict(line.split("==") for line in lines if "==" in line)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in versions.items()}
+
+
+def requirements(*extras):
+    """What labkit needs, and what its extras need, without itself."""
+    listed = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    return [needed for texts in listed for needed in map(Requirement, texts) if needed.name != PROJECT["name"]]
+
+
 def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it():
-    recorded = dict(
-        line.split("==") for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines() if "==" in line
-    )
-    recorded = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in recorded.items()}
-    for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]:
-        requirement = Requirement(text)
-        assert requirement.name in recorded, text
-        assert requirement.specifier.contains(recorded[requirement.name]), text
+    versions = recorded("constraints.txt")
+    for requirement in requirements("lab", "trainers", "test"):
+        assert requirement.specifier.contains(versions[requirement.name]), requirement
 
 
-def test_torch_and_torchvision_are_ranges_from_the_floor():
-    specifiers = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
-    assert specifiers["torch"] == ">=2.11"
-    assert specifiers["torchvision"] == ">=0.26"
+def test_the_floors_are_the_oldest_versions_that_are_tested():
+    versions = recorded("constraints-oldest.txt")
+    for requirement in requirements("lab"):
+        (floor,) = requirement.specifier
+        assert floor.operator == ">=", "nothing newer is shut out"
+        tested = versions[requirement.name].split(".")
+        given = floor.version.split(".")
+        assert tested[: len(given)] == given, requirement
+        assert set(tested[len(given) :]) <= {"0"}, f"{requirement} would also take versions before the one tested"
+
+
+def test_the_tests_with_the_oldest_versions_exist():
+    for name in (ROOT / ".ci" / "oldest-tests.txt").read_text().split():
+        file, *test = name.split("::")
+        assert not test or re.search(rf"^def {test[0].partition('[')[0]}\(", (ROOT / file).read_text(), re.MULTILINE), (
+            name
+        )
+        if file == "tests/test_notebooks.py":
+            assert (ROOT / "notebooks" / f"{test[0].partition('[')[2].rstrip(']')}.ipynb").exists(), name
 
 
 @pytest.mark.spawns
@@ -60,7 +83,7 @@ def test_the_top_level_holds_what_it_should():
 
 @pytest.mark.spawns
 @pytest.mark.check
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake (\w+)", README))))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([\w-]+)", README))))
 def test_the_make_commands_in_the_readme_exist(target):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -73,7 +96,7 @@ def test_the_links_in_the_readme_lead_somewhere(target):
 
 
 def test_the_readme_lists_every_lesson():
-    assert set(re.findall(r"notebooks/(\d\d_\w+)\.ipynb", README)) == {
+    assert set(re.findall(r"notebooks/(\d\d[a-z]?_\w+)\.ipynb", README)) == {
         path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
     }
 
@@ -113,5 +136,5 @@ def test_importing_labkit_costs_a_rank_nothing():
 
 def test_ci_forbids_skips_and_installs_its_browser():
     script = (ROOT / ".ci" / "run").read_text()
-    assert "LABKIT_FORBID_SKIPS=1 make test" in script
+    assert "LABKIT_FORBID_SKIPS=1 make test " in script
     assert "chromium" in script

@@ -46,6 +46,15 @@ def test_cells_run_on_ranks_whose_variables_stay(notebook):
     assert cell.stderr == ""
 
 
+def test_a_cell_may_choose_the_backend_of_its_ranks(notebook):
+    notebook.run("%%ranks 2")
+    notebook.run("%%ranks --backend gloo\nbackend = dist.get_backend()")
+    notebook.run("values = %ranks backend")
+    assert notebook.value("values") == ["gloo", "gloo"]
+    cell = notebook.run("%%ranks 2 --backend mpi\nrank", fails=True)
+    assert "mpi" in plain(cell)
+
+
 def test_a_failed_cell_names_rank_and_line_and_the_variables_live_on(notebook):
     notebook.run("%%ranks 2\nkept = rank")
     helper = notebook.run("def check(value):\n    assert value < 1, 'too great'")

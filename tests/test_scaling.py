@@ -9,6 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
+from labkit.lessons import scaling_plots
 from labkit.scaling import STRATEGIES, CostModel, Point, fit, split
 
 NETWORK = CostModel(
@@ -225,3 +226,25 @@ def test_a_step_time_that_is_none_is_refused(step_s):
 def test_a_prediction_wants_a_share():
     with pytest.raises(ValueError, match="within is a share between 0 and 1, got 90"):
         fit(synthetic(0.0), GUESS, ["sample_s"]).predict(2, 8, within=90)
+
+
+def test_the_lessons_charts_show_the_numbers_and_their_ranges():
+    spread = scaling_plots.Spread.of([1.0, 2.0, 4.0])
+    assert spread == (2.0, pytest.approx(1.2), pytest.approx(3.6))
+    measured, ideal, published = scaling_plots.job({1: spread, 2: spread}, {8: 0.5}, {2: "here"}, "a job").data
+    assert list(measured.y) == [2.0, 2.0]
+    assert list(measured.error_y.array) == pytest.approx([1.6, 1.6])
+    assert list(ideal.y) == [2.0, 1.0]
+    assert (list(published.x), published.name) == ([8], "published: 0.5 s")
+    seconds = {(kind, n): scaling_plots.Spread(4 / n, 2 / n, 8 / n) for kind in ("strong", "weak") for n in (1, 2)}
+    strong, strong_each, weak, weak_each, *_ = scaling_plots.speed_ups(seconds, "").data
+    assert [list(line.y) for line in (strong, strong_each, weak, weak_each)] == [[1, 2], [1, 1], [1, 4], [1, 2]]
+    assert list(strong.error_y.array) == [1, 2]
+    assert list(strong.error_y.arrayminus) == [0.5, 1]
+    panel = scaling_plots.Panel("ranks", {1: (0.1, 0.08, 0.2), 2: (0.05, 0.05, 0.05)}, {1: 0.11}, {2: 0.04})
+    predicted, fitted, held_back = scaling_plots.predictions("", panel).data
+    assert [list(line.y) for line in (predicted, fitted, held_back)] == [[100, 50], [110], [40]]
+    lines = {("DDP", batch): {1: spread, 2: spread} for batch in ("32 each", "64 in all")}
+    assert len(scaling_plots.efficiencies(lines, {"DDP": "red"}, "").data) == 2
+    figure = scaling_plots.steps({"DDP": {1: 0.1, 2: 0.05}, "ideal": {1: 0.1, 2: 0.05}}, {"DDP": "red"}, 2, "")
+    assert [(line.name, line.mode) for line in figure.data] == [("DDP", "lines+markers"), ("ideal", "lines")]

@@ -141,6 +141,8 @@ def test_a_rank_that_raises_ends_the_job_though_the_other_waits_for_nothing(laun
     assert str(error).startswith("rank 1 failed: ValueError: bad batch (after logging step 0)")
     assert 'throw(ValueError("bad batch"))' in error.cause
     assert "rank 0 was still running and was ended after logging step 0" in str(error)
+    assert error.frames[0].rank == 1
+    assert "worker" in error.frames[-1].variables
     assert run.states == ["ended", "failed"]
     with pytest.raises(labkit.WorkerFailed, match="rank 1 failed: ValueError: bad batch"):
         run.wait()
@@ -183,7 +185,8 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
     run = launch(workloads.go_astray, "sleeps", timeout_s=2)
     error = end_of(run)
     assert error.rank == 1
-    assert "no rank logged or returned anything for 2 s (timeout_s): rank 1 is in time.sleep" in str(error)
+    assert "no rank logged or returned anything for 2 s (timeout_s): rank 1 has not entered all_reduce #2" in str(error)
+    assert "rank 1 is in time.sleep" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
     assert run.states == ["ended", "failed"]
 

@@ -199,6 +199,7 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch):
     assert error.rank == 1
     assert "rank 1 is in time.sleep" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
+    assert "rank 1 has not entered all_reduce #2 (float32 [1], default group; rank 0 waits in it at" in str(error)
 
 
 @pytest.mark.spawns

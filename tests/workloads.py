@@ -24,7 +24,9 @@ def where_am_i(worker):
 
     total = torch.ones(1)
     dist.all_reduce(total)
-    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    process = psutil.Process()
+    connections = getattr(process, "net_connections", None) or process.connections  # its name before psutil 6
+    listening = [c.laddr.ip for c in connections("tcp") if c.status == psutil.CONN_LISTEN]
     return {
         "rank": worker.rank,
         "local_rank": worker.local_rank,

@@ -78,6 +78,7 @@ def main(directory: Path) -> int:
         for word in requests.new():
             if word == "stacks":
                 child.process.send_signal(STACKS_SIGNAL)
+                child.send("collectives")
             elif word == "end":
                 was_ended = True
                 child.process.kill()

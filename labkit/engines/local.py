@@ -86,8 +86,11 @@ class LocalEngine:
             process.ask_to_stop()
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask every rank that lives for its stacks, which come as `events.Stack`; give the ranks asked."""
-        return [rank for rank, process in self._at_work() if process.ask_for_stacks()]
+        """Ask every rank that lives for its stacks and its collectives; give the ranks asked."""
+        asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
+        for rank in asked:
+            self._ranks[rank].ask_for_collectives()
+        return asked
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""

@@ -84,9 +84,16 @@ class RankProcess:
 
     def ask_to_stop(self) -> None:
         """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
+        self._say("stop")
+
+    def ask_for_collectives(self) -> None:
+        """Have a thread of the process say which collectives its main thread has called."""
+        self._say("collectives")
+
+    def _say(self, word: str) -> None:
         if self._inbox_lock.acquire(blocking=False):
             with contextlib.suppress(OSError, ValueError):
-                self._inbox.send("stop")
+                self._inbox.send(word)
             self._inbox_lock.release()
 
     def ask_for_stacks(self) -> bool:

@@ -7,6 +7,7 @@ name. Nothing is written before all of that is known.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -25,12 +26,15 @@ from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.source import Script
 
+DISTRIBUTION = "labkit-torch"
+"""What this package is installed as; on the package index "labkit" is another."""
+
 MARK = ".labkit-export.json"
 """Lists what `export` wrote into a folder, with checksums: only that is ever replaced."""
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
     *("benchmark", "profiling", "scaling"),
@@ -160,10 +164,20 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
         todo += sorted(_labkit_modules(files[name].decode()))
         if "." in module:
             todo.append(f"labkit.{module.rpartition('.')[0]}")
-    licence = next((f for f in importlib.metadata.files("labkit") or [] if f.name == "LICENSE"), None)
-    if licence is not None:
-        files["labkit/LICENSE"] = Path(str(licence.locate())).read_bytes()
+    if licence := _licence():
+        files["labkit/LICENSE"] = licence.read_bytes()
     return files
+
+
+def _licence() -> Path | None:
+    """Return the licence of this package: beside it in a clone, else as it was installed."""
+    if (PACKAGE.parent / "pyproject.toml").exists():
+        return PACKAGE.parent / "LICENSE"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files(DISTRIBUTION) or []:
+            if file.name == "LICENSE":
+                return Path(str(file.locate()))
+    return None
 
 
 def _labkit_modules(text: str) -> set[str]:

@@ -25,6 +25,11 @@ NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "folder")
 DEFAULT_ROOT = Path.home() / ".cache" / "labkit"
 """Where the real sets are looked for, and downloaded to, without `root`."""
 
+CIFAR10_BINARY = "cifar-10-batches-bin"
+"""The folder of CIFAR-10's binary version (https://www.cs.toronto.edu/~kriz/cifar.html) …"""
+CIFAR10_RECORD = 1 + 3 * 32 * 32
+"""… and the bytes of an image there: its label, then its red, green and blue pixels."""
+
 IDX_IMAGES, IDX_LABELS = 0x803, 0x801
 """Magic numbers of the MNIST files (http://yann.lecun.com/exdb/mnist/): unsigned bytes in 3 or in 1 dimension."""
 
@@ -75,7 +80,7 @@ def load(name: str, root: str | Path | None = None, download: bool = False, imag
 
     * `"digits"`: 1,797 handwritten digits (UCI, 8 × 8 grey levels), embedded; enlarged to MNIST's 28 × 28.
     * `"mnist"`, `"fashion-mnist"`: 1 × 28 × 28; `"cifar10"`: 3 × 32 × 32; torchvision's files below `root`
-      (MNIST's also gzipped, as they are published).
+      (MNIST's also gzipped, as they are published; CIFAR-10's also in its binary version, `cifar-10-batches-bin`).
     * `"folder"`, or the folder's path as the name: images below `root`, a folder per class, cropped to `image_size`;
       with `train` and `test` (or `val`) folders above the classes, or a fifth of the images kept for testing.
 
@@ -206,6 +211,8 @@ def _cifar10(root: Path, download: bool) -> Splits:
     from torchvision.datasets import CIFAR10
 
     place = root / CIFAR10.base_folder
+    if not download and not place.is_dir() and (root / CIFAR10_BINARY).is_dir():
+        return _cifar10_binary(root / CIFAR10_BINARY)
     if download:
         with _clear_download_errors("cifar10", place):
             CIFAR10(str(root), download=True)
@@ -224,6 +231,28 @@ def _cifar10(root: Path, download: bool) -> Splits:
             "Unpack cifar-10-python.tar.gz there again"
         ) from error
     return _in_memory(*((torch.from_numpy(s.data).permute(0, 3, 1, 2), torch.tensor(s.targets)) for s in sets))
+
+
+def _cifar10_binary(place: Path) -> Splits:
+    parts = []
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        file = place / name
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"cifar10: there is no {name} in {place}. Unpack cifar-10-binary.tar.gz there again"
+            )
+        data = bytearray(file.read_bytes())
+        if not data or len(data) % CIFAR10_RECORD:
+            raise ValueError(
+                f"{file} is truncated: an image takes {CIFAR10_RECORD:,} bytes, and it has {len(data):,}. "
+                "Unpack cifar-10-binary.tar.gz there again"
+            )
+        records = torch.frombuffer(data, dtype=torch.uint8).view(-1, CIFAR10_RECORD)
+        if (most := int(records[:, 0].max())) > 9:
+            raise ValueError(f"{file} is not CIFAR-10's: its labels are 0 to 9, found {most}")
+        parts.append((records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()))
+    images, labels = zip(*parts[:-1], strict=True)
+    return _in_memory((torch.cat(images), torch.cat(labels)), parts[-1])
 
 
 def _folder(root: Path, image_size: int) -> Splits:

@@ -10,8 +10,9 @@ import signal
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
 from labkit.monitor.stacks import RankStack, Stacks, rank_list
-from labkit.protocol.events import Failure, JobEnded
+from labkit.protocol.events import Collectives, Failure, JobEnded
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -66,6 +67,8 @@ class RankFacts:
     """The system was ending processes for want of memory, and this one was killed."""
     stack: RankStack | None = None
     """Where the rank stood when it failed."""
+    collectives: Collectives | None = None
+    """Which it had called when it failed or returned, as it said."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
 
@@ -130,13 +133,30 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
         return None
     met = Stacks(r.stack for r in ranks if r.stack)
     blamed, *_ = met.outliers or [culprit.rank]
-    if len({stack.in_words for stack in met}) > 1:
-        headline = f"ranks met in different collectives: {met.in_words}"
+    if difference := differing([RankCalls(r.rank, r.collectives, r.stack.place if r.stack else "") for r in ranks]):
+        blamed, *_ = difference.blamed or [blamed]
+        call = f"call #{difference.number} of the {difference.group}"
+        headline = (
+            f"ranks met in {difference.kind} with tensors of different sizes, {call}: {difference.parts}"
+            if difference.kind
+            else f"ranks met in different collectives, {call}: {difference.parts}"
+        )
+    elif len({stack.in_words for stack in met}) > 1:
+        headline = f"ranks met in different collectives: {met.in_words}{_last_calls(ranks)}"
     else:
         place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
-        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(ranks)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause])
+
+
+def _last_calls(ranks: list[RankFacts]) -> str:
+    """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
+    alike: dict[str, list[int]] = {}
+    for r in ranks:
+        if calls := RankCalls(r.rank, r.collectives).calls:
+            alike.setdefault(f"{calls[-1].title} ({calls[-1].content or 'no tensor'})", []).append(r.rank)
+    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in alike.items())
 
 
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -165,23 +185,35 @@ def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> F
     returned = [r.rank for r in ranks if r.returned]
     if not (returned and _lost_peer(culprit)):
         return None
+    calls = RankCalls(culprit.rank, culprit.collectives).calls
+    where = f"{calls[-1].title} ({calls[-1].content})" if calls and calls[-1].content else "a collective"
     headline = (
-        f"{rank_list(returned)} returned while rank {culprit.rank} was still in a collective "
+        f"{rank_list(returned)} returned while rank {culprit.rank} was still in {where} "
         f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
     )
     return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}"
 
 
-def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int) -> Diagnosis:
-    """Return where the ranks of a run stand that has made no progress; blame the odd one out, else the first silent."""
-    blamed = stacks.outliers[0] if stacks.outliers else first_silent
-    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {stacks.in_words}"
+def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOT_KNOWN) -> Diagnosis:
+    """Return where the ranks of a run stand that has made no progress, and which collective they missed each other in.
+
+    Blames who stands apart: by the collectives, else by the stacks; else the first silent.
+    """
+    apart = missed.blamed or stacks.outliers
+    blamed = apart[0] if apart else first_silent
+    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {missed.text or stacks.in_words}"
     hint = (
-        f"{rank_list(stacks.outliers).capitalize()} stood apart; the others may be waiting for what never comes."
-        if stacks.outliers
+        f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
+        if apart
         else f"No rank stood apart; rank {first_silent} was the first to fall silent."
     )
-    cause = "\n\n".join([f"{hint} Give a longer timeout_s if such silence is expected.", *stacks.blocks()])
+    cause = "\n\n".join(
+        [
+            f"{hint} Give a longer timeout_s if such silence is expected.",
+            *filter(None, [missed.unknown]),
+            *stacks.blocks(),
+        ]
+    )
     others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
     return Diagnosis(blamed, headline, cause, others)
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from labkit.engines.base import Engine
+from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, find
 from labkit.monitor.diagnosis import Diagnosis, RankFacts, diagnose, diagnose_ended, diagnose_hang, diagnose_own_error
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.state import RunState
@@ -24,6 +25,9 @@ KILL_AGAIN_S = 0.5
 
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
+
+COLLECTIVES_SHARE = 0.3
+"""Of the time that ranks have to say where they stand: how long to wait for which collectives they have called."""
 
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
@@ -55,6 +59,7 @@ class Follower:
         self._stop_grace_s: float | None = None
         self._stacks_asked: list[int] = []
         self._stacks_asked_s = 0.0
+        self._missed: Missed | None = None
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
@@ -165,7 +170,8 @@ class Follower:
             ranks = self.state.ranks
             silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
             first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
-            self._hang = diagnose_hang(self.stacks(), timeout_s, first)
+            stacks = self.stacks()
+            self._hang = diagnose_hang(stacks, timeout_s, first, self.missed(stacks))
             if self._hang.rank is not None:
                 ranks[self._hang.rank].phase = "failed"
             self.state.has_failed, self.state.end_by_s = True, now_s
@@ -211,16 +217,50 @@ class Follower:
 
     def ask_for_stacks(self) -> None:
         """Ask every rank where it stands; what it answered before is forgotten."""
+        self._missed = None
+        self._ask_where_they_stand()
+
+    def _ask_where_they_stand(self) -> None:
         for rank in self.state.ranks:
             rank.stack_text = ""
+            rank.collectives = None if rank.is_at_work else rank.collectives
+        self._stacks_asked_s = time.monotonic()
         self._stacks_asked = self.engine.ask_for_stacks() if not self.over.is_set() else []
 
     def stacks_have_come(self) -> bool:
-        """Return whether all that were asked have answered."""
-        return all(is_complete(self.state.ranks[rank].stack_text) for rank in self._stacks_asked)
+        """Return whether all that were asked have answered: twice, where they seem to have missed each other.
+
+        Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
+        """
+        ranks = [self.state.ranks[rank] for rank in self._stacks_asked]
+        patience_s = COLLECTIVES_SHARE * self.engine.stacks_s  # whoever holds Python's lock never says
+        if not all(is_complete(rank.stack_text) for rank in ranks):
+            return False
+        if any(rank.collectives is None for rank in ranks) and time.monotonic() < self._stacks_asked_s + patience_s:
+            return False
+        before, self._missed = self._missed, find(self._calls(self._places()))
+        if before is None and self._missed.text:
+            self._ask_where_they_stand()
+            return False
+        if before is not None and before != self._missed:
+            self._missed = NOT_KNOWN
+        return True
 
     def stacks(self) -> Stacks:
         """Return where every rank stands, by what has come."""
+        found = self._places()
+        found.missed = self.missed(found).text
+        return found
+
+    def missed(self, places: Stacks) -> Missed:
+        """Return in which collective ranks missed each other, by what has come."""
+        return self._missed or find(self._calls(places))
+
+    def _calls(self, places: Stacks) -> list[RankCalls]:
+        said = [rank.collectives for rank in self.state.ranks]
+        return [RankCalls(at.rank, said[at.rank], at.place, at.in_words) for at in places]
+
+    def _places(self) -> Stacks:
         found = Stacks()
         for number, rank in enumerate(self.state.ranks):
             frames = parse(rank.stack_text)
@@ -255,6 +295,7 @@ class Follower:
                     out_of_memory=rank.out_of_memory,
                     unseen=rank.unseen,
                     stack=RankStack(number, frames, self.cells) if frames else None,
+                    collectives=rank.collectives,
                 )
             )
         return found

@@ -164,6 +164,21 @@ class Progress(NamedTuple):
     """Last value of every name."""
 
 
+class NotFinite(NamedTuple):
+    """A logged value that is NaN or infinite."""
+
+    step: int
+    time_s: float
+    """Since the launch."""
+    rank: int
+    name: str
+    value: float
+
+    def __str__(self) -> str:
+        what = "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
+        return f"rank {self.rank} logged {self.name} {what} at step {self.step}"
+
+
 class _Rate:
     """Amount per second over a sliding window of the ranks' own clock."""
 
@@ -196,6 +211,8 @@ class History:
         self.world_size = world_size
         self.names: list[str] = []
         """Logged names, in the order in which they first came."""
+        self.first_not_finite: NotFinite | None = None
+        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none."""
         self._batches: list[list[Log]] = [[] for _ in range(world_size)]
         self._curves: dict[tuple[str, int], Thinned] = {}
         self._means: dict[str, _Mean] = {}
@@ -216,6 +233,7 @@ class History:
         rank = log.rank
         with self._lock:
             self._keep(log)
+            self._note_not_finite(log, values)
             self._steps[rank] += len(steps)
             self._last_step[rank] = log.steps[-1]
             self._last_time_s[rank] = log.times_s[-1]
@@ -233,6 +251,14 @@ class History:
                     self._means[name].add(rank, steps, y)
                 if name == SAMPLES:
                     self._sample_rate[rank].add(times_s, y)
+
+    def _note_not_finite(self, log: Log, values: NDArray[np.float64]) -> None:
+        if np.isfinite(values).all():
+            return
+        call, column = np.argwhere(~np.isfinite(values))[0].tolist()
+        value = float(values[call, column])
+        found = NotFinite(log.steps[call], log.times_s[call], log.rank, log.names[column], value)
+        self.first_not_finite = min(filter(None, (self.first_not_finite, found)), key=lambda each: each[:3])
 
     def before(self, rank: int, step: int) -> History:
         """Return the history without this rank's log calls from `step` on: it went back there, and takes them again."""

@@ -25,6 +25,8 @@ class RankOutput:
         """Take what the rank has printed; it need not end with a line."""
         *complete, partial = (self._partial + text).split("\n")
         for line in complete:
+            if line.startswith("[Gloo] Rank ") and " is connected to " in line:
+                continue  # PyTorch 2.8, for one, says so whenever ranks meet
             line = _after_carriage_returns(line)[:LINE_CHARACTERS]
             self.dropped += len(self._lines) == LINES_KEPT
             self._lines.append(line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,10 +13,11 @@ from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
+from labkit.monitor.frames import frames_of
 from labkit.monitor.history import History, Progress
 from labkit.monitor.stacks import Stacks
 from labkit.protocol import events
-from labkit.protocol.job import Job
+from labkit.protocol.job import Cell, Job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
+        frames: the reader's own frames of the ranks that failed, with what their variables were.
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
@@ -41,11 +43,13 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         self.cause = diagnosis.cause
         self.run = run
         self.diagnosis = diagnosis
+        self.frames = frames_of(run.failures, diagnosis.rank, run.cells)
         super().__init__(diagnosis.headline)
 
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
-        return f"{self.diagnosis.headline}\n\n{self.cause}\n{others}".rstrip()
+        values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
+        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -141,6 +145,8 @@ class Run:
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
+        if getattr(self.engine, "shows_output", False):  # under the cell already
+            return [[] for _ in self._state.ranks]
         with self._lock:
             return [rank.output.take_new() for rank in self._state.ranks]
 
@@ -171,6 +177,11 @@ class Run:
     def pids(self) -> list[int]:
         """Process id of each rank, as far as it runs on this machine: for a debugger, say."""
         return list(self.engine.pids)
+
+    @property
+    def cells(self) -> Mapping[str, Cell]:
+        """The notebook's cells when the run was launched, by the file names that tracebacks use for them."""
+        return self._follower.cells
 
     @property
     def start_s(self) -> float:
@@ -221,7 +232,8 @@ class Run:
                     f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
                 )
         if self.error is not None:
-            raise self.error
+            # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
+            raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
 
     def stop(self, grace_s: float | None = None) -> Run:

@@ -11,22 +11,18 @@ import html
 import linecache
 import os
 import re
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.protocol.job import Cell
+from labkit.protocol.source import LIBRARIES, is_readers
 
 WAITING = re.compile(
     r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
     r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
 )
 """Calls in which a rank may wait for others."""
-
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-HERE = str(Path(__file__).parents[1]) + os.sep
-"""labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
 
 TORCH = os.sep + "torch" + os.sep
 
@@ -74,7 +70,7 @@ class RankStack:
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
 
     def _is_readers(self, frame: Frame) -> bool:
-        return frame.file in self._cells or not frame.file.startswith((*LIBRARIES, HERE, "<"))
+        return is_readers(frame.file, self._cells)
 
     @property
     def is_in_other_library(self) -> bool:
@@ -168,6 +164,9 @@ def _calls(source: str, line: int) -> list[str]:
 class Stacks(list[RankStack]):
     """Where every rank stands, by rank. Shows itself in a cell, the odd one first."""
 
+    missed = ""
+    """In which collective ranks missed each other, in one line; "" if they have not, or that is not known."""
+
     @property
     def outliers(self) -> list[int]:
         """The ranks that do something else than the others, which may be why nothing goes on; empty if none stands out.
@@ -192,7 +191,7 @@ class Stacks(list[RankStack]):
         groups: dict[str, list[int]] = {}
         for stack in self._outliers_first():
             groups.setdefault(stack.in_words, []).append(stack.rank)
-        return "; ".join(f"{rank_list(ranks)} {_plural(what, len(ranks))}" for what, ranks in groups.items())
+        return "; ".join(f"{rank_list(ranks)} {plural(what, len(ranks))}" for what, ranks in groups.items())
 
     def _outliers_first(self) -> list[RankStack]:
         odd = self.outliers
@@ -204,12 +203,12 @@ class Stacks(list[RankStack]):
         for stack in self._outliers_first():
             groups.setdefault((stack.in_words, stack.details), []).append(stack.rank)
         return [
-            f"{rank_list(ranks)} {_plural(what, len(ranks))}\n{details}".rstrip()
+            f"{rank_list(ranks)} {plural(what, len(ranks))}\n{details}".rstrip()
             for (what, details), ranks in groups.items()
         ]
 
     def __str__(self) -> str:
-        return "\n\n".join([self.in_words, *self.blocks()])
+        return "\n\n".join(filter(None, [self.missed, self.in_words, *self.blocks()]))
 
     def __repr__(self) -> str:
         return str(self)
@@ -221,14 +220,16 @@ class Stacks(list[RankStack]):
             f"<pre>{html.escape(s.details)}</pre></details>"
             for s in self._outliers_first()
         )
-        return f"<b>{html.escape(self.in_words)}</b>{details}"
+        missed = f"<div><b>{html.escape(self.missed)}</b></div>" if self.missed else ""
+        return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
 
 
-def _plural(what: str, count: int) -> str:
+def plural(what: str, count: int) -> str:
+    """Return what one rank does as what several do: "waits in …" as "wait in …"."""
     if count == 1:
         return what
     verb, _, rest = what.partition(" ")
-    return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}"
+    return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}".rstrip()
 
 
 def rank_list(ranks: list[int]) -> str:

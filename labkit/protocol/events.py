@@ -73,6 +73,8 @@ class Failure(NamedTuple):
     traceback: str
     frames: tuple[tuple[str, int, str], ...] = ()
     """(file, line, function) of the traceback, most recent first."""
+    variables: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Of each frame, if it is the reader's own: name and value in words of its variables."""
 
 
 class Ready(NamedTuple):
@@ -110,6 +112,20 @@ class Stack(NamedTuple):
 
     rank: int
     text: str
+
+
+class Collectives(NamedTuple):
+    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; sent when it is asked."""
+
+    rank: int
+    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
+    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
+    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """The groups that the rank knows: name, description, ranks."""
+    transfer: tuple[str, int, tuple[int, ...], str] | None = None
+    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
+    unknown: str = ""
+    """Why its calls are not known; "" if they are."""
 
 
 class Waits(NamedTuple):
@@ -186,6 +202,7 @@ Event = (
     | Memory
     | MemorySeen
     | Stack
+    | Collectives
     | Waits
     | Exit
     | Notice

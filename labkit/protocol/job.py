@@ -48,6 +48,8 @@ class Job(NamedTuple):
     """Whether the process stays when the job is done, for another one."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
+    watch: str = ""
+    """What ends the run: "nan", a logged value that is not finite; "": nothing."""
     surroundings: Surroundings | None = None
     """On reserved ranks; None leaves the process as it is."""
 

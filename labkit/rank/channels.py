@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.protocol import events
+from labkit.rank import collectives
 from labkit.rank.waiting import look
 
 if TYPE_CHECKING:
@@ -84,10 +85,12 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop"."""
+        """Receive what the notebook sends: "stop", or the question which "collectives" this rank has called."""
         if word == "stop":  # perhaps again, for the answer's sake
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
             self.send(look(self.rank))
+        elif word == "collectives":
+            self.send(collectives.look(self.rank))
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""

@@ -7,13 +7,18 @@ import signal
 import time
 import traceback
 from collections.abc import Mapping
+from types import TracebackType
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.rank import collectives, variables
 from labkit.rank.channels import Channel
 
 OWN_FILES: set[str] = set()
 """Those whose code calls the reader's; a traceback begins below them. Each such file adds itself."""
+
+FRAMES = 50
+"""Of a traceback, the most recent."""
 
 TRACEBACK_CHARACTERS = 50_000
 """A longer traceback loses its middle."""
@@ -34,7 +39,22 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     failed_s = time.time() - job.start_s
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
-    channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
+    channel.send(collectives.look(rank))
+    said = describe(error, job.cells)
+    channel.send(events.Failure(rank, failed_s, channel.during, *said, tuple(_variables(error, job.cells))))
+
+
+def _variables(error: BaseException, cells: Mapping[str, Cell]) -> list[variables.Variables]:
+    frames = [frame for frame, _ in traceback.walk_tb(below_own(error))]
+    return variables.of_frames(reversed(frames[-FRAMES:]), cells)
+
+
+def below_own(error: BaseException) -> TracebackType | None:
+    """Return an exception's traceback from below the frames of `OWN_FILES`."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
+        trace = trace.tb_next
+    return trace
 
 
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
@@ -42,10 +62,7 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
 
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
-        trace = trace.tb_next
-    described = traceback.TracebackException(type(error), error, trace, compact=True)
+    described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
     text = "".join(described.format())
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', cell.title)
@@ -53,5 +70,5 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
         half = TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
     summary = "".join(described.format_exception_only()).strip().splitlines()
-    frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(described.stack[-50:]))
+    frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(described.stack[-FRAMES:]))
     return (summary[0][:500] if summary else type(error).__name__), text, frames

@@ -30,7 +30,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import dynamo, failure, process_group
+from labkit.rank import collectives, dynamo, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -187,7 +187,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
             device, store = kept.device, kept.store
         else:
             # Cells keep their settings and random states, also where a launch has ended their process group.
-            device = process_group.device_of_cells(job) or _set_up(job, info)
+            device = process_group.device_of_cells(job) or set_up(job, info)
             channel.during = "joining the process group"
             store = process_group.join(job, info, device, rendezvous)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
@@ -196,7 +196,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         function, args, kwargs = cloudpickle.loads(job.function)
         channel.send(events.Started(rank))
         channel.during = "running"
-        result = function(Worker(info, device, log, channel), *args, **kwargs)
+        result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))
@@ -212,7 +212,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     channel.send(events.Memory(rank, *_peak_memory()))
     if job.group is None:
         if code == 0:
-            process_group.leave_together(job, info)
+            process_group.leave_together(job, info, lambda: channel.send(collectives.look(rank)))
         elif job.reserved:
             process_group.leave()
     _tidy_up(at_exit=not job.reserved)
@@ -243,8 +243,8 @@ def _redirect_output(output: Connection) -> None:
     output.close()
 
 
-def _set_up(job: Job, info: RankInfo) -> torch.device:
-    """Set the environment, threads, seeds and device of this rank."""
+def set_up(job: Job, info: RankInfo) -> torch.device:
+    """Set the environment, threads, seeds and device of this rank; return the device."""
     rank = info.rank
     threads = job.threads or max(1, cores() // info.local_world_size)
     if job.surroundings is not None:
@@ -285,7 +285,8 @@ def _set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port))
+    # The last of them says that somebody has started all ranks, so that nobody starts them once more (Lightning would).
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
     return join_store("127.0.0.1", job.port, info.world_size)
 
 

@@ -11,15 +11,20 @@ here, so whoever waits in a subgroup that a failed rank still refers to is ended
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from labkit.rank import collectives
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
@@ -40,6 +45,10 @@ class Joined(NamedTuple):
 
 
 _joined: Joined | None = None
+_asked = 0
+"""How often the reader's function has called `init_process_group`."""
+
+_init_process_group = dist.init_process_group
 _device_of_cells: torch.device | None = None
 
 
@@ -57,12 +66,14 @@ def join(
     job: Job, info: RankInfo, device: torch.device, rendezvous: Callable[[Job, RankInfo], dist.Store]
 ) -> dist.Store:
     """Join the group of a job, having left any other, and return the store through which its ranks meet."""
-    global _joined, _device_of_cells
+    global _joined, _device_of_cells, _asked
     leave()
+    if job.reserved:
+        collectives.forget()
     store = rendezvous(job, info)
     backend = job.backend or _backend_for(info, device, store)
     before = _connections() if job.reserved else frozenset()
-    dist.init_process_group(
+    _init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
         rank=info.rank,
@@ -72,18 +83,23 @@ def join(
     if job.group is not None:
         _device_of_cells = device
     _joined = Joined(job.group, store, device, (_connections() if job.reserved else before) - before)
+    _asked = 0
+    dist.init_process_group = dist.distributed_c10d.init_process_group = _init_as_under_torchrun
     return store
 
 
-def leave_together(job: Job, info: RankInfo) -> None:
+def leave_together(job: Job, info: RankInfo, before_leaving_alone: Callable[[], None]) -> None:
     """Wait a moment for the other ranks to return, then leave the process group.
 
     A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
-    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone.
+    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone;
+    `before_leaving_alone` is called then.
     """
     together, store = False, _joined.store if _joined else None
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
         together = store is not None and _wait_for(store, "labkit/returned", 1, job.world_size)
+    if not together:
+        before_leaving_alone()
     leave()
     if store is not None and together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):
@@ -104,6 +120,38 @@ def leave() -> None:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
     if joined is not None:
         _shut_down(joined.connections)
+
+
+@functools.wraps(_init_process_group)
+def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
+    """Have a script that was written for torchrun, and joins the group itself, find that it has.
+
+    Its first call finds the group in which this rank is already. One that has destroyed it gets another through the
+    same store, as the port in `MASTER_PORT` is taken. Raises ValueError if it asks for another group than there is.
+    """
+    global _asked
+    asked = inspect.signature(_init_process_group).bind(*args, **options).arguments
+    if _joined is None or asked.get("store") is not None or asked.get("init_method") not in (None, "env://"):
+        return _init_process_group(*args, **options)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    _asked += 1
+    if not dist.is_initialized():
+        asked.pop("init_method", None)
+        store = dist.PrefixStore(f"group/{_asked}", _joined.store)
+        return _init_process_group(**{**asked, "store": store, "rank": rank, "world_size": world_size})
+    if _asked > 1 and _joined.number is None:
+        return _init_process_group(*args, **options)  # a second time, which is an error
+    there, backend = dist.get_backend(), asked.get("backend")
+    if backend is not None and there not in re.split("[:,]", str(backend).lower()):
+        raise ValueError(
+            f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: "
+            f"launch(…, backend={str(backend)!r})"
+        )
+    if asked.get("world_size", -1) not in (-1, world_size):
+        raise ValueError(
+            f"rank {rank} asks for a process group of {asked['world_size']} ranks, but {world_size} were launched"
+        )
+    return None
 
 
 def _backend_for(info: RankInfo, device: torch.device, store: dist.Store) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from typing import Any
@@ -47,10 +48,12 @@ class Worker:
     device: torch.device
     """Where this rank computes: its GPU, or the CPU."""
 
-    def __init__(self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel) -> None:
+    def __init__(
+        self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel, watch: str = ""
+    ) -> None:
         self.rank, self.local_rank, self.world_size = info.rank, info.local_rank, info.world_size
         self.device = device
-        self._log, self._channel = log, channel
+        self._log, self._channel, self._watch = log, channel, watch
         self._known_names: set[tuple[str, ...]] = set()
         self._next_step = 0
         self._log_calls = 0
@@ -63,8 +66,8 @@ class Worker:
         `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
         the comparison.
 
-        Raises TypeError for a value that is not one number, ValueError for a reserved name, and `labkit.Stopped` once
-        the run was asked to stop.
+        Raises TypeError for a value that is not one number, ValueError for a reserved name, FloatingPointError for a
+        NaN or Inf under `watch="nan"`, and `labkit.Stopped` once the run was asked to stop.
         """
         if step is None:
             step = self._next_step
@@ -74,8 +77,14 @@ class Worker:
         names = tuple(values)
         if names not in self._known_names:
             self._check_names(names)
-        self._log.add(step, names, [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()])
+        numbers = [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()]
+        self._log.add(step, names, numbers)
         self._log_calls += 1
+        if self._watch and not all(map(math.isfinite, numbers)):
+            name, value = next(each for each in zip(names, numbers, strict=True) if not math.isfinite(each[1]))
+            raise FloatingPointError(
+                f"{name} is {value} at step {step}: the run was launched with watch={self._watch!r}"
+            )
         if self._channel.stop_asked_s is not None:
             self._stop_with_the_others()
 

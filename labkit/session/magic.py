@@ -26,6 +26,7 @@ class RanksMagics(Magics):
     @cell_magic("ranks")
     @magic_arguments("%ranks")
     @argument("world_size", nargs="?", type=int, help="number of ranks; by default those that there are, or 2")
+    @argument("--backend", help="of the ranks' process group, nccl or gloo; by default nccl where each has a GPU")
     @argument("--only", metavar="RANKS", help="run on these ranks only: 1, or 0,2")
     @argument("--send", metavar="NAMES", help="give the ranks these of the notebook's variables first: lr,steps")
     @argument("--timeout", type=float, metavar="S", help="end the ranks if none has logged or ended the cell for S s")
@@ -40,7 +41,7 @@ class RanksMagics(Magics):
         options = parse_argstring(self.run_cell, line)
         only = None if options.only is None else _ranks(options.only)
         send = {name: self._variable(name) for name in options.send.split(",")} if options.send else None
-        session = self._session_of(options.world_size)
+        session = self._session_of(options.world_size, options.backend)
         try:
             # An empty first line stands for that of the magic, so that line numbers are those of the notebook's cell.
             session.run("\n" + cell, only, options.timeout, send, self._title())
@@ -74,16 +75,21 @@ class RanksMagics(Magics):
         if session := newest():
             session.close()
 
-    def _session_of(self, world_size: int | None) -> Session:
-        """Return the session that was made last; a new one if there is none, or none with this number of ranks."""
+    def _session_of(self, world_size: int | None, backend: str | None) -> Session:
+        """Return the session that was made last; a new one if there is none, or none with these ranks and backend."""
         session = newest()
-        if session is not None and world_size in (None, session.world_size):
+        if session is not None and world_size in (None, session.world_size) and backend in (None, session.backend):
             return session
-        if session is not None and session is self._own:  # of another size
-            print(f"ranks started anew: {world_size}, in the place of {session.world_size}")
+        if session is not None and world_size is None:  # only the backend is another
+            world_size = session.world_size
+        if session is not None and session is self._own:  # of another size, or with another backend
+            what, was = (
+                (world_size, session.world_size) if world_size != session.world_size else (backend, session.backend)
+            )
+            print(f"ranks started anew: {what}, in the place of {was}")
             session.close()
         # With no cell of its own: another cell that begins with %%ranks goes on with the same ranks.
-        self._own = Session(2 if world_size is None else world_size, is_of_a_cell=False)
+        self._own = Session(2 if world_size is None else world_size, backend=backend, is_of_a_cell=False)
         return self._own
 
     def _title(self) -> str:

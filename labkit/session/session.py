@@ -120,6 +120,8 @@ class Session:
     ) -> None:
         self.world_size = reserve.world_size
         """Number of ranks."""
+        self.backend = backend
+        """Of the cells' process group; None on a cluster where nobody chose one."""
         self.idle_s = idle_s
         """How long the ranks are kept with nothing to do, in s."""
         self.is_here = reserve.is_here

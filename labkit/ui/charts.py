@@ -13,7 +13,8 @@ from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, SAMPLES, History
 from labkit.ui import kernel
-from labkit.ui.png import picture
+from labkit.ui.png import can_draw, picture
+from labkit.ui.tables import STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
 CONFIG = {"responsive": True, "displaylogo": False}
@@ -32,6 +33,9 @@ PART_COLORS = {
 """Of the parts of a step, the same in every chart."""
 
 MEAN_COLOR = "#1A1A1A"
+NOT_FINITE = "not finite"
+"""Name of the mark at the first NaN or Inf."""
+
 PANEL_HEIGHT = 250
 """Pixels per row of panels."""
 
@@ -70,7 +74,11 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        return bundle if kernel.is_interactive() else {**bundle, "image/png": picture(self)}
+        if kernel.is_interactive():
+            return bundle
+        if not can_draw():
+            return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
+        return {**bundle, "image/png": picture(self)}
 
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
@@ -173,14 +181,36 @@ def logged(history: History, title: str = "") -> Chart:
         in_legend.add(label)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
+    _mark_not_finite(figure, history, names, columns)
     if not names:
         figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
 
 
+def _mark_not_finite(figure: go.Figure, history: History, names: list[str], columns: int) -> None:
+    """Mark the step of the first NaN or Inf in its panel, once, with its rank."""
+    found = history.first_not_finite
+    if found is None or found.name not in names:
+        return
+    panel = names.index(found.name)
+    what = str(found).split(f" {found.name} ")[1].partition(" ")[0]
+    figure.add_vline(
+        x=found.step,
+        row=panel // columns + 1,
+        col=panel % columns + 1,
+        name=NOT_FINITE,
+        line={"color": STATE_COLORS["failed"], "width": 1.2, "dash": "dot"},
+        annotation={"text": f"rank {found.rank}: {what}", "font": {"color": STATE_COLORS["failed"], "size": FONT_SIZE}},
+    )
+
+
 def refresh(figure: go.Figure, history: History) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = _curves(history)
+    found = history.first_not_finite
+    is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
+    if is_marked != (found is not None and found.name in {name for name, *_ in curves}):
+        return False
     if [tuple(trace.meta) for trace in figure.data] != [(name, label) for name, label, *_ in curves]:
         return False
     with figure.batch_update():

@@ -5,6 +5,7 @@ The one place that asks IPython and ipykernel.
 
 from __future__ import annotations
 
+import functools
 import linecache
 import sys
 from collections.abc import Callable
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from IPython.display import DisplayHandle
 
     from labkit.protocol.job import Cell
+
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Execution(NamedTuple):
@@ -65,7 +69,18 @@ def this_execution() -> Execution | None:
 def cell_numbers() -> dict[str, int]:
     """Return the number of every cell run so far, by the file name that tracebacks use for it."""
     here = shell()
-    return dict(getattr(here.compile, "_filename_map", {})) if here is not None else {}
+    if here is None:
+        return {}
+    names = getattr(here.compile, "_filename_map", None)
+    if names is None:  # IPython 7, which hosted notebooks have
+        ran = zip(here.history_manager.input_hist_raw, here.history_manager.input_hist_parsed, strict=False)
+        names = {_file_name(here.compile, *code, number): number for number, code in enumerate(ran) if number}
+    return dict(names)
+
+
+@functools.cache
+def _file_name(compiler: Any, raw: str, transformed: str, number: int) -> str:
+    return str(compiler.get_code_name(raw, transformed, number))
 
 
 def cells() -> dict[str, Cell]:
@@ -86,6 +101,10 @@ def display(thing: Any, **options: Any) -> Any:
     """Show something under the cell."""
     from IPython.display import display as show
 
+    if options and hasattr(thing, "model_id") and hasattr(thing, "_ipython_display_"):
+        # A widget of ipywidgets 7 shows itself, without the display id by which it is to be replaced.
+        view = {"version_major": 2, "version_minor": 0, "model_id": thing.model_id}
+        thing, options = {"text/plain": repr(thing), WIDGET_VIEW: view}, {**options, "raw": True}
     return show(thing, **options)
 
 
@@ -95,11 +114,17 @@ def reserve() -> DisplayHandle:
     return handle
 
 
+def has_subshells() -> bool:
+    """Return whether this kernel can answer a widget while a cell runs, as ipykernel does from 7 on."""
+    return bool(getattr(getattr(shell(), "kernel", None), "_supports_kernel_subshells", False))
+
+
 def answer_while_the_cell_runs(widget: Any) -> None:
     """Let a widget's messages be handled by a kernel subshell, so that a button works while its own cell runs.
 
     JupyterLab sends widgets' messages to a subshell (JEP 91, https://jupyter.org/enhancement-proposals), but
     ipykernel 7.4 routes them back to the shell that last updated the widget, the one that is busy with the cell. Where
-    a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did.
+    a front end knows no subshells, `default` is None and the message waits for the main shell, as it always did. In a
+    kernel without them (ipykernel 6) this says nothing to anybody.
     """
     widget.comm._reply_subshell_for = lambda data, default: default

@@ -25,13 +25,15 @@ class Lines(threading.Thread):
     def run(self) -> None:
         """Print until the run is over."""
         start, next_line = time.monotonic(), 1.0
-        notice = ""
+        notice = not_finite = ""
         while not self._run.over.wait(0.1):
             print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
                 if notice:
                     print(f"{self._run.name}: {notice}", flush=True)
+            if not not_finite and (not_finite := summary.not_finite(self._run)):
+                print(f"{self._run.name}: {not_finite}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(summary.line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)

@@ -35,6 +35,13 @@ model two seconds to load, which on a busy machine Plotly's five megabytes excee
 CHARTS = 3
 """Charts that a view makes at most for want of an answer; perhaps nobody looks."""
 
+STOPS = "End the run; what was logged, printed and returned by then is kept"
+NO_SUBSHELLS = (
+    "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
+    "with subshells, ipykernel 7 or newer; or launch with wait=False"
+)
+"""What the Stop button says it does, and what it says where it can do nothing."""
+
 PATIENCE_S = 3.0
 """How long the end of a run waits for a browser to have drawn its first chart."""
 
@@ -44,7 +51,7 @@ class LiveView(threading.Thread):
 
     front_end_answers = True
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, holds_the_cell: bool = False) -> None:
         super().__init__(name="labkit-view", daemon=True)
         self._run = run
         self._title = widgets.HTML(title_html(run))
@@ -52,12 +59,14 @@ class LiveView(threading.Thread):
         self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
         self._head = widgets.VBox([self._title, self._notice], layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._states = widgets.HTML(states_html(run))
+        is_deaf = holds_the_cell and kernel.has_kernel() and not kernel.has_subshells()
         self._button = widgets.Button(
-            description="Stop",
-            icon="stop",
+            description="use kernel ■" if is_deaf else "Stop",
+            disabled=is_deaf,
+            icon="" if is_deaf else "stop",
             button_style="danger",
-            tooltip="End the run; what was logged, printed and returned by then is kept",
-            layout=widgets.Layout(width="90px", flex="0 0 auto", margin="2px 12px 2px 0"),
+            tooltip=NO_SUBSHELLS if is_deaf else STOPS,
+            layout=widgets.Layout(width="120px" if is_deaf else "90px", flex="0 0 auto", margin="2px 12px 2px 0"),
         )
         self._button.on_click(lambda _: self._stop_clicked())
         self._texts = [widgets.HTML() for _ in range(run.world_size)]
@@ -195,8 +204,9 @@ def title_html(run: Run) -> str:
 
 
 def notice_html(run: Run) -> str:
-    """Return what a cluster says of the run; lines after the first are to be copied."""
+    """Return what a cluster says of the run (lines after the first are to be copied), and of the first NaN."""
     said, _, to_copy = run.notice.partition("\n")
+    said = " · ".join(filter(None, (said, summary.not_finite(run))))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
         style = f"{summary.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"

@@ -1,14 +1,15 @@
 """A Plotly figure as a picture, drawn with Matplotlib, for notebooks that are run where nobody watches.
 
 Plotly's own way, kaleido, drives a Chrome, which a machine that trains need not have. The promise kept here is that a
-notebook run headless has all its charts as pictures, with no more than the packages that labkit needs anyway. So this
-knows what labkit's charts and its lessons draw with: curves, error bars, bars, heat maps, panels in a grid with titles,
-notes, lines across a panel, logarithmic axes. What else Plotly can do is left out.
+notebook run headless has all its charts as pictures, with no more than the packages that the course needs anyway. So
+this knows what labkit's charts and its lessons draw with: curves, error bars, bars, heat maps, panels in a grid with
+titles, notes, lines across a panel, logarithmic axes. What else Plotly can do is left out.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 import re
 from typing import Any
@@ -20,6 +21,11 @@ DASHES = {"dash": "--", "dot": ":", "dashdot": "-."}
 
 Places = dict[str, dict[Any, int]]
 """Where the categories of an axis, such as "x2", stand on it."""
+
+
+def can_draw() -> bool:
+    """Return whether Matplotlib is there, which a launch does without."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def picture(figure: go.Figure) -> bytes:

@@ -38,7 +38,7 @@ def watch(run: Run, live: bool | None, wait: bool) -> Watcher | None:
     if in_notebook:
         _shown_in[run] = kernel.this_execution()
     with_widgets = in_notebook and (live or kernel.is_interactive())
-    watcher = _live_view(run) if with_widgets else Lines(run, in_notebook, wait)
+    watcher = _live_view(run, wait) if with_widgets else Lines(run, in_notebook, wait)
     watcher.start()
     return watcher
 
@@ -85,10 +85,10 @@ def as_chart(thing: Any) -> Any:
     return Chart(thing) if isinstance(thing, BaseFigure) and not isinstance(thing, Chart) else thing
 
 
-def _live_view(run: Run) -> Watcher:
+def _live_view(run: Run, holds_the_cell: bool = False) -> Watcher:
     from labkit.ui.live import LiveView  # not above: it imports the widgets
 
-    return LiveView(run)
+    return LiveView(run, holds_the_cell)
 
 
 Run.show, Run.draw = show, figure

@@ -78,17 +78,27 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), headline)))
+    return "\n".join(filter(None, (line(run), sparkline(run), not_finite(run), headline)))
+
+
+def not_finite(run: Run) -> str:
+    """Return which rank logged the first NaN or Inf, and at which step, in one line; "" if none did."""
+    found = run.recorded.first_not_finite
+    return f"{found}, the first value that is not finite" if found else ""
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
+    if not_finite(run):
+        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(not_finite(run))}</div>')
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]
         parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
+        if run.error.frames:
+            parts.append(run.error.frames._repr_html_())
         if diagnosis.others:
             listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
             parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")

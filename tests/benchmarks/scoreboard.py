@@ -562,7 +562,8 @@ def facts() -> dict[str, Any]:
     versions = {"Python": platform.python_version()}
     for package in ("ipykernel", *(tool.package for tool in TOOLS.values())):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
+            # On the package index "labkit" is another project.
+            versions[package] = metadata.version("labkit-torch" if package == "labkit" else package)
     machine = f"{os.cpu_count()} CPU cores, {platform.system()} {platform.machine()}"
     return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions}
 

@@ -1,0 +1,351 @@
+"""Watch a plain training function on a rank: what a step is made of, what it sends, what it holds.
+
+The function is left as it is. PyTorch says when a network is called, when `backward` runs and when an optimizer has
+stepped, which ends a step; the profiler says when something was being sent. Steps are used up in turn (`Plan`): the
+first warm up, one counts what is kept for the backward pass, some are timed as they are, and some on a virtual device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from labkit.comparing.accelerator import VirtualDevices
+from labkit.profiling import PARTS, Mark, activations, counted_sent, memory, split
+
+ANCHOR = "labkit step"
+"""What the profiler's record calls the end of a step, to find this clock's time in it."""
+
+COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
+
+
+class Plan(NamedTuple):
+    """After how many steps what begins."""
+
+    activations: int = 3
+    timed: int = 4
+    simulated: int = 8
+    end: int = 13
+    """The first of the simulated steps warms up."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Some steps of one rank, in seconds on the machine's clock, so that ranks can be drawn together."""
+
+    steps: list[Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    """What the rank did from the first of the steps to the last; "waiting": a message was awaited."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, the median; NaN without any."""
+        return statistics.median(s.end_s - s.start_s for s in self.steps) if self.steps else math.nan
+
+    def parts_s(self) -> dict[str, float]:
+        """Return the seconds of a step by part (`labkit.profiling.PARTS`), the median of each.
+
+        "data" is loading, logging and whatever else no mark covers.
+        """
+        each = [split([s, Mark("data", s.start_s, s.end_s), *clip(self.marks, s)]) for s in self.steps]
+        return {part: statistics.median(e[part] for e in each) if each else math.nan for part in PARTS}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank found out about a training function, and what that returned."""
+
+    returned: Any
+    timed: Timed
+    """Steps as they are on this machine."""
+    simulated: Timed
+    """Steps on a device of the rank's own, by the clock; none where the rank has a real one."""
+    bytes_sent: float
+    """Per step, counted; NaN where the system does not count."""
+    bytes_expected: float
+    """Per step: what theory says of the collectives and messages that were called."""
+    memory: dict[str, int]
+    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    busy_s: float = math.nan
+    """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name, if that is what the function returned; else none."""
+        is_weights = isinstance(self.returned, Mapping) and all(isinstance(v, Tensor) for v in self.returned.values())
+        return dict(self.returned) if is_weights else {}
+
+    @property
+    def on_devices(self) -> Timed:
+        """Steps on a device of the rank's own: simulated, or its GPU."""
+        return self.simulated if self.simulated.steps else self.timed
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What the rank did in one of those steps."""
+        steps = self.on_devices.steps
+        return [steps[-1], *clip(self.on_devices.marks, steps[-1])] if steps else []
+
+    @staticmethod
+    def columns(ranks: Sequence[Measured], first: Sequence[Any]) -> dict[str, Any]:
+        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
+
+        `difference`, the greatest of any rank's weight to the first run's (NaN where weights were not returned);
+        `device step ms`, of a step on devices of the ranks' own, and `device busy ms`, for which those compute in it;
+        `step ms`, as it is on this machine; `<part> ms` of the device's step; KiB sent per rank and step, counted and
+        by the formula; all these are means over ranks. KiB of each kind of memory on the rank that has most of it.
+        """
+        mean_ms = {
+            f"{part} ms": 1000 * statistics.fmean(rank.on_devices.parts_s()[part] for rank in ranks) for part in PARTS
+        }
+        held = {what: max(rank.memory.get(what, 0) for rank in ranks) for what in ranks[0].memory}
+        return {
+            "difference": difference(first, ranks),
+            "device step ms": 1000 * statistics.fmean(rank.on_devices.step_s for rank in ranks),
+            "device busy ms": 1000 * statistics.fmean(rank.busy_s for rank in ranks),
+            "step ms": 1000 * statistics.fmean(rank.timed.step_s for rank in ranks),
+            **mean_ms,
+            "sent KiB": statistics.fmean(rank.bytes_sent for rank in ranks) / 1024,
+            "formula KiB": statistics.fmean(rank.bytes_expected for rank in ranks) / 1024,
+            **{f"{what} KiB": size / 1024 for what, size in held.items()},
+        }
+
+
+def difference(first: Sequence[Any], ranks: Sequence[Any]) -> float:
+    """Return the greatest difference of any rank's weights to the first run's; NaN if they are not the same weights."""
+    right = {name: tensor for rank in first for name, tensor in rank.weights.items()}
+    found = [(name, tensor) for rank in ranks for name, tensor in rank.weights.items()]
+    if not right or {name for name, _ in found} != set(right):
+        return math.nan
+    return max((right[name] - tensor).abs().max().item() for name, tensor in found)
+
+
+def clip(marks: Sequence[Mark], span: Mark) -> list[Mark]:
+    """Return what of these marks lies within a span."""
+    inside = [Mark(w, max(a, span.start_s), min(b, span.end_s)) for w, a, b in marks]
+    return [mark for mark in inside if mark.end_s > mark.start_s]
+
+
+def expected_bytes(kind: str, numbers: int, itemsize: int, ranks: int) -> float:
+    """Return the bytes that a rank sends for one call, the mean over ranks, as textbooks have it; NaN if unknown.
+
+    `numbers` is how many this rank put in: all that is reduced or broadcast, its own part of what is gathered.
+    """
+    size, others = numbers * itemsize, (ranks - 1) / ranks
+    each = {
+        **dict.fromkeys(("all_reduce", "allreduce"), 2 * others),  # a ring: Patarasuk and Yuan 2009
+        **dict.fromkeys(("reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all"), others),
+        **dict.fromkeys(("all_gather", "_all_gather_base"), float(ranks - 1)),
+        "gather": others,
+        "send": 1.0,
+        **dict.fromkeys(("recv", "barrier"), 0.0),
+    }
+    return each.get(kind, math.nan) * size
+
+
+def measure(worker: Any, function: Callable[..., Any], parameters: dict[str, Any], gflops: float) -> Measured:
+    """Call `function(worker, **parameters)` and measure its steps. To be launched: what `labkit.compare` launches."""
+    observer = Observer(worker.device, gflops)
+    with observer.watching():
+        returned = function(worker, **parameters)
+    if isinstance(returned, Mapping):
+        returned = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in returned.items()}
+    return observer.measured(returned)
+
+
+class Observer:
+    """Notes what a rank does from step to step. A step ends where the first optimizer that steps has stepped."""
+
+    def __init__(self, device: torch.device, gflops: float, plan: Plan | None = None) -> None:
+        self._plan = plan or Plan()
+        self._device = device
+        self._is_simulating = True
+        self._accelerator = VirtualDevices(gflops)
+        self._thread = threading.get_ident()
+        self._optimizer: Any = None
+        self._count = self._depth = 0
+        self._steps: list[Mark] = []
+        self._marks: list[Mark] = []
+        self._began_s: dict[str, float] = {}
+        self._memory: dict[str, int] = {}
+        self._busy_s = math.nan
+        self._sent: list[float] = []
+        self._open = contextlib.ExitStack()
+        """What has begun and must end: counting activations, the virtual device, the profiler."""
+        self._kept: dict[str, int] = {}
+        self._profiler: Any = None
+        self._anchor_s: list[float] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch everything that PyTorch does inside."""
+        original = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            with self._marking("backward"):
+                original(*args, **kwargs)
+
+        hooks = [
+            register_module_forward_pre_hook(lambda *_: self._enter_module()),
+            register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
+            register_optimizer_step_pre_hook(lambda *_: self._begin("optimizer")),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
+        ]
+        torch.autograd.backward = backward
+        self._begin("step")
+        try:
+            yield
+        finally:
+            torch.autograd.backward = original
+            for hook in hooks:
+                hook.remove()
+            self._open.close()
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.time()
+
+    def _begin(self, what: str) -> None:
+        self._began_s[what] = self._now()
+
+    def _end(self, what: str) -> None:
+        self._marks.append(Mark(what, self._began_s[what], self._now()))
+
+    @contextlib.contextmanager
+    def _marking(self, what: str) -> Iterator[None]:
+        began_s = self._now()  # its own: one backward pass may be within another
+        yield
+        self._marks.append(Mark(what, began_s, self._now()))
+
+    def _enter_module(self) -> None:
+        # The outermost call only, and not those of threads that it has call its copies.
+        if threading.get_ident() == self._thread:
+            self._depth += 1
+            if self._depth == 1:
+                self._begin("forward")
+
+    def _leave_module(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth -= 1
+            if self._depth == 0:
+                self._end("forward")
+
+    def _stepped(self, optimizer: Any) -> None:
+        self._end("optimizer")
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            # Where it computes, which may be the CPU though there is a GPU: one that ranks would have to share, say.
+            self._device = next((p.device for p in self._parameters()), self._device)
+            self._is_simulating = self._device.type == "cpu"
+        if optimizer is not self._optimizer:
+            return
+        self._count += 1
+        self._steps.append(Mark("step", self._began_s["step"], self._marks[-1].end_s))
+        if self._profiler is not None:
+            self._anchor()
+        if self._count in self._plan:
+            self._change_over()
+        self._begin("step")
+
+    def _change_over(self) -> None:
+        plan, count = self._plan, self._count
+        last = plan.end if self._is_simulating else plan.simulated
+        model = SimpleNamespace(parameters=self._parameters)
+        if count == plan.activations:
+            self._kept = self._open.enter_context(activations(model))  # type: ignore[arg-type]
+        elif count == plan.timed:
+            self._open.close()
+            self._memory = {**memory(model, self._optimizer), **self._kept}  # type: ignore[arg-type]
+            self._begin_profiling()
+            self._sent.append(counted_sent())
+        elif count == plan.simulated:
+            self._sent.append(counted_sent())
+            if self._is_simulating:
+                self._open.enter_context(self._accelerator)
+        if count == last:
+            self._busy_s = self._accelerator.given_s / (plan.end - plan.simulated) if self._is_simulating else math.nan
+            self._open.close()
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def _begin_profiling(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        on_gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+        self._profiler = self._open.enter_context(
+            profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=True)
+        )
+        self._anchor()
+
+    def _anchor(self) -> None:
+        with torch.profiler.record_function(ANCHOR):
+            self._anchor_s.append(time.time())
+
+    def measured(self, returned: Any) -> Measured:
+        """Return what was found, once the function is over."""
+        sent = self._spans() if self._profiler is not None else []
+        plan = self._plan
+        timed = self._timed(slice(plan.timed, plan.simulated), sent)
+        simulated = self._timed(slice(plan.simulated + 1, plan.end), sent) if self._is_simulating else Timed()
+        itemsize = self._parameters()[0].element_size() if self._optimizer is not None else 0
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        expected = math.nan
+        if timed.steps:
+            first_s, last_s = timed.steps[0].start_s, timed.steps[-1].end_s
+            inside = [s for s in sent if first_s <= s.start_s < last_s and s.kind != "on the device"]
+            expected = sum(expected_bytes(s.kind, s.numbers, itemsize, ranks) for s in inside) / len(timed.steps)
+        counted = (self._sent[1] - self._sent[0]) / len(timed.steps) if len(self._sent) == 2 else math.nan
+        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s)
+
+    def _timed(self, which: slice, sent: list[Sent]) -> Timed:
+        steps = self._steps[which]
+        if len(steps) < which.stop - which.start:
+            return Timed()
+        whole = Mark("step", steps[0].start_s, steps[-1].end_s)
+        waiting = [Mark("waiting", s.start_s, s.end_s) for s in sent if s.kind == "recv"]
+        communication = [Mark("communication", s.start_s, s.end_s) for s in sent if s.kind != "recv"]
+        own = sorted(self._marks, key=lambda mark: mark.start_s)
+        return Timed(steps, clip([*waiting, *own, *communication], whole))
+
+    def _spans(self) -> list[Sent]:
+        events = list(self._profiler.events() or [])
+        zero_us = next(event.time_range.start for event in events if event.name == ANCHOR)
+
+        def when(us: float) -> float:
+            return self._anchor_s[0] + (us - zero_us) / 1e6
+
+        found = []
+        for event in events:
+            start_s, end_s = when(event.time_range.start), when(event.time_range.end)
+            if kind := COLLECTIVE.match(event.name):
+                numbers = sum(math.prod(shape) for shape in event.input_shapes or [] if shape)
+                # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
+                found.append(Sent(kind[1], numbers, start_s, start_s if event.name.startswith("nccl") else end_s))
+            elif event.name.startswith("ncclDevKernel"):
+                found.append(Sent("on the device", 0, start_s, end_s))
+        return found
+
+
+class Sent(NamedTuple):
+    """Something that was sent or awaited, from when to when."""
+
+    kind: str
+    numbers: int
+    start_s: float
+    end_s: float

@@ -1,0 +1,70 @@
+"""One small GPT, and every way to train it in parallel: a strategy a file, each the step of one process.
+
+    gpt                 the model, its text, its loss, what it writes; `experts` a mixture of experts in it
+    base                what its strategies have in common: parts of batch and sequence, losses over ragged sequences
+    ddp, zero, fsdp     the whole network on every rank; its optimizer's state shared out; everything shared out
+    tensor_parallel     layers cut, by heads, units and vocabulary; `sequence_parallel` what lies between them, too
+    context_parallel    the sequence cut; `ring_attention` is how it still sees all of itself
+    recomputation       activations computed twice rather than kept; `mixed_precision` products of 16 bits
+    pipelines           blocks in a row over the ranks: GPipe, 1F1B, interleaved, zero bubble
+    expert_parallel     experts shared out
+    combinations        two at once, on a square of ranks
+
+`ALL` has the strategies by title. They are `labkit.strategies.Strategy`s, for `labkit.benchmark.run_strategy`.
+"""
+
+from __future__ import annotations
+
+from labkit.transformer.base import GPTStrategy
+from labkit.transformer.combinations import DataParallelPipeline, FSDP2TensorParallel
+from labkit.transformer.context_parallel import ContextParallel, ContextParallelInOrder
+from labkit.transformer.ddp import DDP
+from labkit.transformer.expert_parallel import ExpertParallel
+from labkit.transformer.fsdp import FSDP2, FSDP2Kept
+from labkit.transformer.gpt import GPT, IGNORED, batches, mean_loss, text, words_share, write
+from labkit.transformer.mixed_precision import BF16
+from labkit.transformer.pipelines import GPipe, Interleaved, OneFOneB, ZeroBubble
+from labkit.transformer.recomputation import Recomputation
+from labkit.transformer.sequence_parallel import SequenceParallel
+from labkit.transformer.tensor_parallel import TensorParallel
+from labkit.transformer.zero import ZeRO1
+
+OneProcess = GPTStrategy
+
+ALL: dict[str, type[GPTStrategy]] = {
+    strategy.title: strategy
+    for strategy in (
+        OneProcess,
+        DDP,
+        ZeRO1,
+        FSDP2,
+        FSDP2Kept,
+        TensorParallel,
+        SequenceParallel,
+        ContextParallel,
+        ContextParallelInOrder,
+        Recomputation,
+        BF16,
+        GPipe,
+        OneFOneB,
+        Interleaved,
+        ZeroBubble,
+        ExpertParallel,
+        FSDP2TensorParallel,
+        DataParallelPipeline,
+    )
+}
+
+__all__ = [
+    "ALL",
+    "GPT",
+    "IGNORED",
+    "GPTStrategy",
+    "OneProcess",
+    "batches",
+    "mean_loss",
+    "text",
+    "words_share",
+    "write",
+    *(s.__name__ for s in ALL.values() if s is not GPTStrategy),
+]

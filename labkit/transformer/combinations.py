@@ -1,0 +1,92 @@
+"""Two at once, on a square of ranks: FSDP2 over tensor parallel, and data parallel over pipelines."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from labkit.profiling import size_bytes
+from labkit.strategies.sharding import reduce_scatters
+from labkit.transformer.base import all_reduce_flat, equal_part, ring
+from labkit.transformer.fsdp import shard
+from labkit.transformer.gpt import GPT
+from labkit.transformer.pipelines import OneFOneB
+from labkit.transformer.tensor_parallel import TensorParallel, cut_layers, tensor_parallel_bytes
+
+
+class FSDP2TensorParallel(TensorParallel):
+    """Tensor parallel in pairs of ranks, which are neighbours; what is left, sharded over the pairs."""
+
+    title = "FSDP2 × tensor parallel"
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """At least 2 × 2."""
+        return max(4, world_size - world_size % 2)
+
+    def cut(self, network: GPT) -> nn.Module:
+        """Cut the layers within a pair, then shard over the pairs."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.pairs = self.worker.world_size // 2
+        mesh = init_device_mesh(self.worker.device.type, (self.pairs, 2), mesh_dim_names=("dp", "tp"))
+        cut_layers(network, mesh["tp"])
+        self.gathered_bytes = size_bytes(network.parameters())
+        shard(network, mesh["dp"])
+        return network
+
+    @property
+    def averaged_over(self) -> int:  # type: ignore[override]
+        """The pairs."""
+        return self.pairs
+
+    def samples(self, batch_size: int) -> Tensor:
+        """Return the pair's."""
+        return equal_part(batch_size, self.worker.rank // 2, self.pairs)
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """Return FSDP2's over the pairs, of what this rank holds when gathered; and the pair's all-reduces."""
+        sharded = ring(self.pairs) * (2 + reduce_scatters()) * self.gathered_bytes
+        return sharded + 2 * ring(2) * tensor_parallel_bytes(self, self.features_bytes / self.pairs)
+
+
+class DataParallelPipeline(OneFOneB):
+    """Pipelines of two ranks side by side, each with a part of the batch; equal stages add up their gradients."""
+
+    title = "data parallel × 1F1B"
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """At least 2 × 2."""
+        return max(4, world_size - world_size % 2)
+
+    def cut(self, network: GPT) -> nn.Module:
+        """Make the pipelines: ranks 0 and 1, 2 and 3, …"""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.chains = self.worker.world_size // 2
+        mesh = init_device_mesh(self.worker.device.type, (self.chains, 2), mesh_dim_names=("dp", "pp"))
+        self.same_stage: dist.ProcessGroup = mesh["dp"].get_group()
+        return self.make_pipeline(network, self.worker.rank % 2, 2, mesh["pp"].get_group())
+
+    @property
+    def averaged_over(self) -> int:  # type: ignore[override]
+        """The chains."""
+        return self.chains
+
+    def samples(self, batch_size: int) -> Tensor:
+        """Return the chain's."""
+        return equal_part(batch_size, self.worker.rank // 2, self.chains)
+
+    def communicate(self) -> None:
+        """Average the gradients of the same stage over the chains."""
+        with self.clock("communication"):
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            all_reduce_flat(gradients, self.same_stage)
+            for gradient in gradients:
+                gradient /= self.chains
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """Return what crosses the one edge of a chain, and the all-reduce of this rank's stage."""
+        along = 2 * self.features_bytes / self.chains / 2
+        return along + 2 * ring(self.chains) * size_bytes(self.model.parameters())

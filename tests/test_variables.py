@@ -1,0 +1,300 @@
+"""What a failure says of the reader's variables: in words, bounded, and never a second failure."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import labkit
+from labkit.cluster import run_directory
+from labkit.monitor.frames import Frames, frames_of
+from labkit.protocol.events import Failure
+from labkit.protocol.job import Cell
+from labkit.rank import variables
+from labkit.rank.variables import CHARACTERS, LEFT_OUT, describe, named, of_frames
+from labkit.ui import summary
+from tests.conftest import shared_session
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Raises:
+    def __repr__(self):
+        raise RuntimeError("a second failure")
+
+    __str__ = __len__ = __bool__ = __hash__ = __repr__
+
+    def __eq__(self, other):
+        raise RuntimeError("a second failure")
+
+    @property
+    def __class__(self):
+        raise RuntimeError("a second failure")
+
+    def __getattribute__(self, name):
+        raise RuntimeError("a second failure")
+
+
+class NeverEnds:
+    def __repr__(self):
+        while True:
+            pass
+
+    __str__ = __len__ = __getattribute__ = __repr__
+
+
+@dataclasses.dataclass
+class Settings:
+    lr: float
+    api_key: str
+    inner: object = None
+
+
+Point = namedtuple("Point", "x y")
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+VALUES = [
+    (None, "None"),
+    (True, "True"),
+    (3, "3"),
+    (1 << 300, "an int of 301 bits"),
+    (1e-3, "0.001"),
+    ("abc", "'abc'"),
+    ("x" * 5000, f"{'x' * 100!r}… (5,000 characters)"),
+    (b"abc", "bytes of length 3"),
+    (range(3), "range(0, 3)"),
+    ([1, "a", None], "[1, 'a', None]"),
+    (list(range(100)), "[0, 1, 2, 3, 4, 5, 6, 7, … 100 in all]"),
+    ((1,), "(1)"),
+    ({"a": 1, "b": [2]}, "{'a': 1, 'b': [2]}"),
+    ([[[[[1]]]]], "[[[list of 1]]]"),
+    (torch.float32, "torch.float32"),
+    (torch.tensor([1.0, NAN, -INF]), "float32 [3] on cpu: 1, nan, -inf"),
+    (torch.tensor([[1, 2], [3, 4]]), "int64 [2, 2] on cpu: 1, 2, 3, 4"),
+    (torch.arange(10.0), "float32 [10] on cpu, min 0, max 9, mean 4.5"),
+    (torch.arange(10), "int64 [10] on cpu, min 0, max 9, mean 4.5"),
+    (torch.arange(10) > 6, "bool [10] on cpu, 3 of 10 True"),
+    (
+        torch.cat([torch.arange(10.0), torch.tensor([NAN, NAN, INF])]),
+        "float32 [13] on cpu, min 0, max 9, mean 4.5, 2 NaN, 1 Inf",
+    ),
+    (torch.full((9,), NAN, dtype=torch.bfloat16), "bfloat16 [9] on cpu, 9 NaN"),
+    (torch.empty(0, 3), "float32 [0, 3] on cpu"),
+    (torch.empty(3, device="meta"), "Tensor float32 [3] on meta"),
+    (torch.ones(3).as_subclass(Subclass), "Subclass float32 [3] on cpu"),
+    (nn.Parameter(torch.zeros(9)), "float32 [9] on cpu, min 0, max 0, mean 0"),
+    (torch.ones(9, requires_grad=True) * 2, "float32 [9] on cpu, min 2, max 2, mean 2"),
+    (np.arange(10.0)[::-1], "array float64 [10], min 0, max 9, mean 4.5"),
+    (np.array(["a"]), "array <U1 [1]"),
+    (np.float32(0.5), "0.5"),
+    (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), "Sequential, 23 parameters"),
+    (Settings(0.1, "abc"), f"Settings(lr=0.1, api_key={LEFT_OUT}, inner=None)"),
+    (Point(1, torch.ones(2)), "Point(x=1, y=float32 [2] on cpu: 1, 1)"),
+    (object(), "a object"),
+    (Raises(), "a Raises"),
+    (NeverEnds(), "a NeverEnds"),
+    ([NeverEnds(), {"a": Raises()}], "[a NeverEnds, {'a': a Raises}]"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(VALUES)))  # of the values themselves pytest would ask what they cannot say
+def test_a_value_is_said_in_a_few_words(index):
+    value, words = VALUES[index]
+    assert describe(value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_shown"),
+    [
+        ("password", "abc", False),
+        ("db_password", 1234, False),
+        ("api_key", "abc", False),
+        ("apiKey", "abc", False),
+        ("HF_TOKEN", "abc", False),
+        ("client_secret", ["abc"], False),
+        ("credentials", {"user": "abc"}, False),
+        ("headers", {"auth_token": "abc"}, False),
+        ("url", "https://reader:abc@example.org/x", False),
+        ("text", "curl -H 'Authorization: Bearer abc'", False),
+        ("found", "hf_abcabcabc", False),
+        ("tokens", torch.tensor([1, 2]), True),
+        ("key", torch.tensor([1, 2]), True),
+        ("monkey", "abc", True),
+        ("tokenizer", "abc", True),
+        ("author", "abc", True),
+        ("step", 3, True),
+    ],
+)
+def test_secrets_are_left_out_and_what_only_sounds_like_one_is_not(name, value, is_shown):
+    said = named(name, value)
+    hidden = LEFT_OUT in said or "…" in said
+    assert hidden is not is_shown, said
+    if not is_shown:
+        assert "abc" not in said
+        assert "1234" not in said
+
+
+def test_a_description_is_bounded_whatever_the_value():
+    deep = Settings(0.1, "", {f"{'long name ' * 20}{i}": ["y" * 1000] * 1000 for i in range(1000)})
+    assert len(named("deep", deep)) == CHARACTERS
+    circle: list = []
+    circle.append(circle)
+    assert named("circle", circle) == "[[[list of 1]]]"
+
+
+def frame_with(**values):
+    """A frame with these variables, in this file."""
+    exec("\n".join(f"{name} = values[{name!r}]" for name in values), {"values": values}, local := {})
+    code = "def f(values):\n" + "".join(f"    {name} = values[{name!r}]\n" for name in local)
+    exec(compile(code + "    return sys._getframe()\n", __file__, "exec"), {"sys": sys}, made := {})
+    return made["f"](local)
+
+
+def test_of_a_frame_the_readers_own_variables_are_described_and_no_functions_or_modules():
+    frame = frame_with(a=1, f=len, g=lambda: 0, module=sys, kind=int, b=Raises())
+    (found,) = of_frames([frame], cells={})
+    assert dict(found) == {
+        "values": f"{{'a': 1, 'f': {describe(len)}, 'g': {describe(frame)[:2]}function, 'module': a "
+        "module, 'kind': a type, 'b': a Raises}",
+        "a": "1",
+        "b": "a Raises",
+    }
+
+
+def test_a_frame_with_many_variables_shows_forty_and_says_how_many_more():
+    (found,) = of_frames([frame_with(**{f"v{i}": i for i in range(60)})], cells={})
+    assert len(found) == variables.VARIABLES + 1
+    assert found[-1] == ("…", "21 more")
+
+
+def test_what_takes_too_long_is_left_behind_and_the_frames_before_it_are_there(monkeypatch):
+    monkeypatch.setattr(variables, "LIMIT_S", 0.05)
+    done = threading.Event()
+    describe_one = variables.describe
+
+    def slow(value, depth=0):
+        if value == "slow":
+            done.wait()
+        return describe_one(value, depth)
+
+    monkeypatch.setattr(variables, "describe", slow)
+    began_s = time.monotonic()
+    found = of_frames([frame_with(a=1), frame_with(b="slow"), frame_with(c=2)], cells={})
+    took_s = time.monotonic() - began_s
+    done.set()
+    assert dict(found[0])["a"] == "1"
+    assert found[1:] == [(), ()]
+    assert took_s < 5
+
+
+def test_frames_of_libraries_have_no_variables():
+    frame = frame_with(a=1)
+    assert of_frames([frame], cells={__file__: Cell("Cell In[3]", "")}) != [()]
+    made: dict = {}
+    exec(compile("import sys\ndef f(a):\n    return sys._getframe()\n", threading.__file__, "exec"), made)
+    assert of_frames([made["f"](1)], cells={}) == [()]
+
+
+# What the notebook makes of it
+
+CELL = "/tmp/ipykernel_77/1.py"
+CELLS = {CELL: Cell("Cell In[3]", "def train(worker):\n    loss = net(x)\n    step(loss)\n")}
+FAILURE = Failure(
+    1,
+    2.0,
+    "running",
+    "ValueError: <bad>",
+    "Traceback",
+    ((threading.__file__, 5, "run"), (CELL, 2, "net"), (CELL, 3, "train")),
+    ((), (("x", "float32 [9] on cpu, 9 NaN"),), (("loss", "<nan>"), ("step", "4"))),
+)
+
+
+def test_frames_are_the_readers_most_recent_first_with_place_line_and_variables():
+    frames = frames_of([None, FAILURE], 1, CELLS)
+    assert [(frame.rank, frame.title, frame.source) for frame in frames] == [
+        (1, "Cell In[3], line 2, in net", "loss = net(x)"),
+        (1, "Cell In[3], line 3, in train", "step(loss)"),
+    ]
+    assert frames[1].variables == {"loss": "<nan>", "step": "4"}
+    assert str(frames) == (
+        "rank 1: Cell In[3], line 2, in net\n    loss = net(x)\n    x = float32 [9] on cpu, 9 NaN\n"
+        "rank 1: Cell In[3], line 3, in train\n    step(loss)\n    loss = <nan>\n    step = 4"
+    )
+    assert frames.in_short == "Variables of rank 1 at Cell In[3], line 2:\n  x = float32 [9] on cpu, 9 NaN"
+
+
+def test_the_rank_that_failed_first_comes_first():
+    frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS)
+    assert [frame.rank for frame in frames] == [1, 1, 0, 0]
+    assert [frame.rank for frame in frames.of(0)] == [0, 0]
+
+
+def test_in_a_notebook_a_rank_and_a_frame_unfold():
+    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS)._repr_html_()
+    assert page.count("<details>") == 4, "a rank is folded, and its older frame"
+    assert page.count("<details open>") == 2, "its most recent frame is not"
+    assert "variables of rank 1 when it failed" in page
+    assert "&lt;nan&gt;" in page
+    assert "<nan>" not in page, "escaped"
+
+
+def test_no_frames_are_nothing():
+    assert (str(Frames()), Frames().in_short, Frames()._repr_html_()) == ("", "", "")
+
+
+def test_frames_cross_a_file_as_plain_data(tmp_path):
+    run_directory.FileSender(tmp_path / "records").send(FAILURE, is_last=True)
+    (line,) = (tmp_path / "records").read_bytes().splitlines()
+    assert run_directory._record(line) == FAILURE
+
+
+# With real ranks
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    with shared_session(2) as session:
+        yield session
+
+
+def normalise(batch):
+    scale = batch.std(0)
+    if not (batch / scale).isfinite().all():
+        raise ValueError("not finite")
+
+
+def train(worker, password):
+    bomb, never = Raises(), NeverEnds()
+    batch = torch.ones(16, 4)
+    normalise(batch if worker.rank else batch + torch.arange(16.0)[:, None])
+    return bomb is never
+
+
+@pytest.mark.spawns
+def test_a_failure_of_a_real_rank_carries_its_variables(two_ranks):
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(train, "hunter2", on=two_ranks, live=False)
+    error = failure.value
+    assert [(frame.rank, frame.function) for frame in error.frames.of(1)] == [(1, "normalise"), (1, "train")]
+    inner, outer = error.frames[:2]
+    assert inner.variables["batch"] == "float32 [16, 4] on cpu, min 1, max 1, mean 1"
+    assert inner.variables["scale"] == "float32 [4] on cpu: 0, 0, 0, 0"
+    assert outer.variables["worker"] == "Worker(rank=1, world_size=2, device='cpu')"
+    assert (outer.variables["bomb"], outer.variables["never"]) == ("a Raises", "a NeverEnds")
+    assert outer.variables["password"] == LEFT_OUT
+    assert "scale = float32 [4] on cpu: 0, 0, 0, 0" in str(error)
+    assert "hunter2" not in str(error.frames) + str(error) + summary.as_html(error.run)
+    assert "variables of rank 1 when it failed" in summary.as_html(error.run)
