@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 
 import pytest
 
 import labkit
-from labkit.engines import standby
+from labkit.engines import holders, standby
+from labkit.engines.holders import HeldProcess
 from labkit.process_table import HEADINGS
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
@@ -39,6 +41,31 @@ def test_where_nothing_is_held_it_says_so():
     held = labkit.processes()
     assert held == []
     assert repr(held) == held._repr_html_() == "labkit holds no process"
+
+
+class Held:
+    """A holder of processes that are none, started at any time."""
+
+    pids = itertools.count(10**9)
+
+    def __init__(self, kind, since_s_by_rank):
+        self.kind, self.since_s_by_rank = kind, since_s_by_rank
+        holders.add(self)
+
+    def processes(self):
+        return [
+            HeldProcess(self.kind, self.kind, rank, next(self.pids), since_s, "ready", self)
+            for rank, since_s in self.since_s_by_rank.items()
+        ]
+
+
+def test_each_holders_ranks_are_listed_by_rank_whichever_started_first():
+    session, run, later = Held("session", {0: 5.2, 1: 5.1, 2: 9.0}), Held("run", {1: 7, 0: 8}), Held("run", {0: 7.5})
+    assert [(one.holder, one.rank) for one in labkit.processes()] == [
+        *((run, rank) for rank in (0, 1)),
+        (later, 0),
+        *((session, rank) for rank in (0, 1, 2)),
+    ]
 
 
 @pytest.mark.spawns

@@ -51,7 +51,7 @@ def test_the_usual_way_is_back_only_after_the_last_of_several(asked):
     inside, leave = threading.Barrier(3), threading.Event()
 
     def connect():
-        with stores._without_name_service("127.0.0.1"):
+        with stores.without_name_service("127.0.0.1"):
             inside.wait()
             leave.wait()
 

@@ -225,6 +225,8 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
+    from labkit.rank.store import without_name_service
+
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
         if is_master and host.startswith("127."):
             try:
@@ -232,7 +234,8 @@ def be_agent() -> None:
             except OSError as error:
                 raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
             port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
-        return TCPStore(host, port, is_master=is_master, **options)
+        with without_name_service(host):
+            return TCPStore(host, port, is_master=is_master, **options)
 
     vars(c10d_rendezvous_backend)["TCPStore"] = store
     run.main(sys.argv[1:])

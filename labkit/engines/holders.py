@@ -65,7 +65,15 @@ def processes() -> list[HeldProcess]:
     found = [process for holder in list(_holders) for process in holder.processes()]
     # A run on reserved ranks has the session's processes.
     found = list({one.pid: one for one in sorted(found, key=lambda one: one.kind == "session")}.values())
-    return sorted(found, key=lambda one: (order.get(one.kind, 1), one.since_s, one.name, one.rank or 0, one.pid))
+    # By rank, not by age: ranks of one holder start at once and in any order, and one may have been replaced.
+    began_s: dict[int, float] = {}
+    for one in found:
+        began_s[id(one.holder)] = min(one.since_s, began_s.get(id(one.holder), one.since_s))
+
+    def place(one: HeldProcess) -> tuple[float, ...]:
+        return order.get(one.kind, 1), began_s[id(one.holder)], id(one.holder), one.rank or 0
+
+    return sorted(found, key=place)
 
 
 def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: Holder) -> list[HeldProcess]:

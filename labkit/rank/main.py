@@ -146,13 +146,13 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
     as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
-    fresh_bytes = 0
+    fresh_bytes = None
     while (part := next_part()) is not None:
         if not part.job.reserved:
             return _do_safely(part)
-        if not fresh_bytes:
+        if fresh_bytes is None:
             gc.freeze()  # what was imported stays: it need not be looked at after each job
-            fresh_bytes = resident_bytes() or 1
+            fresh_bytes = resident_bytes()
         surroundings = part.job.surroundings
         with surroundings.around(part.job.group is not None) if surroundings else contextlib.nullcontext():
             _forget_peaks(fresh_bytes)

@@ -43,7 +43,7 @@ def open_store(
     else:
         listener = socket.create_server(("", port), backlog=backlog)
     port = listener.getsockname()[1]
-    with _without_name_service(host):  # given a socket, the store listens on that one only, not on every interface
+    with without_name_service(host):  # given a socket, the store listens on that one only, not on every interface
         store = dist.TCPStore(
             host,
             port,
@@ -58,7 +58,7 @@ def open_store(
 
 def join_store(host: str, port: int, world_size: int, timeout_s: float = JOIN_S) -> dist.TCPStore:
     """Return the store that was opened there. Raises torch's DistStoreError if nobody answers in time."""
-    with _without_name_service(host):
+    with without_name_service(host):
         return dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
@@ -68,7 +68,7 @@ _within = 0
 
 
 @contextlib.contextmanager
-def _without_name_service(host: str) -> Iterator[None]:
+def without_name_service(host: str) -> Iterator[None]:
     """Have addresses looked up in files alone, if `host` is an address; see above."""
     global _within
     switch = _switch()
