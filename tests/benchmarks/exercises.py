@@ -1,6 +1,6 @@
 """Measure how soon the exercises answer: the reference, and every wrong answer, on ranks that have done both before.
 
-    python -m tests.benchmarks.exercises --repeat 7
+python -m tests.benchmarks.exercises --repeat 7
 """
 
 from __future__ import annotations
