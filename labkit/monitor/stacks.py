@@ -26,6 +26,9 @@ WAITING = re.compile(
 
 TORCH = os.sep + "torch" + os.sep
 
+LISTED = 16
+"""Ranks, or spans of ranks, that are listed one by one at most."""
+
 SHOWN_FRAMES = 12
 """Library frames shown of a rank at most."""
 
@@ -86,7 +89,7 @@ class RankStack:
         """The reader's line: "Cell In[3], line 14"; "" if none is known."""
         return "" if self._at is None else self._name(self.frames[self._at])
 
-    @property
+    @functools.cached_property
     def call(self) -> str:
         """What is being called there: "dist.all_reduce"; "" if that cannot be told."""
         if self._at is None:
@@ -101,7 +104,7 @@ class RankStack:
         """Whether it is in a call that waits for other ranks."""
         return WAITING.search(self.call) is not None
 
-    @property
+    @functools.cached_property
     def in_words(self) -> str:
         """ "waits in all_reduce at Cell In[3], line 14", "is in time.sleep at …"."""
         if not self.place:
@@ -117,7 +120,7 @@ class RankStack:
     def __str__(self) -> str:
         return f"rank {self.rank} {self.in_words}\n{self.details}".rstrip()
 
-    @property
+    @functools.cached_property
     def details(self) -> str:
         """The stack, the reader's own lines first."""
         lines = []
@@ -215,10 +218,14 @@ class Stacks(list[RankStack]):
 
     def _repr_html_(self) -> str:
         odd = self.outliers
+        each = [(f"rank {s.rank} {s.in_words}", s.details, s.rank in odd) for s in self._outliers_first()]
+        if len(self) > LISTED:
+            heads = [block.partition("\n")[::2] for block in self.blocks()]
+            each = [(head, rest, bool(odd) and not number) for number, (head, rest) in enumerate(heads)]
         details = "".join(
-            f"<details{' open' if s.rank in odd else ''}><summary>rank {s.rank} {html.escape(s.in_words)}</summary>"
-            f"<pre>{html.escape(s.details)}</pre></details>"
-            for s in self._outliers_first()
+            f"<details{' open' if is_odd else ''}><summary>{html.escape(head)}</summary>"
+            f"<pre>{html.escape(rest)}</pre></details>"
+            for head, rest, is_odd in each
         )
         missed = f"<div><b>{html.escape(self.missed)}</b></div>" if self.missed else ""
         return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
@@ -233,7 +240,15 @@ def plural(what: str, count: int) -> str:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Return several ranks in words: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
+    """Return several ranks in words: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > LISTED:
+        inner = zip([None, *ranks], ranks, [*ranks[1:], None], strict=False)
+        ends = [rank for before, rank, after in inner for end in ((before, -1), (after, 1)) if end[0] != rank + end[1]]
+        spans = [
+            str(first) if first == last else f"{first}–{last}"
+            for first, last in zip(ends[::2], ends[1::2], strict=True)
+        ]
+        return f"{len(ranks):,} ranks ({', '.join(spans[:LISTED])}{', …' if spans[LISTED:] else ''})"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

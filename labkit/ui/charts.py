@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, SAMPLES, History
-from labkit.ui import kernel
+from labkit.ui import kernel, many
+from labkit.ui.many import Curve
 from labkit.ui.png import can_draw, picture
 from labkit.ui.tables import STATE_COLORS
 
@@ -112,14 +113,12 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     return figure
 
 
-Curve = tuple[str, str, Any, Any]
-"""(logged name, label, x, y)"""
-
-
-def _curves(history: History) -> list[Curve]:
-    """Return every curve of a history: for each name, each rank and then the mean."""
+def _curves(history: History, ranks: Sequence[int] = ()) -> list[Curve]:
+    """Return every curve of a history: for each name, each rank and then the mean; of many ranks, the band."""
+    if history.is_many:
+        return many.curves(history, ranks)
     return [
-        (name, label, x, y)
+        Curve(name, label, label, x, y)
         for name in list(history.names)
         if name != SAMPLES
         for label, (x, y) in history.curves(name).items()
@@ -140,28 +139,36 @@ def _single(values: Any) -> Any:
         return np.asarray(values, dtype=np.float64).astype(np.float32)
 
 
-def _line(name: str, label: str, x: Any, y: Any, first: bool) -> go.Scatter:
-    is_mean = label == MEAN
-    color = MEAN_COLOR if is_mean else rank_color(int(label.split()[1]))
-    few = len(x) <= 12
-    return go.Scatter(
-        x=_compact(x),
-        y=_single(y),
-        name=label,
-        legendgroup=label,
-        showlegend=first,
-        meta=[name, label],
-        mode="lines+markers" if few else "lines",
-        marker={"size": 5},
-        line={"color": color, "width": 2.2 if is_mean else 1.2},
-        opacity=1.0 if is_mean else 0.8,
-    )
+def _line(curve: Curve) -> go.Scatter:
+    if curve.key in many.LOOKS:
+        said = f"{many.SAID[curve.key]} %{{y:.4g}}<extra></extra>"
+        look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": said, **many.LOOKS[curve.key]}
+    else:
+        is_mean = curve.key == MEAN
+        color = MEAN_COLOR if is_mean else rank_color(int(curve.key.split()[1]))
+        look = {"line": {"color": color, "width": 2.2 if is_mean else 1.2}, "opacity": 1.0 if is_mean else 0.8}
+        look |= {"legendgroup": curve.key, "marker": {"size": 5}}
+    return go.Scatter(x=_compact(curve.x), y=_single(curve.y), meta=[curve.name, curve.key], **look)
 
 
-def logged(history: History, title: str = "") -> Chart:
-    """Draw all that was logged: a panel per name; in it a curve per rank, and their mean."""
-    curves = _curves(history)
-    names = list(dict.fromkeys(name for name, *_ in curves))
+def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
+    """Have every label in the legend once, where its first curve is that has points."""
+    in_legend = {""}
+    for trace, curve in zip(traces, curves, strict=True):
+        trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
+        in_legend |= {curve.label} if len(curve.x) else set()
+        if curve.key not in many.LOOKS:
+            trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
+
+
+def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Chart:
+    """Draw all that was logged: a panel per name; in it a curve per rank, and their mean.
+
+    Of more than 16 ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a
+    curve for each of the few ranks that stand apart, and of `ranks`.
+    """
+    curves = _curves(history, ranks)
+    names = list(dict.fromkeys(curve.name for curve in curves))
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
     # Names stand above: beside, each would take its width from the panel to its left.
@@ -173,12 +180,12 @@ def logged(history: History, title: str = "") -> Chart:
         vertical_spacing=0.24 / rows,
     )
     figure.update_annotations(font_size=FONT_SIZE + 1)
-    in_legend = set()
-    for name, label, x, y in curves:
-        panel = names.index(name)
+    lines = [_line(curve) for curve in curves]
+    _name_them(lines, curves)
+    for curve, line in zip(curves, lines, strict=True):
+        panel = names.index(curve.name)
         where = {"row": panel // columns + 1, "col": panel % columns + 1}
-        figure.add_trace(_line(name, label, x, y, first=label not in in_legend), **where)
-        in_legend.add(label)
+        figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
     _mark_not_finite(figure, history, names, columns)
@@ -204,19 +211,19 @@ def _mark_not_finite(figure: go.Figure, history: History, names: list[str], colu
     )
 
 
-def refresh(figure: go.Figure, history: History) -> bool:
+def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = _curves(history)
+    curves = _curves(history, ranks)
     found = history.first_not_finite
     is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
-    if is_marked != (found is not None and found.name in {name for name, *_ in curves}):
+    if is_marked != (found is not None and found.name in {curve.name for curve in curves}):
         return False
-    if [tuple(trace.meta) for trace in figure.data] != [(name, label) for name, label, *_ in curves]:
+    if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:
         return False
     with figure.batch_update():
-        for trace, (_, _, x, y) in zip(figure.data, curves, strict=True):
-            trace.x, trace.y = _compact(x), _single(y)
-            trace.mode = "lines+markers" if len(x) <= 12 else "lines"
+        for trace, curve in zip(figure.data, curves, strict=True):
+            trace.x, trace.y = _compact(curve.x), _single(curve.y)
+        _name_them(figure.data, curves)
     return True
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
+from labkit.ui import many
 from labkit.ui.tables import STATE_COLORS
 
 TAIL_LINES = 200
@@ -100,11 +101,17 @@ def as_html(run: Run) -> str:
         if run.error.frames:
             parts.append(run.error.frames._repr_html_())
         if diagnosis.others:
-            listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
-            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
-    for rank, text in enumerate(run.output):
-        if text:
-            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
+            items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
+            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{items}</ul></details>")
+    output, shown = run.output, range(run.world_size)
+    if run.recorded.is_many:
+        listed = dict.fromkeys([0, *many.listed(run.states, run.recorded)])
+        shown = [rank for rank in listed if output[rank]]
+        if others := sum(bool(text) for text in output) - len(shown):
+            parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
+    for rank in shown:
+        if text := output[rank]:
+            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
             parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
 
