@@ -33,6 +33,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
+    charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
@@ -56,6 +57,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from labkit import (
         benchmark,
+        charts,
         checkpoint,
         exercises,
         integrations,
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from labkit.cluster.torchrun import Torchrun
     from labkit.comparing.comparison import Comparison
     from labkit.comparing.launching import compare
+    from labkit.comparing.sorting import sortable
     from labkit.engines import standby
     from labkit.exercises.checking import check
     from labkit.exercises.predicting import predict
@@ -82,9 +85,7 @@ if TYPE_CHECKING:
     from labkit.process_table import processes
     from labkit.rank.worker import Stopped, Worker
     from labkit.session.session import Session
-    from labkit.ui import charts
     from labkit.ui.present import show
-    from labkit.ui.tables import sortable
 
 __all__ = [
     "Checkpoint",
@@ -143,13 +144,13 @@ _HOMES = {
     "predict": "exercises.predicting",
     "processes": "process_table",
     "show": "ui.present",
-    "sortable": "ui.tables",
+    "sortable": "comparing.sorting",
 }
 """The module of each public name …"""
 
 _MODULES = {
     "benchmark": "benchmark",
-    "charts": "ui.charts",
+    "charts": "charts",
     "checkpoint": "checkpoint",
     "course": "lessons.course",
     "datasets": "lessons.datasets",

@@ -19,7 +19,7 @@ SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 PREPARE = """
 import labkit, plotly.express as px, time
-from labkit.ui.explore import explore
+from labkit.lessons.explore import explore
 
 def train(worker, names, steps):
     for step in range(steps):

@@ -17,7 +17,7 @@ from labkit.monitor.history import AT_ONCE, FEW, History
 from labkit.monitor.output import RankOutput, together
 from labkit.monitor.run import Run
 from labkit.monitor.stacks import RankStack, Stacks, rank_list
-from labkit.protocol.events import Failure, Log, Output, Started
+from labkit.protocol.events import Exit, Failure, Log, Output, Started
 from labkit.ui import charts, kernel, live, many, summary
 from labkit.ui.png import picture
 from labkit.ui.widgets import close
@@ -218,7 +218,7 @@ def test_the_chart_of_many_is_the_band_the_mean_and_the_ranks_that_stand_apart()
 def test_at_sixteen_ranks_every_rank_has_its_curve_and_at_seventeen_there_is_a_band():
     assert len(charts.logged(history_of(losses(FEW))).data) == FEW + 1
     assert set(parts(charts.logged(history_of(losses(FEW + 1))))) == {
-        *many.LOOKS,
+        *many.EDGES,
         "mean",
         *(f"slot {slot}" for slot in range(many.APART)),
     }
@@ -414,3 +414,19 @@ def test_the_live_view_of_many_has_no_tab_for_each_and_answers_its_boxes(monkeyp
     assert "[rank 44] this is rank 44" in view._asking.output.value
     assert "rank 0" not in view._asking.output.value
     close([view._box, *view._asking.parts, view._tabs, view._states])
+
+
+# A failure
+
+
+def test_what_became_of_many_is_told_in_few_lines():
+    run = a_run(losses())
+    run._follower.take(Failure(9, 1.0, "running", "ValueError: bad", "ValueError: bad"))
+    run.engine._killed = set(range(RANKS)) - {9}
+    for rank in range(RANKS):
+        run._follower.take(Exit(rank, 1 if rank == 9 else -9))
+    run._follower.settle()
+    assert run.error.diagnosis.others == [
+        f"63 ranks (0–8, 10–63): was still running and was ended after logging step {STEPS - 1}"
+    ]
+    assert "what became of the other 63 ranks" in summary.as_html(run)

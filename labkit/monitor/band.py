@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ Analysis, 1977). Of 1,024 normally distributed values one does once in 350 steps
 
 NEWEST = 10
 """A rank stands apart if most of its values do, of all steps, or of the newest one in so many."""
+
+NEVER = np.iinfo(np.int64).min
+"""The last step of a bucket in which nothing is."""
 
 ALIKE = 1e-6
 """Relative difference that is none: of the same number, summed by ranks in another order."""
@@ -45,77 +48,74 @@ class Spread:
     def __init__(self, world_size: int) -> None:
         self._size = 1  # steps per bucket
         self._first = 0  # the number of the first bucket; bucket n begins at step n × size
+        self._has, self._is_lost = np.zeros((2, world_size), bool)  # has any value; its last is NaN or Inf
         self._allot(0, world_size)
-        self._has = np.zeros(world_size, bool)
-        self._is_lost = np.zeros(world_size, bool)  # its last value is NaN or Inf
 
     def _allot(self, buckets: int, world_size: int) -> None:
         self._newest = np.full((buckets, world_size), np.nan)
         self._least, self._greatest = np.full(buckets, np.inf), np.full(buckets, -np.inf)
-        self._steps = np.full(buckets, np.iinfo(np.int64).min)
+        self._steps = np.full(buckets, NEVER)
         self._has_changed = np.ones(buckets, bool)
-        # What `_settle` makes of them:
+        # What `_settle` makes of them; how far a value is from the middle half, in heights of that.
         self._count = np.zeros(buckets, np.int64)
-        self._lower, self._mean, self._upper = (np.full(buckets, np.nan) for _ in range(3))
-        self._is_out = np.zeros((buckets, world_size), bool)
+        self._lower, self._mean, self._upper = np.full((3, buckets), np.nan)
+        self._far = np.zeros((buckets, world_size), np.float32)
 
     def add(self, ranks: NDArray[np.int32], steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Take values of any ranks, those of each in its own order."""
         self._make_room(int(steps.min()), int(steps.max()))
         at, is_finite = steps // self._size - self._first, np.isfinite(values)
         self._newest[at, ranks] = np.where(is_finite, values, np.nan)  # of several for one place the last stays
-        np.minimum.at(self._least, at[is_finite], values[is_finite])
-        np.maximum.at(self._greatest, at[is_finite], values[is_finite])
-        np.maximum.at(self._steps, at, steps)
+        self._note(at[is_finite], values[is_finite], values[is_finite], steps[is_finite])
         self._has_changed[at] = True
         self._has[ranks], self._is_lost[ranks] = True, ~is_finite
+
+    def _note(self, at: NDArray[np.int64], least: Any, greatest: Any, steps: Any) -> None:
+        np.minimum.at(self._least, at, least)
+        np.maximum.at(self._greatest, at, greatest)
+        np.maximum.at(self._steps, at, steps)
 
     def _make_room(self, low: int, high: int) -> None:
         """Have a bucket for every step from `low` to `high`, and for those that are there."""
         count, world_size = self._newest.shape
-        before, size, first = np.arange(count) + self._first, self._size, self._first
-        used = np.flatnonzero(self._steps > np.iinfo(np.int64).min)
-        if count and first * size <= low and high < (first + count) * size:
+        if self._first * self._size <= low and high < (self._first + count) * self._size:
             return
+        used = np.flatnonzero(self._steps > NEVER)
+        begins, size = (used + self._first) * self._size, self._size
         if len(used):
-            low, high = min(low, int(before[used[0]]) * size), max(high, int(self._steps[used[-1]]))
+            low, high = min(low, int(begins[0])), max(high, int(self._steps[used[-1]]))
         while high // size - low // size >= BUCKETS:
             size *= 2
-        old = self._newest[used], self._least[used], self._greatest[used], self._steps[used]
-        at = before[used] * self._size // size - low // size
+        rows, old = self._newest[used], (self._least[used], self._greatest[used], self._steps[used])
         self._size, self._first = size, low // size
         # Twice as many as are needed, so that not every step costs a copy.
         self._allot(min(BUCKETS, 2 * (high // size - self._first + 1)), world_size)
-        for bucket, row in zip(at.tolist(), old[0], strict=True):  # the older of those that merge first
+        at = begins // size - self._first
+        for bucket, row in zip(at.tolist(), rows, strict=True):  # the older of those that merge first
             self._newest[bucket] = np.where(np.isnan(row), self._newest[bucket], row)
-        np.minimum.at(self._least, at, old[1])
-        np.maximum.at(self._greatest, at, old[2])
-        np.maximum.at(self._steps, at, old[3])
+        self._note(at, *old)
 
     def _settle(self) -> NDArray[np.int64]:
         """Bring the statistics up to date; return the buckets where most of those ranks that ever log have a value."""
-        new = np.flatnonzero(self._has_changed)
+        new = np.flatnonzero(self._has_changed & (self._steps > NEVER))
         values = self._newest[new]
-        ordered = np.sort(values, axis=1)  # NaN comes last
-        count = np.isfinite(values).sum(axis=1)
-        self._lower[new], self._upper[new] = lower, upper = (
-            _quantile(ordered, count, 0.25),
-            _quantile(ordered, count, 0.75),
-        )
-        with np.errstate(over="ignore", invalid="ignore"):
-            self._mean[new] = mean = np.nansum(values, axis=1) / np.maximum(count, 1)
-            apart = np.maximum(lower[:, None] - values, values - upper[:, None])
-            self._is_out[new] = apart > FENCE * _height(lower, mean, upper)[:, None]
-        self._count[new] = count
-        self._has_changed[:] = False
+        self._count[new], self._has_changed[:] = np.isfinite(values).sum(axis=1), False
+        is_there = self._count[new] > 0
+        new, values = new[is_there], values[is_there]
+        if len(new):
+            lower, upper = np.nanquantile(values, [0.25, 0.75], axis=1)
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = np.nanmean(values, axis=1)
+                height = upper - lower + ALIKE * np.abs(mean) + np.finfo(np.float64).tiny
+                far = np.maximum(lower[:, None] - values, values - upper[:, None]) / height[:, None]
+                self._far[new] = np.where(far > FENCE, far, 0)
+            self._lower[new], self._mean[new], self._upper[new] = lower, mean, upper
         return np.flatnonzero(self._count >= max(1, self._has.sum() / 2))
 
     def band(self) -> Band:
         """Return the band where there are values of most ranks that log."""
-        at = self._settle()
-        return Band(
-            *(each[at] for each in (self._steps, self._least, self._lower, self._mean, self._upper, self._greatest))
-        )
+        every = (self._settle(), self._steps, self._least, self._lower, self._mean, self._upper, self._greatest)
+        return Band(*(each[every[0]] for each in every[1:]))
 
     def curve(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return steps and values of one rank: its newest value in each bucket."""
@@ -123,39 +123,16 @@ class Spread:
         return self._steps[at], self._newest[at, rank]
 
     def apart(self) -> dict[int, float]:
-        """Return the ranks that stand apart, the farthest first, with how far: in heights of the middle half, mostly.
+        """Return the ranks that stand apart, with how far, in heights of the middle half.
 
         Those do of which more than half of the values are beyond `FENCE`, of all or of the newest; and, infinitely
         far, those whose last value is NaN or Inf, where that is not so of most.
         """
-        at = self._settle()
-        found: set[int] = set()
+        at, found = self._settle(), {}
         for part in (at, at[-max(1, len(at) // NEWEST) :]):
-            have = np.isfinite(self._newest[part]).sum(axis=0)
-            found |= set(np.flatnonzero(2 * self._is_out[part].sum(axis=0) > have).tolist())
-        far = {rank: self._far(rank, at) for rank in found}
+            have, is_out = np.isfinite(self._newest[part]).sum(axis=0), self._far[part] > 0
+            for rank in np.flatnonzero(2 * is_out.sum(axis=0) > have).tolist():
+                found[rank] = float(self._far[part, rank].max())
         if 2 * self._is_lost.sum() < self._has.sum():
-            far |= dict.fromkeys(np.flatnonzero(self._is_lost).tolist(), float("inf"))
-        return dict(sorted(far.items(), key=lambda item: (-item[1], item[0])))
-
-    def _far(self, rank: int, at: NDArray[np.int64]) -> float:
-        at = at[self._is_out[at, rank]]
-        lower, mean, upper, value = self._lower[at], self._mean[at], self._upper[at], self._newest[at, rank]
-        return float(np.median(np.maximum(lower - value, value - upper) / _height(lower, mean, upper)))
-
-
-def _height(lower: NDArray[np.float64], mean: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the height of the middle half, and a little where ranks have the same number."""
-    height: NDArray[np.float64] = upper - lower + ALIKE * np.abs(mean) + np.finfo(np.float64).tiny
-    return height
-
-
-def _quantile(ordered: NDArray[np.float64], count: NDArray[np.int64], share: float) -> NDArray[np.float64]:
-    """Return a quantile of the first `count` values of each row, between two of them by the way, as NumPy does."""
-    place = share * np.maximum(count - 1, 0)
-    below = np.floor(place).astype(np.int64)
-    above = np.minimum(below + 1, np.maximum(count - 1, 0))
-    rows = np.arange(len(ordered))
-    low, high = ordered[rows, below], ordered[rows, above]
-    quantile: NDArray[np.float64] = low + (high - low) * (place - below)
-    return quantile
+            found |= dict.fromkeys(np.flatnonzero(self._is_lost).tolist(), np.inf)
+        return found

@@ -140,32 +140,28 @@ class Rates:
 
     def __init__(self, world_size: int) -> None:
         # (time, total) of each rank where the window begins, where the next may begin, and now; NaN before the first.
-        self._marks = np.full((3, 2, world_size), np.nan)
+        self._begin, self._middle, self._now = np.full((3, 2, world_size), np.nan)
 
     def add(self, ranks: NDArray[np.int32], times_s: NDArray[np.float64], amounts: NDArray[np.float64]) -> None:
-        """Take amounts of any ranks, those of each by time."""
-        order = np.argsort(ranks, kind="stable")
-        times_s, totals = times_s[order], np.nancumsum(amounts[order])
-        who, first, count = np.unique(ranks[order], return_index=True, return_counts=True)
-        last = first + count - 1
-        start, middle, now = self._marks[:, :, who]
-        totals += np.repeat(np.nan_to_num(now[1]) - totals[first] + np.nan_to_num(amounts[order][first]), count)
-        ends = np.array([times_s[last], totals[last]])
-        is_new = np.isnan(now[0])
-        begins = np.array([times_s[first], totals[first]])
-        start, middle = np.where(is_new, begins, start), np.where(is_new, begins, middle)
-        # A window's length before the last of them, if they are of a longer time than that.
-        early = times_s < np.repeat(ends[0] - self.WINDOW_S, count)
-        at = first + np.add.reduceat(early, first, dtype=np.int64) - 1
-        is_long, mark = at >= first, np.array([times_s[np.maximum(at, 0)], totals[np.maximum(at, 0)]])
-        start, middle = np.where(is_long, mark, start), np.where(is_long, mark, middle)
-        moves = ~is_long & (ends[0] - middle[0] >= self.WINDOW_S / 2)
-        start, middle = np.where(moves, middle, start), np.where(moves, ends, middle)
-        self._marks[:, :, who] = start, middle, ends
+        """Take amounts of any ranks, those of each by time; NaN counts as none."""
+        amounts, ends_s = np.nan_to_num(amounts), np.full(self._now.shape[1], -np.inf)
+        np.maximum.at(ends_s, ranks, times_s)
+        is_early = times_s < ends_s[ranks] - self.WINDOW_S  # so that the window can begin there
+        for part in (is_early, ~is_early):
+            who, first = np.unique(ranks[part], return_index=True)
+            is_new = np.isnan(self._now[0, who])
+            for mark in (self._begin, self._middle):
+                begins = times_s[part][first], amounts[part][first]
+                mark[:, who] = np.where(is_new, begins, mark[:, who])
+            self._now[1] = np.nan_to_num(self._now[1]) + np.bincount(ranks[part], amounts[part], len(ends_s))
+            self._now[0, ranks[part]] = times_s[part]
+            moves = self._now[0] - self._middle[0] >= self.WINDOW_S / 2
+            self._begin = np.where(moves, self._middle, self._begin)
+            self._middle = np.where(moves, self._now, self._middle)
 
     def per_s(self) -> NDArray[np.float64]:
         """Return the rate of each rank; NaN while there are no two times."""
-        (start_s, before), _, (end_s, after) = self._marks
+        (start_s, before), (end_s, after) = self._begin, self._now
         took_s = np.where(end_s > start_s, end_s - start_s, np.nan)
         per_s: NDArray[np.float64] = (after - before) / took_s
         return per_s

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
-from labkit.monitor.stacks import RankStack, Stacks, rank_list
+from labkit.monitor.stacks import LISTED, RankStack, Stacks, rank_list
 from labkit.protocol.events import Collectives, Failure, JobEnded
 
 LOST_PEER = re.compile(
@@ -83,7 +84,7 @@ class Diagnosis(NamedTuple):
     cause: str
     """The rank's own traceback, or what is known where it left none."""
     others: list[str]
-    """A line for each other rank."""
+    """A line for each other rank, or for several that fared alike."""
 
 
 # The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
@@ -110,7 +111,7 @@ def diagnose(ranks: list[RankFacts]) -> Diagnosis:
         if found := better(culprit, cause, ranks):
             blamed, headline, cause = found
             break
-    return Diagnosis(blamed, headline, cause, [_outcome(r) for r in ranks if r.rank != blamed])
+    return Diagnosis(blamed, headline, cause, _together({r.rank: _outcome(r) for r in ranks if r.rank != blamed}))
 
 
 def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
@@ -214,8 +215,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
             *stacks.blocks(),
         ]
     )
-    others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
-    return Diagnosis(blamed, headline, cause, others)
+    return Diagnosis(blamed, headline, cause, _together({s.rank: s.in_words for s in stacks if s.rank != blamed}))
 
 
 def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
@@ -235,7 +235,20 @@ def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
 def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
     """Say that whoever carried the ranks ended them, and how far each had come."""
     rank = ended.rank if ended.rank >= 0 else None
-    return Diagnosis(rank, ended.headline, ended.cause, [_outcome(r) for r in ranks if r.rank != rank])
+    outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != rank}
+    return Diagnosis(rank, ended.headline, ended.cause, _together(outcomes))
+
+
+def _together(outcomes: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
+    if len(outcomes) <= LISTED:
+        return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
+    alike: dict[str, list[int]] = {}
+    for rank, outcome in outcomes.items():
+        alike.setdefault(outcome, []).append(rank)
+    lines = [f"{rank_list(who)}: {outcome}" for outcome, who in sorted(alike.items(), key=lambda each: len(each[1]))]
+    more = [f"… and {len(lines) - LISTED:,} more such lines: see run.states and run.failures"] if lines[LISTED:] else []
+    return lines[:LISTED] + more
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -317,22 +330,21 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
 
 
 def _outcome(rank: RankFacts) -> str:
-    name = f"rank {rank.rank}"
     if rank.returned:
-        return f"{name} had returned; its result is kept"
+        return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
         if _lost_peer(rank):
-            return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
-        return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+            return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.unseen and rank.last_step is None:
-        return f"{name} left no word"
+        return "left no word"
     if rank.ended_by_us:
         step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
-        return f"{name} was still running and was ended{step}"
+        return f"was still running and was ended{step}"
     if rank.exit_code is not None:
-        return f"{name} died too ({exit_in_words(rank.exit_code)})"
-    return f"{name} was still running when the run ended"
+        return f"died too ({exit_in_words(rank.exit_code)})"
+    return "was still running when the run ended"
 
 
 def exit_in_words(code: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,6 +89,8 @@ class History:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
+        self.is_many = world_size > FEW
+        """Whether there are too many ranks for a curve each."""
         self._waiting: list[Log] = []
         self._waiting_calls = 0
         self._back: dict[int, int] = {}
@@ -102,9 +105,9 @@ class History:
         self._kept = array("i"), array("i"), array("q"), array("d"), array("d")
         self._names: list[str] = []
         self._first_not_finite: NotFinite | None = None
-        self._curves: dict[tuple[str, int], Thinned] = {}
-        self._means: dict[str, Mean] = {}
-        self._spreads: dict[str, Spread] = {}
+        self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
+        self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
+        self._spreads: dict[str, Spread] = defaultdict(lambda: Spread(world_size))
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
         self._last_time_s = np.zeros(world_size)
         self._last: dict[str, NDArray[np.float64]] = {}
@@ -144,15 +147,11 @@ class History:
             logs, self._waiting, self._waiting_calls = self._waiting, [], 0
             counts = [len(log.steps) for log in logs]
             kinds = [self._kinds.setdefault(log.names, len(self._kinds)) for log in logs]
-            self._take(
-                _Calls(
-                    np.repeat(np.array([log.rank for log in logs], np.int32), counts),
-                    np.repeat(np.array(kinds, np.int32), counts),
-                    np.frombuffer(b"".join([log.steps for log in logs]), np.int64),
-                    np.frombuffer(b"".join([log.times_s for log in logs]), np.float64),
-                    np.frombuffer(b"".join([log.values for log in logs]), np.float64),
-                )
-            )
+            each = (np.repeat(np.array(of, np.int32), counts) for of in ([log.rank for log in logs], kinds))
+            joined = [
+                b"".join(column) for column in zip(*((log.steps, log.times_s, log.values) for log in logs), strict=True)
+            ]
+            self._take(_Calls(*each, *map(np.frombuffer, joined, (np.int64, np.float64, np.float64))))
 
     def _sift(self) -> None:
         """Take all calls once more, without those that ranks which have gone back will take again."""
@@ -164,9 +163,9 @@ class History:
             if again.any():
                 stays[mine[again.argmax() :]] = False
         self._forget()
-        values = calls.values[np.repeat(stays, self._widths()[calls.kinds])]
-        for part in _parts(_Calls(*(column[stays] for column in calls[:4]), values), self._widths()):
-            self._take(part)
+        self._take(
+            _Calls(*(column[stays] for column in calls[:4]), calls.values[np.repeat(stays, self._widths(calls))])
+        )
 
     def _take(self, calls: _Calls) -> None:
         for kept, more in zip(self._kept, calls, strict=True):
@@ -178,25 +177,20 @@ class History:
         for name, (at, y) in self._by_name(calls).items():
             if name not in self._last:
                 self._names.append(name)
-                self._last[name] = np.full(self.world_size, np.nan)
-                self._has[name] = np.zeros(self.world_size, bool)
+                self._last[name], self._has[name] = np.full(self.world_size, np.nan), np.zeros(self.world_size, bool)
             self._last[name][ranks[at]], self._has[name][ranks[at]] = y, True
             self._note_not_finite(name, ranks[at], steps[at], times_s[at], y)
             if name == SAMPLES:
                 self._sample_rates.add(ranks[at], times_s[at], y)
-            if self.world_size > FEW:
-                if name not in self._spreads:
-                    self._spreads[name] = Spread(self.world_size)
+            if self.is_many:
                 self._spreads[name].add(ranks[at], steps[at], y)
-            else:
-                self._draw_each(name, ranks[at], steps[at].astype(np.float64), y)
-
-    def _draw_each(self, name: str, ranks: NDArray[np.int32], x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-        for rank in np.unique(ranks).tolist():
-            mine = ranks == rank
-            self._curves.setdefault((name, rank), Thinned()).add(x[mine], y[mine])
-            if self.world_size > 1:
-                self._means.setdefault(name, Mean(self.world_size)).add(rank, x[mine], y[mine])
+                continue
+            for rank in np.unique(ranks[at]).tolist():
+                mine = ranks[at] == rank
+                points = steps[at][mine].astype(np.float64), y[mine]
+                self._curves[name, rank].add(*points)
+                if self.world_size > 1:
+                    self._means[name].add(rank, *points)
 
     def _note_not_finite(self, name: str, ranks: Any, steps: Any, times_s: Any, y: NDArray[np.float64]) -> None:
         if np.isfinite(y).all():
@@ -206,15 +200,15 @@ class History:
         found = NotFinite(int(steps[i]), float(times_s[i]), int(ranks[i]), name, float(y[i]))
         self._first_not_finite = min(filter(None, (self._first_not_finite, found)), key=lambda each: each[:3])
 
-    def _widths(self) -> NDArray[np.int64]:
-        """Return how many names the calls of each kind have."""
-        return np.array([len(names) for names in self._kinds], np.int64)
+    def _widths(self, calls: _Calls) -> NDArray[np.int64]:
+        """Return how many names each call has."""
+        return np.array([len(names) for names in self._kinds], np.int64)[calls.kinds]
 
     def _all(self) -> _Calls:
         return _Calls(*(np.array(column) for column in self._kept))
 
     def _by_name(self, calls: _Calls) -> dict[str, Named]:
-        ends = np.cumsum(self._widths()[calls.kinds])
+        ends = np.cumsum(self._widths(calls))
         parts: dict[str, list[Named]] = {}
         of_kind = list(self._kinds)
         for kind in np.unique(calls.kinds).tolist():
@@ -237,11 +231,6 @@ class History:
         with self._settled():
             return self._first_not_finite
 
-    @property
-    def is_many(self) -> bool:
-        """Whether there are too many ranks for a curve each."""
-        return self.world_size > FEW
-
     def curves(
         self, name: str, ranks: Iterable[int] | None = None
     ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -252,11 +241,8 @@ class History:
         """
         ranks = range(self.world_size) if ranks is None else ranks
         with self._settled():
-            if spread := self._spreads.get(name):
-                found = {f"rank {rank}": spread.curve(rank) for rank in ranks}
-            else:
-                found = {f"rank {rank}": self._curves.get((name, rank), Thinned()).points() for rank in ranks}
-            drawn = {label: points for label, points in found.items() if len(points[0])}
+            of: Any = self._spreads[name].curve if self.is_many else lambda rank: self._curves[name, rank].points()
+            drawn = {f"rank {rank}": points for rank in ranks if len((points := of(rank))[0])}
             mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
@@ -271,16 +257,10 @@ class History:
         Where there are more than `FEW` ranks; else none.
         """
         with self._settled():
-            found = [
-                (-far, rank, name)
-                for name, spread in self._spreads.items()
-                if name != SAMPLES
-                for rank, far in spread.apart().items()
-            ]
-        farthest: dict[int, str] = {}
-        for _, rank, name in sorted(found):
-            farthest.setdefault(rank, name)
-        return farthest
+            drawn = {name: spread for name, spread in self._spreads.items() if name != SAMPLES}
+            found = sorted((far, -rank, name) for name, each in drawn.items() for rank, far in each.apart().items())
+        farthest = {-rank: name for _, rank, name in found}  # of several names the last, where it is farthest, stays
+        return {-rank: farthest[-rank] for _, rank, _ in reversed(found)}
 
     def paces(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return each rank's number of log calls so far, and how many there are a second, NaN where not known."""
@@ -298,18 +278,18 @@ class History:
                 return known
             logging = np.flatnonzero(self._has[name])
             mean = Mean(len(logging))
-            for part in _parts(self._all(), self._widths()):
-                at, y = self._by_name(part).get(name, (np.empty(0, np.int64), np.empty(0)))
-                for place, rank in enumerate(logging):
-                    mine = part.ranks[at] == rank
-                    mean.add(place, part.steps[at][mine].astype(np.float64), y[mine])
+            calls = self._all()
+            at, y = self._by_name(calls)[name]
+            for place, rank in enumerate(logging):
+                mine = calls.ranks[at] == rank
+                mean.add(place, calls.steps[at][mine].astype(np.float64), y[mine])
             return mean.curve.points()
 
     def _mean_points(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if spread := self._spreads.get(name):
-            band = spread.band()
+        if self.is_many:
+            band = self._spreads[name].band()
             return band.steps.astype(np.float64), band.mean
-        return self._means[name].curve.points() if name in self._means else Thinned().points()
+        return self._means[name].curve.points()
 
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
@@ -355,11 +335,3 @@ def _in_order(found: list[Named]) -> Named:
     at, y = (np.concatenate(columns) for columns in zip(*found, strict=True))
     order = np.argsort(at)
     return at[order], y[order]
-
-
-def _parts(calls: _Calls, widths: NDArray[np.int64]) -> Iterator[_Calls]:
-    """Return the calls in parts that are not too long for ranks to be seen side by side."""
-    values = np.concatenate(([0], np.cumsum(widths[calls.kinds])))
-    for start in range(0, len(calls.ranks), AT_ONCE):
-        stop = min(start + AT_ONCE, len(calls.ranks))
-        yield _Calls(*(column[start:stop] for column in calls[:4]), calls.values[values[start] : values[stop]])

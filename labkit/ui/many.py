@@ -34,19 +34,14 @@ FOUND = 200
 TAIL = 5
 """Lines shown of each listed rank, and of rank 0, while nothing is searched for."""
 
-LOOKS: dict[str, dict[str, Any]] = {
-    "least": {"legendgroup": "all"},
-    "greatest": {"legendgroup": "all", "fill": "tonexty", "fillcolor": "rgba(0, 114, 178, 0.15)"},
-    "lower": {"legendgroup": "half"},
-    "upper": {"legendgroup": "half", "fill": "tonexty", "fillcolor": "rgba(0, 114, 178, 0.3)"},
+EDGES = {
+    "least": ("least", "", None),
+    "greatest": ("greatest", "least to greatest", "rgba(0, 114, 178, 0.15)"),
+    "lower": ("lower quarter", "", None),
+    "upper": ("upper quarter", "middle half", "rgba(0, 114, 178, 0.3)"),
 }
-"""Of the band's edges, as Plotly has it: each second one is filled down to the one before."""
-
-NAMES = {"least": "", "greatest": "least to greatest", "lower": "", "upper": "middle half"}
-"""What the legend calls what ends in this edge."""
-
-SAID = {"least": "least", "greatest": "greatest", "lower": "lower quarter", "upper": "upper quarter"}
-"""What an edge is called where one points at it."""
+"""Of the band: what each is called where one points at it, what the legend calls all down to the edge before, and the
+colour with which that is filled."""
 
 
 class Curve(NamedTuple):
@@ -74,8 +69,7 @@ def curves(history: History, asked: Sequence[int] = ()) -> list[Curve]:
     found = []
     for name in [name for name in history.names if name != SAMPLES]:
         band = history.band(name)
-        for key, label in NAMES.items():
-            found.append(Curve(name, key, label, band.steps, getattr(band, key)))
+        found += [Curve(name, key, label, band.steps, getattr(band, key)) for key, (_, label, _) in EDGES.items()]
         of_ranks = history.curves(name, drawn)
         for key, label in [(MEAN, MEAN), *((f"slot {slot}", label) for slot, label in enumerate(labels))]:
             found.append(Curve(name, key, label, *of_ranks.get(label, ([], []))))

@@ -102,7 +102,9 @@ def as_html(run: Run) -> str:
             parts.append(run.error.frames._repr_html_())
         if diagnosis.others:
             items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
-            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{items}</ul></details>")
+            parts.append(
+                f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
+            )
     output, shown = run.output, range(run.world_size)
     if run.recorded.is_many:
         listed = dict.fromkeys([0, *many.listed(run.states, run.recorded)])
@@ -121,8 +123,7 @@ def bundle(run: Run) -> dict[str, str]:
     return {"text/html": as_html(run), "text/plain": as_text(run)}
 
 
-def _others_title(diagnosis: Diagnosis) -> str:
-    count = len(diagnosis.others)
+def _others_title(diagnosis: Diagnosis, count: int) -> str:
     if diagnosis.rank is None:
         return "what became of the ranks"
     return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"

@@ -1,8 +1,8 @@
-"""Measure what a run of many ranks costs the notebook's kernel: to take values in, to draw again, to save, to group stacks.
+"""Measure what many ranks cost the notebook's kernel: to take values in, draw again, save, and group where they stand.
 
 The ranks are simulated: this process makes the events that ranks would send, one log call each, and no rank is started.
-So reading and unpickling what comes from ranks is not in it, nor is the browser's own drawing. "of one core" is the
-processor time of taking in what all ranks log 10 times a second, per second of that, with a live view that draws.
+So neither reading and unpickling what comes from ranks is in it, nor what the browser does. "of one core" is what
+taking in costs where each rank logs 10 times a second, and somebody looks once a second.
 
     python -m tests.benchmarks.many_ranks --ranks 4 16 64 256 1024
 """
