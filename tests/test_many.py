@@ -413,7 +413,7 @@ def test_the_live_view_of_many_has_no_tab_for_each_and_answers_its_boxes(monkeyp
     assert "<b>rank 33</b>" in view._states.value
     assert "[rank 44] this is rank 44" in view._asking.output.value
     assert "rank 0" not in view._asking.output.value
-    close([view._box, *view._asking.parts, view._tabs, view._states])
+    close([view._box, *view._asking.parts, view._tabs, view._states, view._top, view._head, view._title, view._keeper])
 
 
 # A failure

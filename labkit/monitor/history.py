@@ -208,14 +208,13 @@ class History:
         return _Calls(*(np.array(column) for column in self._kept))
 
     def _by_name(self, calls: _Calls) -> dict[str, Named]:
-        ends = np.cumsum(self._widths(calls))
-        parts: dict[str, list[Named]] = {}
-        of_kind = list(self._kinds)
-        for kind in np.unique(calls.kinds).tolist():
-            at, names = np.flatnonzero(calls.kinds == kind), of_kind[kind]
-            for column, name in enumerate(names):
-                parts.setdefault(name, []).append((at, calls.values[ends[at] - len(names) + column]))
-        return {name: found[0] if len(found) == 1 else _in_order(found) for name, found in parts.items()}
+        widths, found = self._widths(calls), {}
+        starts = np.cumsum(widths) - widths
+        for name in dict.fromkeys(name for names in self._kinds for name in names):
+            column = np.array([names.index(name) if name in names else -1 for names in self._kinds])[calls.kinds]
+            if len(at := np.flatnonzero(column >= 0)):
+                found[name] = at, calls.values[starts[at] + column[at]]
+        return found
 
     # Giving out
 
@@ -329,9 +328,3 @@ class History:
             column[at] = y
             columns[name] = column[order]
         return pd.DataFrame(columns)
-
-
-def _in_order(found: list[Named]) -> Named:
-    at, y = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    order = np.argsort(at)
-    return at[order], y[order]

@@ -73,10 +73,11 @@ class LiveView(threading.Thread):
         shown = 0 if run.recorded.is_many else run.world_size
         self._texts = [widgets.HTML() for _ in range(shown)]
         self._seen = [""] * shown
-        self._tabs = widgets.Tab(self._texts, layout=widgets.Layout(display="none"))
+        self._asking = Asking(run) if run.recorded.is_many else None
+        self._tabs = self._asking.output if self._asking else widgets.Tab(self._texts)
+        self._tabs.layout.display = "none"
         for rank in range(shown):
             self._tabs.set_title(rank, f"rank {rank}")
-        self._asking = Asking(run) if run.recorded.is_many else None
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
@@ -95,10 +96,9 @@ class LiveView(threading.Thread):
         self._chart_handle = kernel.reserve()
 
     def _children(self) -> list[Any]:
+        asking = [self._asking.row] if self._asking else []
         chart = [self._figure] if self._figure is not None else []
-        if self._asking:
-            return [self._top, self._states, self._asking.row, *chart, self._asking.output, self._keeper]
-        return [self._top, self._states, *chart, self._tabs, self._keeper]
+        return [self._top, self._states, *asking, *chart, self._tabs, self._keeper]
 
     @property
     def _asked(self) -> list[int]:
@@ -224,7 +224,7 @@ class Asking:
         ]
         self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
         self.output = widgets.HTML()
-        self.parts = [self.row, self.output, *self.boxes]
+        self.parts = [self.row, *self.boxes]
         """What is to be closed at the end."""
 
     @property
@@ -239,7 +239,8 @@ class Asking:
         if self._drawn != asked_for:
             self._drawn = asked_for
             lines = many.output_lines(self._run, words, self.ranks) if self._run.output_count else []
-            self.output.value = output_html("\n".join(lines)) if lines else ""
+            self.output.value = output_html("\n".join(lines))
+            self.output.layout.display = None if lines else "none"
 
 
 def output_html(text: str) -> str:

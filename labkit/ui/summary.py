@@ -105,7 +105,8 @@ def as_html(run: Run) -> str:
             parts.append(
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
-    output, shown = run.output, range(run.world_size)
+    output = run.output
+    shown = list(range(run.world_size))
     if run.recorded.is_many:
         listed = dict.fromkeys([0, *many.listed(run.states, run.recorded)])
         shown = [rank for rank in listed if output[rank]]
