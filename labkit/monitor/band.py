@@ -114,8 +114,9 @@ class Spread:
 
     def band(self) -> Band:
         """Return the band where there are values of most ranks that log."""
-        every = (self._settle(), self._steps, self._least, self._lower, self._mean, self._upper, self._greatest)
-        return Band(*(each[every[0]] for each in every[1:]))
+        at = self._settle()
+        every: list[Any] = [self._steps, self._least, self._lower, self._mean, self._upper, self._greatest]
+        return Band(*(each[at] for each in every))
 
     def curve(self, rank: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return steps and values of one rank: its newest value in each bucket."""
@@ -128,7 +129,8 @@ class Spread:
         Those do of which more than half of the values are beyond `FENCE`, of all or of the newest; and, infinitely
         far, those whose last value is NaN or Inf, where that is not so of most.
         """
-        at, found = self._settle(), {}
+        at = self._settle()
+        found: dict[int, float] = {}
         for part in (at, at[-max(1, len(at) // NEWEST) :]):
             have, is_out = np.isfinite(self._newest[part]).sum(axis=0), self._far[part] > 0
             for rank in np.flatnonzero(2 * is_out.sum(axis=0) > have).tolist():

@@ -147,11 +147,13 @@ class History:
             logs, self._waiting, self._waiting_calls = self._waiting, [], 0
             counts = [len(log.steps) for log in logs]
             kinds = [self._kinds.setdefault(log.names, len(self._kinds)) for log in logs]
-            each = (np.repeat(np.array(of, np.int32), counts) for of in ([log.rank for log in logs], kinds))
-            joined = [
-                b"".join(column) for column in zip(*((log.steps, log.times_s, log.values) for log in logs), strict=True)
+            columns = zip(*((log.steps, log.times_s, log.values) for log in logs), strict=True)
+            kinds_of = (np.int64, np.float64, np.float64)
+            of_calls: list[Any] = [
+                np.repeat(np.array(of, np.int32), counts) for of in ([log.rank for log in logs], kinds)
             ]
-            self._take(_Calls(*each, *map(np.frombuffer, joined, (np.int64, np.float64, np.float64))))
+            of_calls += [np.frombuffer(b"".join(column), of) for column, of in zip(columns, kinds_of, strict=True)]
+            self._take(_Calls(*of_calls))
 
     def _sift(self) -> None:
         """Take all calls once more, without those that ranks which have gone back will take again."""
@@ -163,9 +165,8 @@ class History:
             if again.any():
                 stays[mine[again.argmax() :]] = False
         self._forget()
-        self._take(
-            _Calls(*(column[stays] for column in calls[:4]), calls.values[np.repeat(stays, self._widths(calls))])
-        )
+        of_calls: list[Any] = [column[stays] for column in calls[:4]]
+        self._take(_Calls(*of_calls, calls.values[np.repeat(stays, self._widths(calls))]))
 
     def _take(self, calls: _Calls) -> None:
         for kept, more in zip(self._kept, calls, strict=True):
@@ -208,8 +209,8 @@ class History:
         return _Calls(*(np.array(column) for column in self._kept))
 
     def _by_name(self, calls: _Calls) -> dict[str, Named]:
-        widths, found = self._widths(calls), {}
-        starts = np.cumsum(widths) - widths
+        found: dict[str, Named] = {}
+        starts = np.cumsum(widths := self._widths(calls)) - widths
         for name in dict.fromkeys(name for names in self._kinds for name in names):
             column = np.array([names.index(name) if name in names else -1 for names in self._kinds])[calls.kinds]
             if len(at := np.flatnonzero(column >= 0)):

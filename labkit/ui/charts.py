@@ -130,6 +130,7 @@ def single(values: Any) -> Any:
 
 
 def _line(curve: Curve) -> go.Scatter:
+    look: dict[str, Any]
     if curve.key in many.EDGES:
         said, _, fill = many.EDGES[curve.key]
         look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}
