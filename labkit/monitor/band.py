@@ -12,7 +12,7 @@ BUCKETS = 400
 
 FENCE = 3.0
 """A value stands apart from this many heights of the middle half beyond it: Tukey's "far out" (Exploratory Data
-Analysis, 1977). Of 1,024 normally distributed values one does once in 350 steps."""
+Analysis, 1977). Of 1,024 normally distributed values one does about once in 400 steps."""
 
 NEWEST = 10
 """A rank stands apart if most of its values do, of all steps, or of the newest one in so many."""
