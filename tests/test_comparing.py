@@ -96,7 +96,7 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
         "alone · 1",
     }
     assert "simulated devices of 5 GFLOP/s" in lanes.layout.xaxis.title.text
-    assert compared.lanes(here=True).layout.xaxis.title.text == "milliseconds, this machine's clock"
+    assert compared.lanes(here=True).layout.xaxis.title.text == "ms, this machine's clock"
     words = compared.table().data["weights beside one"]
     assert words["one"] == "equal"
     assert words["ddp"].startswith("equal")
