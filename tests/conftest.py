@@ -201,7 +201,7 @@ def pytest_collection_modifyitems(config, items):
         return
     long = [item for item in items if item.get_closest_marker("long")]
     config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if item not in set(long)]
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.hookimpl(hookwrapper=True)
