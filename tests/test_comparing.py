@@ -95,7 +95,7 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
         "alone · 0",
         "alone · 1",
     }
-    assert "simulated devices of 5 GFLOP/s" in lanes.layout.xaxis.title.text
+    assert "simulated devices (5 GFLOP/s)" in lanes.layout.xaxis.title.text
     assert compared.lanes(here=True).layout.xaxis.title.text == "ms, this machine's clock"
     words = compared.table().data["weights beside one"]
     assert words["one"] == "equal"
