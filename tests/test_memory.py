@@ -10,13 +10,14 @@ import torch
 import labkit
 from labkit import profiling
 from labkit.scaling import CostModel, Fit, capacity, fewest_ranks, fits, largest_batch, memory, published, schedules
-from labkit.scaling.published import gpt
+from labkit.scaling.published_figures import gpt
 from labkit.transformer import ALL, GPT, mean_loss
-from tests.benchmarks.fit import BATCH_SIZE, PARTS, TIME, held, network, predicted
+from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
 
 TITLES = ("FSDP2", "tensor parallel", "context parallel", "1F1B")
 """On real ranks here; tests/benchmarks/fit.py has all."""
+DEPTH = 4
 
 
 def of_gpt(title="one process", ranks=1, model=None, **options):
@@ -46,8 +47,10 @@ def test_what_is_counted_without_computing_is_what_a_real_forward_pass_keeps(dro
     model = GPT(3, 32, 4, dropout, experts)
     model = model.double() if precision == "float64" else model
     tokens = torch.randint(256, (8, 32))
-    with profiling.activations(model) as kept, torch.autocast("cpu", torch.bfloat16, precision != "float64"):
-        loss = mean_loss(model(tokens).double() if precision == "float64" else model(tokens).float(), tokens)
+    with profiling.activations(model) as kept:
+        with torch.autocast("cpu", torch.bfloat16, precision != "float64"):
+            logits = model(tokens)
+        loss = mean_loss(logits.float() if precision != "float64" else logits, tokens)
     loss.backward()
     assert of_gpt(model=model, precision=precision)[0].activations == pytest.approx(kept["activations"], rel=0.002)
 
@@ -169,12 +172,11 @@ def test_the_fastest_of_those_that_fit_come_with_their_ranges():
 @pytest.mark.spawns
 def test_real_ranks_hold_what_was_predicted_part_by_part():
     with shared_session(2) as ranks:
-        run = labkit.launch(held, [ALL[title] for title in TITLES], 2, on=ranks, world_size=2, live=False)
+        run = labkit.launch(held, [ALL[title] for title in TITLES], DEPTH, on=ranks, world_size=2, live=False)
     off = {}
     for title in TITLES:
-        for rank, expected in enumerate(predicted(ALL[title], 2, 2)):
+        for rank, expected in enumerate(predicted(ALL[title], 2, DEPTH)):
             for part, size in zip(PARTS, expected, strict=True):
                 off[title, rank, part] = size / run.results[rank][title][part] - 1
     assert len(off) == len(TITLES) * 2 * 5
     assert {key: value for key, value in off.items() if abs(value) > 0.05} == {}
-    assert network(ALL["DDP"], 2).embedding.num_embeddings * BATCH_SIZE * TIME > 0

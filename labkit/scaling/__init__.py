@@ -1,11 +1,12 @@
-"""How long a training step takes on any number of ranks, and whether it fits: on the notebook's side, no rank needed.
+"""How long a training step takes on any number of ranks, and whether they can hold it: calculated, with no rank.
 
-cost_model   seconds of a step, and a fit to a few measured points
-memory_model bytes by part and rank, for every strategy of `labkit.transformer`: `memory`
-capacity     the largest batch that fits, the fewest ranks, the fastest of those that fit
-published    what is known of others' models, against what is predicted for them
-local_parts  what of a GPT a rank has; `counting` is how its forward pass is counted without computing it;
-             `schedules` which micro-batches a pipeline's rank has before it
+    cost_model         seconds of a step, and a fit to a few measured points
+    memory_model       bytes by part and rank, for every strategy of `labkit.transformer`
+    capacity           the largest batch that fits, the fewest ranks, the fastest of those that fit
+    published_figures  what others say of their models, against what is predicted for them
+
+Below them, `local_parts` is what of a GPT a rank has, `counting` how its forward pass is counted without computing it,
+and `schedules` which micro-batches a pipeline's rank has before it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from labkit.scaling.cost_model import (
 if TYPE_CHECKING:
     from labkit.scaling.capacity import fastest, fewest_ranks, fits, largest_batch
     from labkit.scaling.memory_model import Memory, memory
-    from labkit.scaling.published import published
+    from labkit.scaling.published_figures import published
 
 _LATER = {
     "Memory": "memory_model",
@@ -37,7 +38,7 @@ _LATER = {
     "fewest_ranks": "capacity",
     "fits": "capacity",
     "largest_batch": "capacity",
-    "published": "published",
+    "published": "published_figures",
 }
 """What needs torch and the GPT, which the cost model does not."""
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from labkit.scaling.cost_model import Fit, Prediction
 from labkit.scaling.memory_model import Memory, largest, memory
-from labkit.transformer import ALL, GPT
+from labkit.transformer import ALL, GPT, OneFOneB
 
 COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 """What the cost model calls the strategies of which it knows the time."""
@@ -27,19 +27,19 @@ def largest_batch(
     """
     each = _smallest_batch(strategy, ranks)
 
-    def does(times: int) -> bool:
-        return fits(limit_bytes, model, strategy, ranks, times * each, sequence, **options)
+    def total(times: int) -> int:
+        return largest(memory(model, strategy, ranks, times * each, sequence, **options)).total
 
-    if not does(1):
+    one, top = total(1), max(1, most // each)
+    if one > limit_bytes:
         return 0
-    low, high = 1, 2
-    while high * each <= most and does(high):
-        low, high = high, 2 * high
-    high = min(high, most // each + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if does(middle) else (low, middle)
-    return low * each
+    more = max(1, total(2) - one)  # memory grows nearly in proportion: begin where it would be full
+    times = max(1, min(top, 1 + int((limit_bytes - one) // more)))
+    while times > 1 and total(times) > limit_bytes:
+        times -= 1
+    while times < top and total(times + 1) <= limit_bytes:
+        times += 1
+    return times * each
 
 
 def fewest_ranks(
@@ -93,12 +93,11 @@ def fastest(
     for strategy in strategies:
         if strategy not in COST_MODEL_NAMES:
             raise ValueError(f"the cost model knows the time of {', '.join(COST_MODEL_NAMES)}; got {strategy!r}")
-        if strategy == "1F1B" and (
-            cost.model.stages < ranks or cost.model.micro_batches != ALL[strategy].micro_batches
-        ):
+        pieces, has = OneFOneB.micro_batches, cost.model
+        if strategy == "1F1B" and (has.stages < ranks or has.micro_batches != pieces):
             raise ValueError(
-                f"the cost model has {cost.model.stages} stages and {cost.model.micro_batches} micro-batches; for 1F1B "
-                f"on {ranks} ranks give it stages={ranks}, micro_batches={ALL[strategy].micro_batches}"
+                f"the cost model has {has.stages} stages and {has.micro_batches} micro-batches; for 1F1B on {ranks} "
+                f"ranks give it stages={ranks}, micro_batches={pieces}"
             )
         try:
             most = largest(memory(model, strategy, ranks, batch, sequence, **options))

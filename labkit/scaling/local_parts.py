@@ -82,7 +82,8 @@ def cut_between(model: GPT, parts: int, time: int) -> GPT:
     assert model.head is not None
     model.embedding.register_forward_hook(scatter)
     model.head.register_forward_pre_hook(gather)
-    for block in model.blocks.values():
+    blocks: Any = model.blocks.values()
+    for block in blocks:
         attention, mlp = block.attention, block.mlp
         attention.register_forward_pre_hook(gather)
         attention.out.register_forward_hook(scatter)

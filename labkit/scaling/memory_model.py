@@ -1,17 +1,19 @@
 """What every rank holds in a training step, by part, for each strategy of `labkit.transformer`, without allocating it.
 
 Parameters, gradients and optimizer state are the sizes of tensors that a strategy leaves on a rank. Activations are
-counted: the rank's part of the network runs on tensors that have no memory (`counting`). Buffers of communication
-follow PyTorch's code (2.15), said beside each. Not in it: what operators write down for a moment, the allocator's gaps,
-the few hundred MB that a device's own libraries take.
+counted: the rank's part of the network runs, by a CPU's operators, on tensors that have no memory (`counting`). Buffers
+of communication follow PyTorch's code (2.15), said beside each. Not in it: what operators write down for a moment, the
+allocator's gaps, the few hundred MB that a device's own libraries take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -63,8 +65,8 @@ OPTIMIZERS = {"AdamW": 2, "SGD": 0, "SGD, momentum": 1}
 STEP_BYTES = 4
 """AdamW counts the steps of each parameter tensor, in a number of 32 bits."""
 
-Tensors = Sequence[tuple[int, ...]]
-"""The shapes of some parameters."""
+Tensors = Mapping[tuple[int, ...], int]
+"""The shapes of some parameters, and how many have it."""
 
 
 class Case(NamedTuple):
@@ -123,7 +125,7 @@ def memory(
     if kind.ranks(ranks) != ranks:
         raise ValueError(f"{kind.title} does not run on {ranks} ranks, but on {kind.ranks(ranks)}")
     case = Case(Shape.of(model), kind, ranks, batch, sequence, found, recompute, optimizer)
-    if bool(case.shape.experts) != (kind.title == "expert parallel") and ranks > 1 and kind.title in _CUT_LAYERS:
+    if case.shape.experts and kind.title in _CUT_LAYERS:
         raise ValueError(f"{kind.title} is not known for a mixture of experts; take a model with experts=0")
     return _pipeline(case) if issubclass(kind, GPipe) else _alike(case)
 
@@ -172,17 +174,19 @@ def _alike(case: Case) -> list[Memory]:
         cut = ("experts", n)
     whole = _tensors(shape, cut)
     over = pairs if pairs > 1 else n if title.startswith("FSDP2") and title not in _CUT_LAYERS else 1
+    owned = _owned(whole, n) if title == "ZeRO-1" else []
     activations = _activations(case, cut, shape.depth, batch, time).most
+    buffers = _buffers(case, cut, whole, batch, time)
     found = []
     for rank in range(n):
-        mine = [_shard(tensor, over, rank // 2 if pairs > 1 else rank) for tensor in whole]
-        parameters, gradients, state = _states(case, mine)
-        if title == "ZeRO-1":
-            state = _states(case, _owned(whole, n)[rank])[2]
+        parameters, gradients, state = _states(case, _shards(whole, over, rank // 2 if pairs > 1 else rank))
+        if owned:
+            state = _states(case, owned[rank])[2]
         if cut[0] in ("tensor", "sequence") and over == 1:
             # The embedding's gradient is whole on every rank (PyTorch 2.15).
-            gradients += (shape.vocabulary - whole[0][0]) * shape.width * case.precision.dtype.itemsize
-        found.append(Memory(parameters, gradients, state, activations, _buffers(case, cut, whole, batch, time)))
+            rows = -(-shape.vocabulary // n)
+            gradients += (shape.vocabulary - rows) * shape.width * case.precision.dtype.itemsize
+        found.append(Memory(parameters, gradients, state, activations, buffers))
     return found
 
 
@@ -191,7 +195,7 @@ def _buffers(case: Case, cut: tuple[str, int], whole: Tensors, batch: int, time:
     n, title = case.ranks, case.strategy.title
     itemsize = case.precision.dtype.itemsize
     features = case.features_bytes(batch, time)
-    size = itemsize * sum(map(math.prod, whole))
+    size = itemsize * _numbers(whole)
     if n == 1:
         return 0
     if title == "expert parallel":
@@ -200,7 +204,7 @@ def _buffers(case: Case, cut: tuple[str, int], whole: Tensors, batch: int, time:
     if title.startswith("FSDP2"):
         # Whole are: what lies outside the blocks; a block that computes, one on its way, and the gradients of a third.
         # Kept after forward: all of them, and the last that arrived once more, until the next has been copied out.
-        block = itemsize * sum(map(math.prod, _of_blocks(case.shape, cut)))
+        block = itemsize * _numbers(_of_block(case.shape, cut))
         blocks = case.shape.depth + 1 if "kept" in title else min(3, case.shape.depth + 1)
         buffers = size - case.shape.depth * block + blocks * block
     elif cut[0] in ("", "ring"):
@@ -218,55 +222,74 @@ def _expert_buffers(case: Case, whole: Tensors, batch: int, time: int) -> int:
     shape, itemsize = case.shape, case.precision.dtype.itemsize
     capacity = math.ceil(1.25 * time / shape.experts)
     slots = batch * shape.experts * capacity * shape.width * itemsize
-    shared = itemsize * sum(math.prod(tensor) for tensor in whole if len(tensor) < 3)
+    shared = itemsize * _numbers({tensor: count for tensor, count in whole.items() if len(tensor) < 3})
     return max(3 * slots, shared)
 
 
 # Parameters
 
 
+def _tensors(shape: Shape, cut: tuple[str, int]) -> Tensors:
+    """Return the shapes of a rank's parameters; gathered, if they are sharded."""
+    before, after = _outside(shape, cut)
+    return before + after + _times(_of_block(shape, cut), shape.depth)
+
+
 @functools.cache
-def _tensors(shape: Shape, cut: tuple[str, int]) -> list[tuple[int, ...]]:
-    """Return the shapes of a rank's parameters, gathered if they are sharded; the embedding's first."""
+def _outside(shape: Shape, cut: tuple[str, int]) -> tuple[Counter[tuple[int, ...]], Counter[tuple[int, ...]]]:
+    """Return those before the blocks, and those after them."""
     with fake(torch.float32):
         one = _local(shape, 1, cut, cut[1])
-        outside = [tuple(p.shape) for name, p in one.named_parameters() if not name.startswith("blocks.")]
-    return outside + shape.depth * _of_blocks(shape, cut)
+        first, *rest = [tuple(p.shape) for name, p in one.named_parameters() if not name.startswith("blocks.")]
+    return Counter([first]), Counter(rest)
 
 
 @functools.cache
-def _of_blocks(shape: Shape, cut: tuple[str, int]) -> list[tuple[int, ...]]:
+def _of_block(shape: Shape, cut: tuple[str, int]) -> Counter[tuple[int, ...]]:
     """Return those of one block."""
     with fake(torch.float32):
-        return [tuple(p.shape) for p in _local(shape, 1, cut, cut[1]).blocks.parameters()]
+        return Counter(tuple(p.shape) for p in _local(shape, 1, cut, cut[1]).blocks.parameters())
+
+
+def _times(tensors: Tensors, times: int) -> Counter[tuple[int, ...]]:
+    return Counter({tensor: times * count for tensor, count in tensors.items()})
+
+
+def _numbers(tensors: Tensors) -> int:
+    """Return how many parameters there are in all."""
+    return sum(count * math.prod(tensor) for tensor, count in tensors.items())
 
 
 def _states(case: Case, tensors: Tensors) -> tuple[int, int, int]:
     """Return the bytes of parameters, of gradients and of the optimizer's state for them."""
-    numbers = sum(map(math.prod, tensors))
-    numbers_each, itemsize = OPTIMIZERS[case.optimizer], case.precision.dtype.itemsize
-    steps = STEP_BYTES * sum(math.prod(tensor) > 0 for tensor in tensors) if case.optimizer == "AdamW" else 0
-    state = numbers * ((1 + numbers_each) * 4 if case.precision.master else numbers_each * itemsize) + steps
+    numbers, each = _numbers(tensors), OPTIMIZERS[case.optimizer]
+    itemsize = case.precision.dtype.itemsize
+    state = numbers * ((1 + each) * 4 if case.precision.master else each * itemsize)
+    if case.optimizer == "AdamW":
+        state += STEP_BYTES * sum(count for tensor, count in tensors.items() if math.prod(tensor))
     return numbers * itemsize, numbers * itemsize, state
 
 
-def _shard(tensor: tuple[int, ...], parts: int, index: int) -> tuple[int, ...]:
-    """Return the shape of FSDP2's shard: rows, as `torch.chunk` deals them out."""
+def _shards(tensors: Tensors, parts: int, index: int) -> Tensors:
+    """Return FSDP2's shards: of each parameter some rows, as `torch.chunk` deals them out."""
     if parts == 1:
-        return tensor
-    each = -(-tensor[0] // parts)
-    return (max(0, min(each, tensor[0] - index * each)), *tensor[1:])
+        return tensors
+    shards: Counter[tuple[int, ...]] = Counter()
+    for (rows, *others), count in tensors.items():
+        each = -(-rows // parts)
+        shards[max(0, min(each, rows - index * each)), *others] += count
+    return shards
 
 
-def _owned(tensors: Tensors, ranks: int) -> list[list[tuple[int, ...]]]:
+def _owned(tensors: Tensors, ranks: int) -> list[Tensors]:
     """Return whose state is on which rank: `ZeroRedundancyOptimizer` gives the next largest to who has least."""
-    owned: list[list[tuple[int, ...]]] = [[] for _ in range(ranks)]
-    sizes = [0] * ranks
-    for tensor in sorted(tensors, key=math.prod, reverse=True):
-        rank = sizes.index(min(sizes))
-        owned[rank].append(tensor)
-        sizes[rank] += math.prod(tensor)
-    return owned
+    owned: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(ranks)]
+    least = [(0, rank) for rank in range(ranks)]
+    for tensor in sorted(Counter(tensors).elements(), key=math.prod, reverse=True):
+        size, rank = heapq.heappop(least)
+        owned[rank][tensor] += 1
+        heapq.heappush(least, (size + math.prod(tensor), rank))
+    return list(owned)
 
 
 # Activations
@@ -366,29 +389,26 @@ def _pipeline(case: Case) -> list[Memory]:
         raise ValueError(f"1F1B needs as many micro-batches as stages: {pieces} are too few for {length} ranks")
     batch = _equal_part(_equal_part(case.batch, chains, "a batch"), pieces, "a batch")
     depths = local_parts.stage_depths(case.shape.depth, length * each)
-    block = _of_blocks(case.shape, ("", 1))
-    embedding, *norm_and_head = _tensors(case.shape, ("", 1))[: -case.shape.depth * len(block)]
+    before, after = _outside(case.shape, ("", 1))
     features = case.features_bytes(batch, case.sequence)
     found = []
     for rank in range(length):
         own = range(rank, len(depths), length)
-        mine = [tensor for stage in own for tensor in depths[stage] * block]
-        mine += [embedding] * (0 in own) + norm_and_head * (len(depths) - 1 in own)
+        mine = _times(_of_block(case.shape, ("", 1)), sum(depths[stage] for stage in own))
+        mine = mine + (before if 0 in own else Counter()) + (after if len(depths) - 1 in own else Counter())
         stages = [
             _activations(case, ("", 1), depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own
         ]
         order = schedules.actions(kind.schedule, length, rank, pieces, each)
         most = schedules.most_held(order, [s.forward for s in stages], [s.loss for s in stages])
         most += max(s.most - s.forward for s in stages)
-        buffers = _messages(kind, length, rank) * features
+        buffers = (
+            schedules.most_messages(kind.schedule, order, own, len(depths), pieces) * features if length > 1 else 0
+        )
         if chains > 1:  # gradients of equal stages are averaged in one flat buffer, when no message is left
             buffers = max(buffers, _states(case, mine)[0])
         found.append(Memory(*_states(case, mine), most, buffers))
     return found * chains
-
-
-def _messages(kind: Any, length: int, rank: int) -> int:
-    return 0
 
 
 def largest(ranks: Iterable[Memory]) -> Memory:

@@ -69,3 +69,31 @@ def most_held(order: Sequence[Action], kept: Sequence[int], loss: Sequence[int])
             now -= kept[stage] - loss[stage]
         most = max(most, now)
     return most
+
+
+def most_messages(schedule: str, order: Sequence[Action], own: Sequence[int], total: int, micro_batches: int) -> int:
+    """Return how many micro-batches' features lie in messages at most, on a rank that has the stages `own` of `total`.
+
+    As PyTorch 2.15 waits for what it sends. GPipe: for outputs when all forward passes are over, for gradients when all
+    backward passes are. 1F1B: one goes while one comes. The others: an output goes with its backward pass, gradients
+    stay to the end of the step, and two messages are about to arrive. What is received is kept by autograd and counts
+    there, until the backward pass; the last stage's inputs stay to the end, for the losses hold on to them.
+    """
+    is_last = total - 1 in own
+    if schedule == "ScheduleGPipe":
+        return 2 * micro_batches if is_last else micro_batches
+    if schedule == "Schedule1F1B":
+        return micro_batches + 1 if is_last else 2
+    splits = any(what == WEIGHTS for what, _ in order)
+    now = most = 0
+    for what, stage in order:
+        first, last = own[stage] == 0, own[stage] == total - 1
+        if what == FORWARD:
+            now += not last
+        elif what == BACKWARD:
+            now += (not first) - (not last)
+            now += not last if splits else last  # the gradients that came wait for "weights"; else those inputs
+        else:
+            now -= not last
+        most = max(most, now)
+    return most + 2

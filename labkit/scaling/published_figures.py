@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 BROWN = "Brown et al. 2020, table 2.1 (https://arxiv.org/abs/2005.14165)"
-SMITH = "Smith et al. 2022, section 2.3 (https://arxiv.org/abs/2201.11990)"
+SMITH = "Smith et al. 2022 (https://arxiv.org/abs/2201.11990)"
 RAJBHANDARI = "Rajbhandari et al. 2020, figure 1 (https://arxiv.org/abs/1910.02054)"
 KORTHIKANTI = "Korthikanti et al. 2022, table 2 (https://arxiv.org/abs/2205.05198)"
 
