@@ -5,8 +5,8 @@
     capacity           the largest batch that fits, the fewest ranks, the fastest of those that fit
     published_figures  what others say of their models, against what is predicted for them
 
-Below them, `local_parts` is what of a GPT a rank has, `counting` how its forward pass is counted without computing it,
-and `schedules` which micro-batches a pipeline's rank has before it.
+Below them, `local_parts` is what of a GPT a rank has, `parameters` who has which of its parameters, `counting` how a
+forward pass is counted without computing it, and `schedules` which micro-batches a pipeline's rank has before it.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from labkit.scaling import local_parts, schedules
+from labkit.scaling import local_parts, parameters, schedules
 from labkit.scaling.counting import fake, kept
 from labkit.scaling.local_parts import Shape
+from labkit.scaling.parameters import Tensors
 from labkit.transformer import ALL, GPT, GPTStrategy, mean_loss
 from labkit.transformer.pipelines import GPipe
 
@@ -64,9 +64,6 @@ OPTIMIZERS = {"AdamW": 2, "SGD": 0, "SGD, momentum": 1}
 """How many numbers each keeps for every parameter."""
 STEP_BYTES = 4
 """AdamW counts the steps of each parameter tensor, in a number of 32 bits."""
-
-Tensors = Mapping[tuple[int, ...], int]
-"""The shapes of some parameters, and how many have it."""
 
 
 class Case(NamedTuple):
@@ -174,19 +171,19 @@ def _alike(case: Case) -> list[Memory]:
         cut = ("experts", n)
     whole = _tensors(shape, cut)
     over = pairs if pairs > 1 else n if title.startswith("FSDP2") and title not in _CUT_LAYERS else 1
-    owned = _owned(whole, n) if title == "ZeRO-1" else []
+    owned = parameters.owned(whole, n) if title == "ZeRO-1" else []
     activations = _activations(case, cut, shape.depth, batch, time).most
     buffers = _buffers(case, cut, whole, batch, time)
     found = []
     for rank in range(n):
-        parameters, gradients, state = _states(case, _shards(whole, over, rank // 2 if pairs > 1 else rank))
+        held, gradients, state = _states(case, parameters.shards(whole, over, rank // 2 if pairs > 1 else rank))
         if owned:
             state = _states(case, owned[rank])[2]
         if cut[0] in ("tensor", "sequence") and over == 1:
             # The embedding's gradient is whole on every rank (PyTorch 2.15).
             rows = -(-shape.vocabulary // n)
             gradients += (shape.vocabulary - rows) * shape.width * case.precision.dtype.itemsize
-        found.append(Memory(parameters, gradients, state, activations, buffers))
+        found.append(Memory(held, gradients, state, activations, buffers))
     return found
 
 
@@ -195,7 +192,7 @@ def _buffers(case: Case, cut: tuple[str, int], whole: Tensors, batch: int, time:
     n, title = case.ranks, case.strategy.title
     itemsize = case.precision.dtype.itemsize
     features = case.features_bytes(batch, time)
-    size = itemsize * _numbers(whole)
+    size = itemsize * parameters.numbers(whole)
     if n == 1:
         return 0
     if title == "expert parallel":
@@ -204,7 +201,7 @@ def _buffers(case: Case, cut: tuple[str, int], whole: Tensors, batch: int, time:
     if title.startswith("FSDP2"):
         # Whole are: what lies outside the blocks; a block that computes, one on its way, and the gradients of a third.
         # Kept after forward: all of them, and the last that arrived once more, until the next has been copied out.
-        block = itemsize * _numbers(_of_block(case.shape, cut))
+        block = itemsize * parameters.numbers(_of_block(case.shape, cut))
         blocks = case.shape.depth + 1 if "kept" in title else min(3, case.shape.depth + 1)
         buffers = size - case.shape.depth * block + blocks * block
     elif cut[0] in ("", "ring"):
@@ -222,7 +219,7 @@ def _expert_buffers(case: Case, whole: Tensors, batch: int, time: int) -> int:
     shape, itemsize = case.shape, case.precision.dtype.itemsize
     capacity = math.ceil(1.25 * time / shape.experts)
     slots = batch * shape.experts * capacity * shape.width * itemsize
-    shared = itemsize * _numbers({tensor: count for tensor, count in whole.items() if len(tensor) < 3})
+    shared = itemsize * parameters.numbers({tensor: count for tensor, count in whole.items() if len(tensor) < 3})
     return max(3 * slots, shared)
 
 
@@ -232,7 +229,7 @@ def _expert_buffers(case: Case, whole: Tensors, batch: int, time: int) -> int:
 def _tensors(shape: Shape, cut: tuple[str, int]) -> Tensors:
     """Return the shapes of a rank's parameters; gathered, if they are sharded."""
     before, after = _outside(shape, cut)
-    return before + after + _times(_of_block(shape, cut), shape.depth)
+    return before + after + parameters.times(_of_block(shape, cut), shape.depth)
 
 
 @functools.cache
@@ -251,45 +248,14 @@ def _of_block(shape: Shape, cut: tuple[str, int]) -> Counter[tuple[int, ...]]:
         return Counter(tuple(p.shape) for p in _local(shape, 1, cut, cut[1]).blocks.parameters())
 
 
-def _times(tensors: Tensors, times: int) -> Counter[tuple[int, ...]]:
-    return Counter({tensor: times * count for tensor, count in tensors.items()})
-
-
-def _numbers(tensors: Tensors) -> int:
-    """Return how many parameters there are in all."""
-    return sum(count * math.prod(tensor) for tensor, count in tensors.items())
-
-
 def _states(case: Case, tensors: Tensors) -> tuple[int, int, int]:
     """Return the bytes of parameters, of gradients and of the optimizer's state for them."""
-    numbers, each = _numbers(tensors), OPTIMIZERS[case.optimizer]
+    numbers, each = parameters.numbers(tensors), OPTIMIZERS[case.optimizer]
     itemsize = case.precision.dtype.itemsize
     state = numbers * ((1 + each) * 4 if case.precision.master else each * itemsize)
     if case.optimizer == "AdamW":
         state += STEP_BYTES * sum(count for tensor, count in tensors.items() if math.prod(tensor))
     return numbers * itemsize, numbers * itemsize, state
-
-
-def _shards(tensors: Tensors, parts: int, index: int) -> Tensors:
-    """Return FSDP2's shards: of each parameter some rows, as `torch.chunk` deals them out."""
-    if parts == 1:
-        return tensors
-    shards: Counter[tuple[int, ...]] = Counter()
-    for (rows, *others), count in tensors.items():
-        each = -(-rows // parts)
-        shards[max(0, min(each, rows - index * each)), *others] += count
-    return shards
-
-
-def _owned(tensors: Tensors, ranks: int) -> list[Tensors]:
-    """Return whose state is on which rank: `ZeroRedundancyOptimizer` gives the next largest to who has least."""
-    owned: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(ranks)]
-    least = [(0, rank) for rank in range(ranks)]
-    for tensor in sorted(Counter(tensors).elements(), key=math.prod, reverse=True):
-        size, rank = heapq.heappop(least)
-        owned[rank][tensor] += 1
-        heapq.heappush(least, (size + math.prod(tensor), rank))
-    return list(owned)
 
 
 # Activations
@@ -394,7 +360,7 @@ def _pipeline(case: Case) -> list[Memory]:
     found = []
     for rank in range(length):
         own = range(rank, len(depths), length)
-        mine = _times(_of_block(case.shape, ("", 1)), sum(depths[stage] for stage in own))
+        mine = parameters.times(_of_block(case.shape, ("", 1)), sum(depths[stage] for stage in own))
         mine = mine + (before if 0 in own else Counter()) + (after if len(depths) - 1 in own else Counter())
         stages = [
             _activations(case, ("", 1), depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own
