@@ -172,10 +172,6 @@ class HereEngine:
             self._channel.send(events.Stack(0, file.read()))
         return [0]
 
-    def usage(self, rank: int) -> tuple[int, float] | None:
-        """Return None: the memory of this process is not the function's alone."""
-        return None
-
     def kill(self) -> None:
         """Interrupt the function. One in native code that keeps Python's lock goes on until it returns."""
         if not self._has_begun:

@@ -45,6 +45,11 @@ class Place(NamedTuple):
     rank: int
     world_size: int
     total: torch.Tensor
+    worker: labkit.Worker
+
+    def is_ready(self):
+        """What takes long on a busy machine has been done: begin to count the silence anew."""
+        self.worker.log(ready=1)
 
 
 def barrier_of_one(at):
@@ -55,6 +60,7 @@ def barrier_of_one(at):
 
 def hidden_in_ddp(at):
     model = DistributedDataParallel(Network())
+    at.is_ready()
     model(torch.ones(2, 4)).sum().backward()
     if at.is_odd:
         model.eval()(torch.ones(2, 4))
@@ -82,6 +88,7 @@ def another_type(at):
 
 def unused_parameter(at):
     model = DistributedDataParallel(Network())
+    at.is_ready()
     for step in range(3):
         model.zero_grad()
         model(torch.ones(2, 4), both=not (at.is_odd and step == 1)).sum().backward()
@@ -120,6 +127,7 @@ def misses_an_asynchronous_one(at):
 
 def two_groups(at):
     other = dist.new_group(group_desc="other")
+    at.is_ready()
     groups = [dist.group.WORLD, other]
     for group in groups[::-1] if at.is_odd else groups:
         dist.all_reduce(at.total, group=group)
@@ -221,7 +229,7 @@ def plant(worker, row, odd, before, _compiler=torch._dynamo):
     for _ in range(before):
         dist.all_reduce(total)
     worker.log(before=before)
-    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, total))
+    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, total, worker))
 
 
 def report(row, world_size, odd, before, on=None, silent_s=1.0):
