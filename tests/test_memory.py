@@ -40,9 +40,10 @@ def test_parameters_gradients_and_state_are_so_many_bytes_a_number(precision, ea
     assert of_gpt(model=model, precision="float32", optimizer="SGD")[0].optimizer_state == 0
 
 
-@pytest.mark.parametrize(("dropout", "experts"), [(0.0, 0), (0.1, 0), (0.0, 4)])
-@pytest.mark.parametrize("precision", ["float64", "bf16 autocast"])
-def test_what_is_counted_without_computing_is_what_a_real_forward_pass_keeps(dropout, experts, precision):
+@pytest.mark.parametrize(
+    ("precision", "dropout", "experts"), [("float64", 0.0, 4), ("float64", 0.1, 0), ("bf16 autocast", 0.1, 0)]
+)
+def test_what_is_counted_without_computing_is_what_a_real_forward_pass_keeps(precision, dropout, experts):
     torch.manual_seed(0)
     model = GPT(3, 32, 4, dropout, experts)
     model = model.double() if precision == "float64" else model
@@ -131,7 +132,7 @@ def test_published_figures_are_met_though_nothing_was_fitted_to_them():
 def test_the_largest_batch_fits_and_the_next_does_not():
     model = gpt(4, 64, 4, 256)
     limit = 40e6
-    for title, each in (("DDP", 2), ("tensor parallel", 1), ("GPipe", 4)):
+    for title, each in (("DDP", 2), ("GPipe", 4)):
         batch = largest_batch(limit, model, title, 2, 32)
         assert batch > 0
         assert batch % each == 0

@@ -104,10 +104,10 @@ def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: 
         trainer = strategy(worker, network(strategy, depth), mean_loss, OPTIMIZER, profiling.Clock(worker.device))
         inputs, targets = next(itertools.islice(batches(text(), BATCH_SIZE, TIME), 1))
         trainer.step(inputs, targets)
+        gc.collect()
+        gc.freeze()  # what is here already need not be looked through again and again
         with profiling.activations(trainer.model) as kept, Buffers(trainer.model, profiling.kept_now()) as buffers:
             trainer.step(inputs, targets)  # DDP's buckets stay, and are known from here on
-            gc.collect()
-            gc.freeze()  # what is here already need not be looked through again and again
             buffers.most = 0
             trainer.step(inputs, targets)
         if strategy is Recomputation:
