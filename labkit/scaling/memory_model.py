@@ -3,7 +3,8 @@
 Parameters, gradients and optimizer state are the sizes of tensors that a strategy leaves on a rank. Activations are
 counted: the rank's part of the network runs, by a CPU's operators, on tensors that have no memory (`counting`). Buffers
 of communication follow PyTorch's code (2.15), said beside each. Not in it: what operators write down for a moment, the
-allocator's gaps, the few hundred MB that a device's own libraries take.
+allocator's gaps, the few hundred MB that a device's own libraries take; and, of zero bubble, what its two backward
+passes leave in cycles until Python's collector frees it.
 """
 
 from __future__ import annotations
