@@ -14,9 +14,9 @@ EXHIBIT = Exhibit(
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes
     `SLURM_SRUN_COMM_HOST` for the address at which all ranks meet. The variables below are
-    those of a job on three nodes that was started by `srun` on a login node. Nothing runs on a
-    cluster here: two addresses of this machine stand for two machines, and rank 0 waits at the
-    first node's. Does a rank that calls reach it?
+    those of a job on three nodes that was started by `srun` on a login node. Nothing runs
+    on a cluster here: two addresses of this machine stand for two machines, and rank 0
+    waits at the first node's. Does a rank that calls `SLURM_SRUN_COMM_HOST` reach it?
     """,
     choices=(
         "yes",
@@ -51,8 +51,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """The address is the first node's: `scontrol show hostnames "$SLURM_JOB_NODELIST" |
-    head -n 1`, spelt out here."""
+    """The address to use is the first node's: `scontrol show hostnames
+    "$SLURM_JOB_NODELIST" | head -n 1`, spelt out here."""
     name, ranges = re.fullmatch(r"(\w+)\[(.*)\]", JOB["SLURM_JOB_NODELIST"]).groups()
     ends = [(part.split("-")[0], part.split("-")[-1]) for part in ranges.split(",")]
     nodes = [f"{name}{i:0{len(a)}d}" for a, b in ends for i in range(int(a), int(b) + 1)]

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     parameters". What does that change?
     """,
     choices=(
-        "nothing, for thousands of bytes",
+        "nothing, and it costs thousands of bytes",
         "it repairs rounding errors",
         "it averages the weights",
     ),
@@ -51,8 +51,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images, labels):
-    """Equal weights and equal gradients make equal steps, momentum included. What is worth
-    the bytes is a check, now and then."""
+    """Equal weights and equal gradients make equal steps, momentum included. A check now
+    and then is worth its bytes."""
 
     def train(worker):
         model = DistributedDataParallel(labkit.models.linear(images[0].numel()))

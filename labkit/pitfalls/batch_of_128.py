@@ -49,8 +49,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Deal out the remainder, or insist that the batch divides. Times at 3 and 6 ranks were
-    of less work."""
+    """Deal out the remainder, or insist that the batch divides. The text's times at 3 and 6
+    ranks are for less work."""
     steps = {n: images_in_a_step(n, labkit.scaling.split(128, n).__getitem__) for n in (3, 6)}
     assert steps == {3: 128, 6: 128}
     return steps

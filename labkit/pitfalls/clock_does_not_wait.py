@@ -14,8 +14,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) reads the clock
-    before and after a step on the GPU. How much of the time of a large product of matrices does
-    it see?
+    before and after a step on the GPU. How much of the time that a large matrix product
+    takes does such a clock see?
     """,
     choices=(
         "all of it",

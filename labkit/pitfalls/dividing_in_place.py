@@ -12,6 +12,7 @@ EXHIBIT = Exhibit(
     title="Dividing a weight in place",
     story="""
     To average the weights over ranks, one text divides their sum: `weight /= world_size`.
+    What does that do?
     """,
     choices=(
         "the weight is divided",

@@ -41,8 +41,9 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """It fills up with images from the beginning, which hardly matters in training; where
-    it does, `drop_last` leaves the remainder out, others each epoch."""
+    """It fills up with images from the beginning, which hardly matters in training. Where
+    it does, `drop_last` leaves the remainder out: after `set_epoch`, other images in each
+    epoch."""
     left_out = {n: twice(n, drop_last=True) for n in (3, 6)}
     assert left_out == {3: 0, 6: 0}
     return left_out

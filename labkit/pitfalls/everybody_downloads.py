@@ -15,7 +15,7 @@ EXHIBIT = Exhibit(
     come while rank 0 is half way. What do they read?
     """,
     choices=(
-        "all have all of it",
+        "everybody has all of it",
         "an error on the late ones",
         "the late ones have half of it",
     ),

@@ -15,9 +15,9 @@ EXHIBIT = Exhibit(
     title="A flag, one step too late",
     story="""
     A video lecture's code on GPT-2 set `require_backward_grad_sync` after the forward pass,
-    until [a reader mended it](https://github.com/karpathy/build-nanogpt/pull/30). Gradients of
-    four micro-batches are added up and averaged over ranks once. How far are they from those of
-    one process?
+    until [a reader mended it](https://github.com/karpathy/build-nanogpt/pull/30). Below,
+    gradients of four micro-batches are added up, and averaged over ranks once. How far are
+    they from those of one process?
     """,
     choices=(
         "equal up to rounding",

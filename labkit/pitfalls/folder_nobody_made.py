@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     story="""
     After the first epoch [the text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) saves to
-    `./checkpoint/…`, a folder that is nowhere made. What comes of it?
+    `./checkpoint/…`, a folder that nothing has made. What happens?
     """,
     choices=(
         "the folder is made",

@@ -14,11 +14,12 @@ EXHIBIT = Exhibit(
     title="A fork after some computing",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) uses `Process`,
-    which forks on Linux up to Python 3.13; [a guide of
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) uses
+    `Process`, which forks on Linux up to Python 3.13; [a guide of
     Keras](https://github.com/keras-team/keras-io/blob/master/guides/distributed_training_with_torch.py)
-    forks on purpose, "to support notebooks". The notebook has computed something with several
-    threads before. The children are killed after 3 seconds: where do they stand by then?
+    forks on purpose, "to support notebooks". Here the notebook has computed something with
+    several threads before it forks. The children are killed after 3 seconds: how far have
+    they come by then?
     """,
     choices=(
         "exit codes 0",
@@ -62,8 +63,8 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(on_ranks, world_size):
-    """A forked child has only one of the parent's threads, believes that it has all, and
-    waits for the others. Spawned ranks, as these are, have threads of their own."""
+    """A forked child has only one of its parent's threads, believes that it has all of
+    them, and waits for the others. Spawned ranks, like these, have threads of their own."""
     sums = on_ranks(lambda worker: compute())
     assert sums == [sums[0]] * world_size
     return sums

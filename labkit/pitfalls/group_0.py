@@ -11,8 +11,9 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="group=0",
     story="""
-    An adaptation of the tutorial for newer versions has `dist.all_reduce(…, group=0)`. Which
-    group is that?
+    An adaptation of [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) to newer
+    versions has `dist.all_reduce(…, group=0)`. Which group is that?
     """,
     choices=(
         "the group of all ranks",

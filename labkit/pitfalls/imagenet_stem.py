@@ -14,8 +14,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) gives the 32 × 32
-    images of CIFAR-10 to `resnet50` as it is. How large is the picture that its last stage
-    still sees?
+    images of CIFAR-10 to an unchanged `resnet50`. How large are the feature maps of its
+    last stage?
     """,
     choices=(
         "1 × 1",
@@ -48,9 +48,9 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """The first layers shrink a large picture to a quarter. For small ones they are
-    replaced by a 3 × 3 convolution of stride 1, as in the paper's own experiments with
-    CIFAR-10."""
+    """The first layers shrink a picture to a quarter of its height and width. For small
+    ones they are replaced by a 3 × 3 convolution of stride 1, as in the paper's own
+    experiments with CIFAR-10."""
     size = last_picture(labkit.models.resnet50(cifar_stem=True))
     assert size == (4, 4)
     return size

@@ -11,13 +11,14 @@ EXHIBIT = Exhibit(
     title="int(fraction × length)",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) cuts 60,000 images
-    into equal parts of `int(1 / size * 60_000)` each. How many images are in no part, by ranks?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) cuts 60,000
+    images into equal parts of `int(1 / size * 60_000)` each. How many images are in no
+    part, for 2 to 14 ranks?
     """,
     choices=(
-        "0 everywhere",
-        "a few, at some",
-        "1 at each",
+        "none",
+        "a few, for some numbers of ranks",
+        "1 for each rank",
     ),
     shows=2,
     kind="wrong, in silence",

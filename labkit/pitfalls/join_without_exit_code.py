@@ -11,8 +11,8 @@ EXHIBIT = Exhibit(
     title="join, and no look at the exit code",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) ends with `for p
-    in processes: p.join()`. Here the child fails. What does the program say of it at its end?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) ends with `for
+    p in processes: p.join()`. Here the child fails. How does the program end?
     """,
     choices=(
         "the child's error",
@@ -46,8 +46,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks):
-    """`join` only waits. Look at `exitcode`, or use what does: `mp.spawn`, torchrun, or
-    `labkit`, which says which rank failed and why."""
+    """`join` only waits. Look at `exitcode`, or use something that does: `mp.spawn`,
+    torchrun, or `labkit`, which says which rank failed and why."""
     try:
         on_ranks(lambda worker: 1 / worker.rank)
         said = "nothing"

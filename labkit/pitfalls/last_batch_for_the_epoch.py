@@ -12,8 +12,9 @@ EXHIBIT = Exhibit(
     title="The last batch speaks for the epoch",
     story="""
     Both examples of one text print `loss.item()` after the loop over the batches, as the
-    epoch's loss. The network does not change below, so that the epoch's loss is one number; in
-    which order the batches come is chance. How much do ten orders differ?
+    epoch's loss. Below, the network does not change, so the epoch's loss is one number;
+    only the order of the batches is left to chance. By how much does the printed loss
+    differ over ten orders?
     """,
     choices=(
         "not at all",

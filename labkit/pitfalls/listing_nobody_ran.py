@@ -12,8 +12,8 @@ EXHIBIT = Exhibit(
     title="A listing that nobody ran",
     story="""
     One text shows a class that lost its indentation, an optimizer that is never made and a
-    `world_size` that is nowhere set. Run the listing, in a fresh Python: how many of the three
-    mistakes are you told?
+    `world_size` that is never set. Run the listing in a fresh Python: how many of the three
+    mistakes are you told about?
     """,
     choices=(
         "none",
@@ -52,8 +52,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A run stops at the first mistake. What only reads the text finds the others as well:
-    `ruff check` reads every cell of this course, and its tests run them."""
+    """A run stops at the first mistake. A tool that only reads the code finds the others
+    too: `ruff check` reads every cell of this course, and the tests run them."""
 
     def undefined(text):
         names = symtable.symtable(text, "listing", "exec").get_symbols()

@@ -13,9 +13,10 @@ EXHIBIT = Exhibit(
     title="First load, then train",
     story="""
     [The text on ResNet-50 and
-    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) loads with
-    `num_workers=0` and augmentation. Below a batch takes 20 ms to load and 20 ms to train; both
-    are sleeps, which stand for the work. Which part of the time does training wait for data?
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) loads and
+    augments its images with `num_workers=0`. Below, a batch takes 20 ms to load and 20 ms
+    to train; both are sleeps, which stand for the work. For what part of the time does
+    training wait for data?
     """,
     choices=(
         "almost none",

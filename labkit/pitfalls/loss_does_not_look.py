@@ -12,7 +12,7 @@ EXHIBIT = Exhibit(
     title="A loss that does not look",
     story="""
     The script of *Whose images?* takes the mean of `log_softmax(output).sum(dim=1)` for its
-    loss. How much does it change if all labels are others?
+    loss. How much does it change if every label is replaced by another?
     """,
     choices=(
         "much",

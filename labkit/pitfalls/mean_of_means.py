@@ -12,9 +12,9 @@ EXHIBIT = Exhibit(
     title="A mean of means",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) adds up the mean
-    losses of the batches and divides by the number of batches. The last batch is shorter. The
-    images come in ten orders: by how much do the epoch's losses differ?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) adds up the
+    mean losses of the batches and divides by the number of batches. The last batch is
+    shorter. The images come in ten orders: by how much do the ten losses differ?
     """,
     choices=(
         "by rounding only",

@@ -13,8 +13,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) saves
-    `ddp_model.state_dict()`. Then somebody loads it into the network as it is, to use it. Does
-    it fit?
+    `ddp_model.state_dict()`. Then somebody loads that into the bare network, to use it.
+    Does it fit?
     """,
     choices=(
         "it loads",
@@ -43,7 +43,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """DDP wraps the network as its `module`, and so says each key. Save the network
+    """DDP keeps the network as its child `module`, and each key says so. Save the network
     inside."""
 
     def save_and_load(worker):

@@ -13,9 +13,9 @@ EXHIBIT = Exhibit(
     story="""
     Accelerate's page on
     [notebooks](https://huggingface.co/docs/accelerate/basic_tutorials/notebook) gathers
-    predictions with `gather`, and divides by how many came. One of the texts splits its data
-    "evenly" with no word on how. Here the test set does not divide by the ranks, and rank 0
-    gathers: how many predictions too many?
+    predictions with `gather`, and divides by how many came. One of the texts splits its
+    data "evenly" with no word on how. Here the test set does not divide by the ranks, and
+    rank 0 gathers: how many predictions too many does it get?
     """,
     choices=(
         "none",

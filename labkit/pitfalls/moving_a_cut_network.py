@@ -11,8 +11,8 @@ EXHIBIT = Exhibit(
     wing="machines",
     title="Moving a network that was cut",
     story="""
-    One text cuts a network over two GPUs, and then moves all of it to the first,
-    `.to("cuda:0")`. What does it compute then?
+    One text cuts a network in two, a half on each of two GPUs, and then moves all of it to
+    the first, `.to("cuda:0")`. What does it compute then?
     """,
     choices=(
         "the second half stays",

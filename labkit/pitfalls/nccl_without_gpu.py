@@ -13,8 +13,8 @@ EXHIBIT = Exhibit(
     wing="machines",
     title="NCCL without a GPU",
     story="""
-    Three of the five texts say `"nccl"`, whatever the machine has. This one has no GPU: what
-    comes of it?
+    Three of the five texts say `"nccl"`, whatever the machine has. This one has no GPU:
+    what happens?
     """,
     choices=(
         "gloo takes its place",

@@ -13,9 +13,9 @@ EXHIBIT = Exhibit(
     title="No download, nowhere",
     story="""
     [The text on ResNet-50 and
-    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has the other
-    extreme, `download=False`, and no word on how the data get there.
-    What does it say in an empty folder?
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) does the
+    opposite: `download=False`, and no word on how the data get there. What happens in an
+    empty folder?
     """,
     choices=(
         "an empty data set",

@@ -12,14 +12,14 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="No finally",
     story="""
-    The group is destroyed in the last line of training, in two texts not even there. Training
-    fails with an error, which you mend; then you run the cell again, in the same kernel. What
-    does it say?
+    The last line of training destroys the process group; in two of the texts nothing does.
+    Training fails with an error. You mend it and run the cell again, in the same kernel.
+    What happens?
     """,
     choices=(
         "it trains",
         "an error: there is a group already",
-        "it waits for the ranks of before",
+        "it waits for the ranks of the first run",
     ),
     shows=2,
     kind="error",
@@ -51,7 +51,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """What a `finally` does is done even then."""
+    """A `finally` runs however the function ends, so the group is gone after an error as
+    well."""
 
     def train(failure):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

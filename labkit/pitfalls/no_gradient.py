@@ -13,11 +13,11 @@ EXHIBIT = Exhibit(
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) averages
-    `param.grad.data` of every parameter. This network has a layer that the loss does not use.
-    What is averaged for it?
+    `param.grad.data` of every parameter. This network has a layer that the loss does not
+    use. What is averaged for that layer?
     """,
     choices=(
-        "zeros for it",
+        "zeros",
         "it is left out",
         "an error",
     ),

@@ -16,9 +16,9 @@ EXHIBIT = Exhibit(
     title="One call per tensor",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) averages gradients
-    with an `all_reduce` for each. Here 80 tensors of 500 numbers: how much longer does it take
-    than one call for all of them?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) averages
+    gradients with an `all_reduce` for each. Here are 80 tensors of 500 numbers: how long do
+    80 calls take, compared with one for all of them?
     """,
     choices=(
         "as long",

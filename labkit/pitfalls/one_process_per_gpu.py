@@ -42,8 +42,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, world_size):
-    """To start no process at all is no error. Fall back to the CPU, as `labkit` does, or refuse;
-    and look whether anybody has trained."""
+    """Starting no process at all is not an error. Fall back to the CPU, as `labkit` does,
+    or refuse; and check that somebody has trained."""
 
     def train(worker):
         weights = torch.zeros(3)

@@ -12,12 +12,13 @@ EXHIBIT = Exhibit(
     title="One seed for all ranks",
     story="""
     [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) seeds every rank
-    with 1234, so that all begin with the same weights. What else is the same?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) seeds every
+    rank with 1234, so that all begin with the same weights. How many dropout masks are
+    there?
     """,
     choices=(
-        "1 dropout mask for all ranks",
-        "a mask for each rank",
+        "one for all ranks",
+        "one for each rank",
     ),
     shows=1,
     kind="wrong, in silence",

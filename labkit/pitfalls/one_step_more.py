@@ -13,8 +13,9 @@ EXHIBIT = Exhibit(
     title="One step more than the others",
     story="""
     The parts of [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) need not be equal.
-    One rank has a batch more, and calls `all_reduce` once more. What becomes of that call?
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) need not be
+    equally large. One rank has one batch more, and calls `all_reduce` once more. What
+    becomes of that call?
     """,
     choices=(
         "the last call changes nothing",

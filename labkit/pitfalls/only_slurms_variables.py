@@ -39,8 +39,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Look where each launcher writes, and be one process where there is none. Then the
-    same file runs everywhere."""
+    """Look where each launcher writes, and be a single process where there is none. Then
+    the same file runs everywhere."""
 
     def place(environment):
         for rank, size in (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")):

@@ -50,8 +50,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images, test_images, test_labels, seed):
-    """A network with more weights than images learns them by heart. Images that it has not
-    seen tell."""
+    """A network with more weights than images learns them by heart. Only images that it has
+    not seen can tell."""
     model, _ = learnt_by_heart(images, seed)
     found = accuracy(model, test_images, test_labels)
     assert found < 0.4

@@ -13,7 +13,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) says that DDP
-    partitions the parameters between the nodes. What share of the parameters has a rank of DDP?
+    partitions the parameters between the nodes. What share of the parameters does a rank of
+    DDP have?
     """,
     choices=(
         "one part for each rank",

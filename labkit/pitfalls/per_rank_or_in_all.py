@@ -39,8 +39,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`DataParallel` cuts one batch up; ranks have a batch each. Fix the batch over all
-    ranks before you compare."""
+    """`DataParallel` cuts one batch up; ranks have a batch each. Give the batch over all
+    ranks the same size before you compare."""
     loaders = [
         DataLoader(range(1200), 64 // 4, sampler=DistributedSampler(range(1200), 4, r))
         for r in range(4)

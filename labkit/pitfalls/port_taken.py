@@ -15,9 +15,9 @@ EXHIBIT = Exhibit(
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) and [*Writing
     Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) both fix the port
-    to 29500. What if another job on the machine has done so too? (Here the "other job" holds
-    some port, and ours wants the same.)
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) both fix the
+    port to 29500. What if another job on the machine has done the same? (Here the "other
+    job" holds some port, and ours wants the same.)
     """,
     choices=(
         "it joins the other job",

@@ -15,8 +15,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) says
-    `resnet50(pretrained=False)`. What does torchvision say? (The network below has no memory of
-    its own, on the device "meta".)
+    `resnet50(pretrained=False)`. What does torchvision say? (The network below is on the
+    device "meta", where tensors take no memory.)
     """,
     choices=(
         "nothing",

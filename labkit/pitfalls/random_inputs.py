@@ -11,8 +11,8 @@ EXHIBIT = Exhibit(
     title="Random inputs, no seed",
     story="""
     Each process of one text makes up its inputs with `torch.randn`, and nobody sets a seed
-    (`torch.seed()` puts the ranks into the state of a fresh process). Run it twice: which ranks
-    get the same numbers again?
+    (`torch.seed()` puts the ranks into the state of a fresh process). Run it twice: which
+    ranks get the same numbers as before?
     """,
     choices=(
         "all of them",
@@ -41,8 +41,8 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(on_ranks, seed):
-    """A generator of its own, seeded by the rank: different on every rank, the same in
-    every run."""
+    """Give each rank a generator of its own, seeded by the rank: different on every rank,
+    the same in every run."""
 
     def seeded(worker):
         own = torch.Generator().manual_seed(seed + worker.rank)

@@ -13,7 +13,7 @@ EXHIBIT = Exhibit(
     In PyTorch's own DDP series
     ([datautils.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/datautils.py))
     every rank makes up its own random data set, and a `DistributedSampler` deals out the
-    indices. Do ranks mean the same sample by index 0?
+    indices. Is index 0 the same sample on every rank?
     """,
     choices=(
         "yes",
@@ -41,8 +41,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, seed):
-    """To deal out indices makes sense only if all have the same data. Random data need a
-    seed that all share."""
+    """Dealing out indices makes sense only if all ranks have the same data. Random data
+    need a seed that all share."""
 
     def first_sample(worker):
         return torch.rand(8, 20, generator=torch.Generator().manual_seed(seed))[0].tolist()

@@ -15,8 +15,8 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) trains with plain
-    SGD, a rate of 1e-4 and two epochs, 782 steps. Here as many steps of a small network on
-    digits. What is its test accuracy?
+    SGD, a rate of 1e-4 and two epochs, 782 steps. Here a small network takes as many steps
+    on digits. What is its test accuracy?
     """,
     choices=(
         "about .1, by chance",

@@ -58,7 +58,7 @@ def symptom(seen):
 @EXHIBIT.right
 def right(folder, images, labels, seed):
     """Momentum is part of where training stands. With the optimizer's state the run goes on
-    as if nothing had been."""
+    as if nothing had happened."""
     apart = after_a_break(True, folder, images, labels, seed)
     assert apart == 0
     return apart

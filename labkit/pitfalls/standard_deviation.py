@@ -10,9 +10,9 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) normalises with
-    (0.2023, 0.1994, 0.2010), as many do. They are not standard deviations of the pixels, but
-    the mean of each image's own. The same is done here with this lesson's images: what is the
-    deviation of the pixels after dividing?
+    (0.2023, 0.1994, 0.2010), as many do. They are not standard deviations of the pixels,
+    but the mean of each image's own. The same is done here with this lesson's images: what
+    is the standard deviation of the pixels after dividing?
     """,
     choices=(
         "less than 1",

@@ -11,9 +11,9 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="set_start_method in a cell",
     story="""
-    A cell says `mp.set_start_method("spawn")`, and you run it twice: what happens? (Tried in a
-    fresh Python, to leave this kernel as it is; `torch.multiprocessing` has the function from
-    the standard library.)
+    A cell says `mp.set_start_method("spawn")`, and you run it twice: what happens? (It is
+    tried in a fresh Python, to leave this kernel as it is. `torch.multiprocessing` takes
+    the function from the standard library.)
     """,
     choices=(
         "the second time it does nothing",
@@ -38,8 +38,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`set_start_method` is for the whole program, once. A context is your own, as often as
-    you like."""
+    """`set_start_method` sets the method for the whole program, once. A context is your
+    own: get one as often as you like."""
     contexts = [multiprocessing.get_context("spawn") for _ in range(2)]
     assert contexts[0].get_start_method() == contexts[1].get_start_method() == "spawn"
     return [context.get_start_method() for context in contexts]

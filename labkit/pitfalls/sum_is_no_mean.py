@@ -12,8 +12,8 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="A sum is not a mean",
     story="""
-    One text warns that `all_reduce` may make gradients explode. How many times too large is the
-    gradient if it is added up over ranks, and nothing else?
+    One text warns that `all_reduce` may make gradients explode. How many times too large is
+    a gradient that is added up over ranks and never divided?
     """,
     choices=(
         "it is right",

@@ -15,9 +15,9 @@ EXHIBIT = Exhibit(
     title="A thousand classes for ten",
     story="""
     [The text on ResNet-50 and
-    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes `resnet50` for
-    CIFAR-10 and leaves its 1000 outputs. Here a small network with 1000 outputs, on ten
-    classes. With what loss does it begin?
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes `resnet50`
+    for CIFAR-10, with all of its 1000 outputs. Here a small network with 1000 outputs, on
+    ten classes. With what loss does it begin?
     """,
     choices=(
         "ln 10 = 2.3",

@@ -10,8 +10,8 @@ EXHIBIT = Exhibit(
     wing="learning",
     title="Training without a step",
     story="""
-    What one text calls its training process makes a forward pass and prints the outputs. By how
-    much have the weights moved after it?
+    What one text calls its training process makes a forward pass and prints the outputs.
+    How far have the weights moved after that?
     """,
     choices=(
         "a little",

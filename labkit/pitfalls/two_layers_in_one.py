@@ -40,8 +40,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A product of matrices is a matrix. Something that bends must stand between the
-    two."""
+    """A product of matrices is a matrix. Something that is not linear must stand between
+    the two."""
     first, last = nn.Linear(8, 64).double(), nn.Linear(64, 3).double()
     network, x = nn.Sequential(first, nn.ReLU(), last), torch.randn(100, 8).double()
     middle = (network(x) + network(-x)) / 2 - network(torch.zeros_like(x))

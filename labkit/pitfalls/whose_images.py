@@ -45,7 +45,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """The offset is the rank times what a rank takes."""
+    """A rank's first image is its number times what a rank takes."""
 
     def take(worker):
         first = 128 * worker.rank
