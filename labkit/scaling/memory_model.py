@@ -123,6 +123,8 @@ def memory(
     if kind.ranks(ranks) != ranks:
         raise ValueError(f"{kind.title} does not run on {ranks} ranks, but on {kind.ranks(ranks)}")
     case = Case(Shape.of(model), kind, ranks, batch, sequence, found, recompute, optimizer)
+    if kind.title == "zero bubble":
+        raise ValueError("zero bubble is not known: measured, PyTorch's keeps far more than its order of passes says")
     if case.shape.experts and kind.title in _CUT_LAYERS:
         raise ValueError(f"{kind.title} is not known for a mixture of experts; take a model with experts=0")
     return _pipeline(case) if issubclass(kind, GPipe) else _alike(case)
