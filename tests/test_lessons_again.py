@@ -44,6 +44,7 @@ OTHER = {
     "23_cutting_the_sequence": {"seed": 1, "world_size": 2},
     "24_pipelines_side_by_side": {"seed": 1},
     "25_experts": {"seed": 1, "world_size": 4},
+    "26_will_it_fit": {"seed": 1, "sequence": 64},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
 
