@@ -125,8 +125,9 @@ def counted_sent() -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that lies on this rank."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """Return the part of a tensor that lies on this rank; of a collective's result, which may still be on its way, too."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(tensor, "elem", tensor)  # AsyncCollectiveTensor has a shape and no memory: its `elem` has that
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

@@ -15,7 +15,7 @@ from labkit.transformer import ALL, GPT, mean_loss
 from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
 
-TITLES = ("FSDP2", "context parallel", "1F1B")
+TITLES = ("FSDP2", "tensor parallel", "sequence parallel", "context parallel", "1F1B")
 """On real ranks here; tests/benchmarks/fit.py has all."""
 DEPTH = 4
 

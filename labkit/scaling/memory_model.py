@@ -210,7 +210,9 @@ def _buffers(case: Case, cut: tuple[str, int], whole: Tensors, batch: int, time:
     elif cut[0] in ("", "ring"):
         buffers = size  # DDP's buckets: a second copy of all gradients
     if cut[0] in ("tensor", "sequence"):
-        buffers += 3 * features  # what goes into a collective, what comes out, and a copy as DTensor wraps it
+        buffers += 2 * features  # what goes into an all-reduce, and what comes out: DTensor's are not in place
+    if cut[0] == "sequence":
+        buffers += features // n  # the rank's part of the gradient that is gathered backward
     if cut[0] == "ring":
         # A block of keys and values is being used while the next arrives; and so, backward, are their gradients.
         buffers += 6 * features // n
@@ -374,8 +376,9 @@ def _pipeline(case: Case) -> list[Memory]:
         buffers = (
             schedules.most_messages(kind.schedule, order, own, len(depths), pieces) * features if length > 1 else 0
         )
-        if chains > 1:  # gradients of equal stages are averaged in one flat buffer, when no message is left
-            buffers = max(buffers, _states(case, mine)[0])
+        if chains > 1:  # then gradients of equal stages are averaged in one flat buffer, beside the losses' inputs
+            left = pieces * features if len(depths) - 1 in own else 0
+            buffers = max(buffers, _states(case, mine)[0] + left)
         found.append(Memory(*_states(case, mine), most, buffers))
     return found * chains
 

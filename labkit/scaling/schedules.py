@@ -75,15 +75,16 @@ def most_messages(schedule: str, order: Sequence[Action], own: Sequence[int], to
     """Return how many micro-batches' features lie in messages at most, on a rank that has the stages `own` of `total`.
 
     As PyTorch 2.15 waits for what it sends. GPipe: for outputs when all forward passes are over, for gradients when all
-    backward passes are. 1F1B: one goes while one comes. The others: an output goes with its backward pass, gradients
-    stay to the end of the step, and two messages are about to arrive. What is received is kept by autograd and counts
-    there, until the backward pass; the last stage's inputs stay to the end, for the losses hold on to them.
+    backward passes are; a rank in the middle has one more on its way. 1F1B: with each neighbour one goes while one
+    comes. The others: an output goes with its backward pass, gradients stay to the end of the step, and two messages
+    are about to arrive (measured, up to three more). What is received is kept by autograd and counts there, until the
+    backward pass; the last stage's inputs stay to the end, for the losses hold on to them.
     """
-    is_last = total - 1 in own
+    is_first, is_last = 0 in own, total - 1 in own
     if schedule == "ScheduleGPipe":
-        return 2 * micro_batches if is_last else micro_batches
+        return 2 * micro_batches if is_last else micro_batches + (not is_first)
     if schedule == "Schedule1F1B":
-        return micro_batches + 1 if is_last else 2
+        return micro_batches + 1 if is_last else 2 if is_first else 4
     splits = any(what == WEIGHTS for what, _ in order)
     now = most = 0
     for what, stage in order:
