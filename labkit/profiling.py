@@ -125,7 +125,7 @@ def counted_sent() -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that lies on this rank; of a collective's result, which may still be on its way, too."""
+    """Return the part of a tensor that lies on this rank, which may be a collective's result on its way."""
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return getattr(tensor, "elem", tensor)  # AsyncCollectiveTensor has a shape and no memory: its `elem` has that
 
