@@ -113,6 +113,10 @@ def test_as_many_micro_batches_are_held_as_the_schedules_say(ranks, pieces):
         (lambda: of_gpt("one process", 2), "one process does not run on 2 ranks, but on 1"),
         (lambda: of_gpt("1F1B", 8), "4 are too few for 8 ranks"),
         (lambda: of_gpt("interleaved 1F1B", 4), "4 blocks cannot be cut into 8 stages; make the model deeper"),
+        (
+            lambda: of_gpt("data parallel × 1F1B × tensor parallel", 8, gpt(4, 66, 3, 256)),
+            "3 heads cannot be cut over 2",
+        ),
         (lambda: of_gpt("expert parallel", 2), "0 experts cannot be shared by 2 ranks"),
         (lambda: of_gpt("tensor parallel", 2, GPT(1, 32, 4, experts=2)), "not known for a mixture of experts"),
     ],

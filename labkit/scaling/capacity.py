@@ -117,6 +117,8 @@ def _smallest_batch(strategy: str, ranks: int) -> int:
         return 1
     if strategy in ("FSDP2 × tensor parallel", "data parallel × 1F1B"):
         ranks = ranks // 2
+    elif strategy == "data parallel × 1F1B × tensor parallel":
+        ranks = ranks // 4
     elif hasattr(kind, "micro_batches"):
         ranks = 1
     return ranks * getattr(kind, "micro_batches", 1)

@@ -51,8 +51,8 @@ class Shape(NamedTuple):
         return GPT(depth, self.width, self.heads, self.dropout, self.experts, self.vocabulary)
 
 
-def narrow(model: GPT, parts: int) -> GPT:
-    """Leave the first of `parts` parts of heads, hidden units and vocabulary: tensor parallel."""
+def narrow(model: GPT, parts: int, ends: bool = True) -> GPT:
+    """Leave the first of `parts` parts of heads, hidden units and, at the ends, vocabulary: tensor parallel."""
     assert model.embedding is not None
     assert model.head is not None
     vocabulary, width = model.embedding.num_embeddings, model.embedding.embedding_dim
@@ -64,6 +64,8 @@ def narrow(model: GPT, parts: int) -> GPT:
         mlp: Any = block.mlp
         mlp.up = nn.Linear(width, 4 * width // parts, bias=False)
         mlp.down = nn.Linear(4 * width // parts, width, bias=False)
+    if not ends:
+        return model
     model.embedding = nn.Embedding(some, width)
     model.head = nn.Linear(width, some, bias=False)
     return model

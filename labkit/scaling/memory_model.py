@@ -136,13 +136,19 @@ def _known(what: str, name: str, all_of: dict[str, Any]) -> Any:
     return all_of[name]
 
 
-_CUT_LAYERS = ("tensor parallel", "sequence parallel", "FSDP2 × tensor parallel")
+_CUBE = "data parallel × 1F1B × tensor parallel"
+_CUT_LAYERS = ("tensor parallel", "sequence parallel", "FSDP2 × tensor parallel", _CUBE)
 
 
 def _equal_part(size: int, parts: int, what: str) -> int:
     if size % parts:
         raise ValueError(f"{what} of {size} cannot be cut into {parts} equal parts; take a multiple of {parts}")
     return size // parts
+
+
+def _check_heads(shape: Shape, parts: int) -> None:
+    if shape.heads % parts:
+        raise ValueError(f"{shape.heads} heads cannot be cut over {parts} ranks; take a multiple of {parts} heads")
 
 
 # Every rank does the same
@@ -157,10 +163,7 @@ def _alike(case: Case) -> list[Memory]:
     if title in _CUT_LAYERS:
         cut = ("sequence" if title == "sequence parallel" else "tensor", n // pairs)
         batch = _equal_part(batch, pairs, "a batch")
-        if shape.heads % cut[1]:
-            raise ValueError(
-                f"{shape.heads} heads cannot be cut over {cut[1]} ranks; take a multiple of {cut[1]} heads"
-            )
+        _check_heads(shape, cut[1])
         if title == "sequence parallel":
             _equal_part(time, n, "a sequence")
     elif title.startswith("context parallel"):
@@ -280,8 +283,8 @@ class Kept(NamedTuple):
 def _local(shape: Shape, blocks: int, cut: tuple[str, int], time: int) -> GPT:
     """Return a rank's network, with so many blocks."""
     model, (how, parts) = shape.model(blocks), cut
-    if how in ("tensor", "sequence"):
-        local_parts.narrow(model, parts)
+    if how in ("tensor", "sequence", "blocks"):
+        local_parts.narrow(model, parts, ends=how != "blocks")
     if how == "sequence":
         local_parts.cut_between(model, parts, time)
     if how == "ring":
@@ -354,8 +357,11 @@ def _count(
 def _pipeline(case: Case) -> list[Memory]:
     """Strategies in which each rank has some of the blocks, and micro-batches in flight."""
     kind: Any = case.strategy
-    chains = case.ranks // 2 if kind.title == "data parallel × 1F1B" else 1
-    length, pieces, each = case.ranks // chains, kind.micro_batches, kind.stages_per_rank
+    parts = 2 if kind.title == _CUBE else 1
+    chains = case.ranks // 2 // parts if kind.title in ("data parallel × 1F1B", _CUBE) else 1
+    cut = ("blocks", parts) if parts > 1 else ("", 1)
+    _check_heads(case.shape, parts)
+    length, pieces, each = case.ranks // chains // parts, kind.micro_batches, kind.stages_per_rank
     if kind.schedule == "Schedule1F1B" and pieces < length:
         raise ValueError(f"1F1B needs as many micro-batches as stages: {pieces} are too few for {length} ranks")
     batch = _equal_part(_equal_part(case.batch, chains, "a batch"), pieces, "a batch")
@@ -365,11 +371,9 @@ def _pipeline(case: Case) -> list[Memory]:
     found = []
     for rank in range(length):
         own = range(rank, len(depths), length)
-        mine = parameters.times(_of_block(case.shape, ("", 1)), sum(depths[stage] for stage in own))
+        mine = parameters.times(_of_block(case.shape, cut), sum(depths[stage] for stage in own))
         mine = mine + (before if 0 in own else Counter()) + (after if len(depths) - 1 in own else Counter())
-        stages = [
-            _activations(case, ("", 1), depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own
-        ]
+        stages = [_activations(case, cut, depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own]
         order = schedules.actions(kind.schedule, length, rank, pieces, each)
         most = schedules.most_held(order, [s.forward for s in stages], [s.loss for s in stages])
         most += max(s.most - s.forward for s in stages)
@@ -380,7 +384,7 @@ def _pipeline(case: Case) -> list[Memory]:
             left = pieces * features if len(depths) - 1 in own else 0
             buffers = max(buffers, _states(case, mine)[0] + left)
         found.append(Memory(*_states(case, mine), most, buffers))
-    return found * chains
+    return [memory for memory in found for _ in range(parts)] * chains
 
 
 def largest(ranks: Iterable[Memory]) -> Memory:
