@@ -15,6 +15,9 @@ from tests.browser import LONG_S, lab
 from tests.conftest import rank_processes
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+SETTLED_S = 15
+"""How long charts may take to fit a window that has changed, on a machine that is busy."""
+
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 PREPARE = """
@@ -127,11 +130,14 @@ def page(tmp_path_factory):
 
 
 def settle(page, index):
-    """Scroll a cell into view and wait until its charts are as wide as they will be; return the cell."""
+    """Scroll a cell into view, wait until its charts fit (or for `SETTLED_S`), and return the cell."""
     cell = page.cell(index)
     cell.locator(".jp-OutputArea").last.scroll_into_view_if_needed()
-    before = None
-    while (now := cell.evaluate(f"cell => [({TOO_WIDE})(cell), ({LIES_OVER})(cell), cell.offsetHeight]")) != before:
+    deadline, before = time.monotonic() + SETTLED_S, None
+    while time.monotonic() < deadline:
+        now = cell.evaluate(f"cell => [({TOO_WIDE})(cell), ({LIES_OVER})(cell), cell.offsetHeight]")
+        if now == before and not now[0] and not now[1]:
+            break
         before = now
         page.page.wait_for_timeout(250)  # Plotly itself waits for 100 ms
     return cell
