@@ -3,7 +3,7 @@
 Parameters, gradients and optimizer state by `labkit.profiling.memory`, activations by `labkit.profiling.activations`;
 buffers of communication are what is handed to collectives and messages (`Buffers`). In float64; bf16 in float32.
 
-    python -m tests.benchmarks.fit --ranks 2 4
+    python -m tests.benchmarks.fit --ranks 2 4 8
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import labkit
 from labkit import profiling
 from labkit.scaling import Memory, memory
 from labkit.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
-from tests.benchmarks.transformer import OPTIMIZER
+from tests.benchmarks.transformer import OPTIMIZER, strategies_for
 
 BATCH_SIZE, TIME = 8, 32
 PARTS = ("parameters", "gradients", "optimizer state", "activations", "communication")
@@ -132,7 +132,7 @@ def recomputing(trainer: GPTStrategy, inputs: Tensor) -> int:
 def main() -> None:
     """Print a table for each number of ranks, of the rank whose prediction is farthest off in each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--only", nargs="+", choices=list(ALL), default=list(ALL), metavar="STRATEGY")
     options = parser.parse_args()
     labkit.standby.off()
@@ -141,11 +141,8 @@ def main() -> None:
             depth = 8 if world_size > 2 else 4
             print(f"\n{world_size} ranks: KiB predicted / measured\n| strategy | {' | '.join(PARTS)} |")
             print("|---" * (len(PARTS) + 1) + "|")
-            for strategy in (
-                s
-                for s in map(ALL.get, options.only)
-                if s and s.ranks(world_size) == world_size and s.title != "zero bubble"
-            ):
+            known = [s for s in strategies_for(world_size) if s.title in options.only and s.title != "zero bubble"]
+            for strategy in known:
                 run = labkit.launch(held, [strategy], depth, on=ranks, world_size=world_size, live=False)
                 cells = []
                 for index, part in enumerate(PARTS):
