@@ -88,7 +88,7 @@ def test_as_many_micro_batches_are_held_as_the_schedules_say(ranks, pieces):
     def most(schedule, rank, stages=1):
         order = schedules.actions(schedule, ranks, rank, pieces, stages)
         assert [what for what, _ in order].count("forward") == [what for what, _ in order].count("backward")
-        return schedules.most_held(order, [1] * stages, [0] * stages)
+        return schedules.most_held(order, [1] * stages)
 
     for rank in range(ranks):
         assert most("ScheduleGPipe", rank) == pieces

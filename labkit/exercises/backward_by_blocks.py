@@ -61,11 +61,8 @@ def blocks_of(width: int, depth: int) -> nn.Sequential:
 @EXERCISE.trial
 def trial(t: Trial, width: int, depth: int) -> None:
     """Call it, and compare with a plain pass from the same random numbers."""
-    before = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         _compare(t, width, depth)
-    finally:
-        torch.set_rng_state(before)
 
 
 def _compare(t: Trial, width: int, depth: int) -> None:

@@ -115,10 +115,8 @@ def _smallest_batch(strategy: str, ranks: int) -> int:
     kind: Any = ALL[strategy]
     if strategy in ("one process", "tensor parallel", "sequence parallel") or strategy.startswith("context"):
         return 1
-    if strategy in ("FSDP2 × tensor parallel", "data parallel × 1F1B"):
-        ranks = ranks // 2
-    elif strategy == "data parallel × 1F1B × tensor parallel":
-        ranks = ranks // 4
+    if hasattr(kind, "ranks_per_replica"):
+        ranks = ranks // kind.ranks_per_replica
     elif hasattr(kind, "micro_batches"):
         ranks = 1
     return ranks * getattr(kind, "micro_batches", 1)

@@ -3,8 +3,8 @@
 Parameters, gradients and optimizer state are the sizes of tensors that a strategy leaves on a rank. Activations are
 counted: the rank's part of the network runs, by a CPU's operators, on tensors that have no memory (`counting`). Buffers
 of communication follow PyTorch's code (2.15), said beside each. Not in it: what operators write down for a moment, the
-allocator's gaps, the few hundred MB that a device's own libraries take; and, of zero bubble, what its two backward
-passes leave in cycles until Python's collector frees it.
+allocator's gaps, the few hundred MB that a device's own libraries take. Zero bubble is refused: what its two backward
+passes keep lies in cycles until Python's collector frees it.
 """
 
 from __future__ import annotations
@@ -276,8 +276,6 @@ class Kept(NamedTuple):
     """At any time, with the block that is being recomputed."""
     forward: int
     """After the forward pass."""
-    loss: int
-    """Of these, what is the loss's own."""
 
 
 def _local(shape: Shape, blocks: int, cut: tuple[str, int], time: int) -> GPT:
@@ -301,14 +299,13 @@ def _activations(
     count = functools.partial(_count, case.shape._replace(depth=0), cut, batch, time, case.precision)
     ends = is_first, is_last
     # Blocks are alike: two are counted, and the second stands for all others.
-    loss = count(1, False, *ends)[1]
-    one, two = (count(blocks, False, *ends)[0] for blocks in (1, 2))
+    one, two = (count(blocks, False, *ends) for blocks in (1, 2))
     forward = one + (blocks - 1) * (two - one)
     if not case.recompute:
-        return Kept(forward, forward, loss)
-    own, inputs = two - one, count(2, True, *ends)[0] - count(1, True, *ends)[0]
-    forward = count(1, True, *ends)[0] + (blocks - 1) * inputs
-    return Kept(max(forward, blocks * inputs + own - inputs), forward, loss)
+        return Kept(forward, forward)
+    own, inputs = two - one, count(2, True, *ends) - count(1, True, *ends)
+    forward = count(1, True, *ends) + (blocks - 1) * inputs
+    return Kept(max(forward, blocks * inputs + own - inputs), forward)
 
 
 @functools.cache
@@ -322,8 +319,8 @@ def _count(
     recompute: bool,
     is_first: bool,
     is_last: bool,
-) -> tuple[int, int]:
-    """Return the bytes that a forward pass keeps, and those of them that are the loss's own."""
+) -> int:
+    """Return the bytes that a forward pass keeps."""
     time = time // cut[1] if cut[0] == "ring" else time
     with fake(precision.dtype):
         model = _local(shape, blocks, cut, time)
@@ -342,13 +339,7 @@ def _count(
             outputs = outputs.float() if precision.autocast else outputs
             return mean_loss(outputs, targets) if is_last else outputs
 
-        whole = kept(model, forward)
-        if not is_last:
-            return whole, 0
-        dtype = torch.float32 if precision.autocast else precision.dtype
-        vocabulary = model.head.out_features  # type: ignore[union-attr]
-        logits = torch.zeros(batch, time, vocabulary, dtype=dtype, requires_grad=True)
-        return whole, kept(model, lambda: mean_loss(logits, targets))
+        return kept(model, forward)
 
 
 # Pipelines
@@ -358,7 +349,7 @@ def _pipeline(case: Case) -> list[Memory]:
     """Strategies in which each rank has some of the blocks, and micro-batches in flight."""
     kind: Any = case.strategy
     parts = 2 if kind.title == _CUBE else 1
-    chains = case.ranks // 2 // parts if kind.title in ("data parallel × 1F1B", _CUBE) else 1
+    chains = case.ranks // getattr(kind, "ranks_per_replica", case.ranks)
     cut = ("blocks", parts) if parts > 1 else ("", 1)
     _check_heads(case.shape, parts)
     length, pieces, each = case.ranks // chains // parts, kind.micro_batches, kind.stages_per_rank
@@ -375,7 +366,7 @@ def _pipeline(case: Case) -> list[Memory]:
         mine = mine + (before if 0 in own else Counter()) + (after if len(depths) - 1 in own else Counter())
         stages = [_activations(case, cut, depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own]
         order = schedules.actions(kind.schedule, length, rank, pieces, each)
-        most = schedules.most_held(order, [s.forward for s in stages], [s.loss for s in stages])
+        most = schedules.most_held(order, [s.forward for s in stages])
         most += max(s.most - s.forward for s in stages)
         buffers = (
             schedules.most_messages(kind.schedule, order, own, len(depths), pieces) * features if length > 1 else 0

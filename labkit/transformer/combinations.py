@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -18,6 +20,8 @@ class FSDP2TensorParallel(TensorParallel):
     """Tensor parallel in pairs of ranks, which are neighbours; what is left, sharded over the pairs."""
 
     title = "FSDP2 × tensor parallel"
+    ranks_per_replica: ClassVar[int] = 2
+    """How many ranks have the same samples."""
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -28,7 +32,7 @@ class FSDP2TensorParallel(TensorParallel):
         """Cut the layers within a pair, then shard over the pairs."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.pairs = self.worker.world_size // 2
+        self.pairs = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.pairs, 2), mesh_dim_names=("dp", "tp"))
         cut_layers(network, mesh["tp"])
         self.gathered_bytes = size_bytes(network.parameters())
@@ -42,7 +46,7 @@ class FSDP2TensorParallel(TensorParallel):
 
     def samples(self, batch_size: int) -> Tensor:
         """Return the pair's."""
-        return equal_part(batch_size, self.worker.rank // 2, self.pairs)
+        return equal_part(batch_size, self.worker.rank // self.ranks_per_replica, self.pairs)
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return FSDP2's over the pairs, of what this rank holds when gathered; and the pair's all-reduces."""
@@ -54,6 +58,8 @@ class DataParallelPipeline(OneFOneB):
     """Pipelines of two ranks side by side, each with a part of the batch; equal stages add up their gradients."""
 
     title = "data parallel × 1F1B"
+    ranks_per_replica: ClassVar[int] = 2
+    """How many ranks have the same samples."""
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -64,7 +70,7 @@ class DataParallelPipeline(OneFOneB):
         """Make the pipelines: ranks 0 and 1, 2 and 3, …"""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.chains = self.worker.world_size // 2
+        self.chains = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.chains, 2), mesh_dim_names=("dp", "pp"))
         self.same_stage: dist.ProcessGroup = mesh["dp"].get_group()
         return self.make_pipeline(network, self.worker.rank % 2, 2, mesh["pp"].get_group())
@@ -76,7 +82,7 @@ class DataParallelPipeline(OneFOneB):
 
     def samples(self, batch_size: int) -> Tensor:
         """Return the chain's."""
-        return equal_part(batch_size, self.worker.rank // 2, self.chains)
+        return equal_part(batch_size, self.worker.rank // self.ranks_per_replica, self.chains)
 
     def communicate(self) -> None:
         """Average the gradients of the same stage over the chains."""
@@ -100,6 +106,7 @@ class DataPipelineTensorParallel(DataParallelPipeline):
     """
 
     title = "data parallel × 1F1B × tensor parallel"
+    ranks_per_replica = 4
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -110,7 +117,7 @@ class DataPipelineTensorParallel(DataParallelPipeline):
         """Make the pipelines, then cut the blocks of this rank's stage."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.chains = self.worker.world_size // 4
+        self.chains = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.chains, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
         self.same_stage = mesh["dp"].get_group()
         stages = self.make_pipeline(network, self.worker.rank // 2 % 2, 2, mesh["pp"].get_group())
@@ -118,10 +125,6 @@ class DataPipelineTensorParallel(DataParallelPipeline):
             assert isinstance(stage, GPT)
             cut_blocks(stage, mesh["tp"])
         return stages
-
-    def samples(self, batch_size: int) -> Tensor:
-        """Return the chain's."""
-        return equal_part(batch_size, self.worker.rank // 4, self.chains)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of this rank's stage, the pair's parts put together."""
