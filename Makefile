@@ -13,11 +13,12 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() o
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test check dist test-oldest notebooks lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test test-long check dist test-oldest notebooks lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
-	@echo "make test        set up if needed, run all tests"
+	@echo "make test        set up if needed, run the tests"
+	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake"
 	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
@@ -39,7 +40,11 @@ lab: setup
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
 
 test: setup
+	$(BIN)/python -m compileall -q labkit tests  # once, and not in each of a thousand processes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_OPTIONS)
+
+test-long:
+	LABKIT_LONG=1 $(MAKE) test
 
 check: lint
 	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)

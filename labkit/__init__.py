@@ -31,7 +31,7 @@ The wings can be deleted one by one:
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
     checkpoint   save and resume on the ranks, bit for bit
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
-                 `scaling` predicts other numbers of ranks
+                 `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook

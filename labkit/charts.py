@@ -61,7 +61,7 @@ def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, title: str = "")
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title_text=unit)
     figure.update_yaxes(autorange="reversed")
-    return Chart(style(figure, title, height=140 + 26 * len(rows)))
+    return Chart(style(figure, title, height=140 + 26 * len(rows) + 10 * len(figure.data)))  # a legend in lines
 
 
 def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "") -> Chart:

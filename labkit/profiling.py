@@ -125,8 +125,9 @@ def counted_sent() -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that lies on this rank."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """Return the part of a tensor that lies on this rank, which may be a collective's result on its way."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return getattr(tensor, "elem", tensor)  # AsyncCollectiveTensor has a shape and no memory: its `elem` has that
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:
@@ -145,44 +146,86 @@ def memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]
     }
 
 
-_counting: list[Callable[[Tensor], Tensor]] = []
+_ledgers: list[_Ledger] = []
 
 
 @contextlib.contextmanager
 def counted_too() -> Iterator[None]:
     """Have `activations` of the main thread count what this thread keeps, too."""
-    if not _counting:
+    if not _ledgers:
         yield
         return
-    with torch.autograd.graph.saved_tensors_hooks(_counting[-1], lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(_ledgers[-1].pack, _unpack):
         yield
+
+
+class _Kept:
+    """A tensor that autograd keeps: it is in the ledger until autograd lets go of it."""
+
+    def __init__(self, tensor: Tensor, ledger: _Ledger, key: int, size: int) -> None:
+        self.tensor, self._ledger, self._key, self._size = tensor, ledger, key, size
+        ledger.add(key, size)
+
+    def __del__(self) -> None:
+        self._ledger.remove(self._key, self._size)
+
+
+class _Ledger:
+    """The bytes that autograd keeps, and the most that it has kept at any time. A storage counts once."""
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {local(weight).untyped_storage()._cdata: weight for weight in weights}
+        self.sizes: dict[int, list[int]] = {}
+        """Of what is kept now, by storage."""
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> Any:
+        base = tensor if tensor._base is None else tensor._base
+        storage = local(tensor).untyped_storage()
+        if isinstance(base, nn.Parameter) or storage._cdata in self._weights:
+            return tensor
+        # A view holds all of what it is a view of; but of a batch, which is there anyway, a part counts as the part.
+        size = storage.nbytes() if tensor.requires_grad else min(storage.nbytes(), size_bytes([tensor]))
+        return _Kept(tensor, self, storage._cdata, size)
+
+    def add(self, key: int, size: int) -> None:
+        sizes = self.sizes.setdefault(key, [])
+        self.now += max(0, size - max(sizes, default=0))
+        sizes.append(size)
+        self.most = max(self.most, self.now)
+
+    def remove(self, key: int, size: int) -> None:
+        sizes = self.sizes[key]
+        sizes.remove(size)
+        self.now -= max(0, size - max(sizes, default=0))
+        if not sizes:
+            del self.sizes[key]
+
+
+def _unpack(kept: Any) -> Tensor:
+    return kept.tensor if isinstance(kept, _Kept) else kept
+
+
+def kept_now() -> dict[int, list[int]]:
+    """Return what `activations`, which must be counting, finds kept at the time: bytes, by storage. It changes."""
+    return _ledgers[-1].sizes
 
 
 @contextlib.contextmanager
 def activations(model: nn.Module) -> Iterator[dict[str, int]]:
     """Count the bytes that forward passes inside keep for the backward pass, weights excluded: `{"activations": …}`.
 
-    Storages are counted once, and all that are kept at any time are added up
-    (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
+    The most at any time; a storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
     """
-    weights = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        base = tensor if tensor._base is None else tensor._base
-        if not isinstance(base, nn.Parameter):
-            storage = local(tensor).untyped_storage()
-            if storage.data_ptr() not in weights:
-                size = min(storage.nbytes(), size_bytes([tensor]))  # of a part of the batch, the part
-                kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), size)
-        return tensor
-
+    ledger = _Ledger(model.parameters())
     counted = {"activations": 0}
-    _counting.append(pack)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield counted
-    _counting.pop()
-    counted["activations"] = sum(kept.values())
+    _ledgers.append(ledger)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(ledger.pack, _unpack):
+            yield counted
+    finally:
+        _ledgers.pop()
+        counted["activations"] = ledger.most
 
 
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:

@@ -196,6 +196,14 @@ def busy_cores():
         os.kill(pid, signal.SIGKILL)
 
 
+def pytest_collection_modifyitems(config, items):
+    if os.environ.get("LABKIT_LONG"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()

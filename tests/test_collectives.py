@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import labkit
 from labkit.cluster import run_directory
 from labkit.monitor.collectives import Call, RankCalls, content, differing, find
 from labkit.protocol.events import Collectives
 from labkit.rank import collectives
-from tests import hangs
-from tests.conftest import shared_session
+from tests import hangs, workloads
+from tests.conftest import shared_session, wait_for_step
 
 WORLD = ("0", "default_pg", (0, 1, 2))
 HALF = ("1", "undefined", (1, 2))
@@ -314,3 +316,17 @@ def three_ranks():
 def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, three_ranks):
     error = hangs.report(row, 3, odd=2, before=7, on=three_ranks)
     assert hangs.is_right(row, 3, 2, 7, error), str(error)
+
+
+@pytest.mark.spawns
+def test_ranks_that_are_asked_again_and_again_live(three_ranks):
+    """While a thread reads the recorder a signal has the main thread's stack written: only that one's."""
+    run = labkit.launch(
+        workloads.go_astray, "sleeps", world_size=3, on=three_ranks, wait=False, live=False, backend="gloo"
+    )
+    wait_for_step(run, 0)
+    for _ in range(1000):  # of all threads' stacks, one in some hundreds crashed a rank
+        run.engine.ask_for_stacks()
+        time.sleep(0.002)
+    assert not run.over.is_set(), str(run.error)
+    run.stop(0)

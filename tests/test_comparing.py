@@ -19,7 +19,7 @@ from labkit.comparing import launching
 from labkit.comparing import reading as comparing
 from labkit.comparing.accelerator import VirtualDevices, multiplications
 from labkit.comparing.comparison import Comparison
-from labkit.comparing.measuring import Measured, Observer, Plan, Timed, difference, expected_bytes, measure
+from labkit.comparing.measuring import Measured, Observer, Plan, Sent, Timed, difference, expected_bytes, measure
 from labkit.comparing.recorded import Recorded, add
 from labkit.comparing.view import View
 from labkit.profiling import Mark
@@ -95,8 +95,8 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
         "alone · 0",
         "alone · 1",
     }
-    assert "simulated devices of 5 GFLOP/s" in lanes.layout.xaxis.title.text
-    assert compared.lanes(here=True).layout.xaxis.title.text == "milliseconds, this machine's clock"
+    assert "simulated devices (5 GFLOP/s)" in lanes.layout.xaxis.title.text
+    assert compared.lanes(here=True).layout.xaxis.title.text == "ms, this machine's clock"
     words = compared.table().data["weights beside one"]
     assert words["one"] == "equal"
     assert words["ddp"].startswith("equal")
@@ -188,6 +188,16 @@ def test_a_function_of_few_steps_is_measured_as_far_as_it_goes():
     assert found.marks == []
     assert math.isnan(found.simulated.step_s)
     assert Measured.columns([found], [found])["difference"] == 0
+
+
+def test_what_gloo_records_late_does_not_reach_into_the_next_step():
+    observer = Observer(torch.device("cpu"), 5.0)
+    observer._steps = [Mark("step", 0, 3), Mark("step", 3, 7)]
+    observer._marks = [Mark("optimizer", 2.5, 3), Mark("optimizer", 6.5, 7)]
+    late, in_time, kernel = Sent("all_reduce", 1, 1, 3.5), Sent("all_reduce", 1, 5, 6), Sent("on the device", 0, 2, 3.2)
+    marks = observer._timed(slice(0, 2), [late, in_time, kernel]).marks
+    sent_s = [(mark.start_s, mark.end_s) for mark in marks if mark.what == "communication"]
+    assert sent_s == [(1, 2.5), (5, 6), (2, 3.2)]
 
 
 def test_what_fails_leaves_no_hook_behind():

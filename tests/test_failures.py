@@ -36,9 +36,14 @@ AFTER: list[float] = []
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("world_size", FAILING_RANK)
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("where", ["new ranks", "reserved ranks"])
+@pytest.mark.parametrize(
+    ("where", "world_size"),
+    [
+        *(("new ranks", 2), pytest.param("new ranks", 3, marks=pytest.mark.long), ("new ranks", 4)),
+        *(("reserved ranks", world_size) for world_size in FAILING_RANK),
+    ],
+)
 def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(where, row, world_size, request):
     rank = FAILING_RANK[world_size]
     on = request.getfixturevalue("ranks") if where == "reserved ranks" else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import nbformat
@@ -45,11 +44,9 @@ OTHER = {
     "23_cutting_the_sequence": {"seed": 1, "world_size": 2},
     "24_pipelines_side_by_side": {"seed": 1},
     "25_experts": {"seed": 1, "world_size": 4},
+    "26_will_it_fit": {"seed": 1, "sequence": 64},
 }
 """A second run of each, with another seed and more ranks where the lesson has them."""
-
-AGAIN = [name for name in NAMES if os.environ.get("LABKIT_LONG") or name[:2] in ("00", "01", "04", "06", "07", "10")]
-"""Those that `make test` runs a second time; with LABKIT_LONG=1 in the environment, all."""
 
 
 def test_there_is_a_second_run_for_every_lesson():
@@ -57,7 +54,9 @@ def test_there_is_a_second_run_for_every_lesson():
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("name", AGAIN)
+@pytest.mark.parametrize(
+    "name", [n if n[:2] in ("00", "10") else pytest.param(n, marks=pytest.mark.long) for n in NAMES]
+)
 def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
     execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
 

@@ -37,6 +37,9 @@ Thread 0x00007f963a682b80 (most recent call first):
   File "<string>", line 1 in <module>
 """
 
+ASKED = "Stack" + MAIN_THREAD[MAIN_THREAD.index(" (") :]
+"""What a rank writes when it is asked where it stands."""
+
 CRASH = f"""\
 Segmentation fault
 
@@ -67,6 +70,10 @@ def test_the_main_thread_is_read_most_recent_call_first():
     assert frames[2] == Frame(CELL, 4, "train")
 
 
+def test_a_dump_of_the_main_thread_alone_is_read_as_one_of_all():
+    assert parse(ASKED) == parse(ASKED, "current") == parse(MAIN_THREAD)
+
+
 def test_of_a_crash_the_thread_that_crashed_is_read():
     assert [frame.function for frame in parse(CRASH, "current")] == ["string_at", "train", "<module>"]
     assert parse(CRASH_OF_ANOTHER_THREAD, "current") == [Frame(CELL, 7, "in_a_thread")]
@@ -93,6 +100,8 @@ def test_a_thread_without_python_frames_has_none():
         ("", False),
         (OTHER_THREADS, False),
         (OTHER_THREADS + MAIN_THREAD, True),
+        (ASKED, True),
+        (ASKED[:-20], False),
         (OTHER_THREADS + MAIN_THREAD.rstrip("\n"), False),  # the end of the line may be on its way
         (OTHER_THREADS + MAIN_THREAD[:-20], False),
         (OTHER_THREADS + MAIN_THREAD.replace('  File "<string>", line 1 in <module>', "  ..."), True),  # a deep one

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import labkit
-from labkit import benchmark
+from labkit import benchmark, scaling
 from labkit.transformer import ALL, BF16, DDP, GPT, IGNORED, ContextParallel, OneProcess, batches, gpt, mean_loss
 from labkit.transformer.experts import Experts
 from labkit.transformer.ring_attention import pieces
-from tests.benchmarks.transformer import OPTIMIZER, network, reference, train_all
+from tests.benchmarks.transformer import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
 from tests.conftest import shared_session
 
 DATA = gpt.text()[:100_000]
@@ -59,14 +59,16 @@ ON_FOUR = [
     *("DDP", "FSDP2", "tensor parallel", "sequence parallel", "context parallel", "1F1B", "expert parallel"),
     *(title for title in ALL if ALL[title].ranks(2) == 4),
 ]
-CASES = [*((title, 2) for title in ON_TWO), *((title, 4) for title in ON_FOUR)]
+ON_EIGHT = [title for title in ALL if ALL[title].ranks(2) == 8]
+STRATEGIES = {2: [*map(ALL.get, ON_TWO), *WRONG], 4: [*map(ALL.get, ON_FOUR)], 8: [*map(ALL.get, ON_EIGHT)]}
+CASES = [(title, n) for n, titles in ((2, ON_TWO), (4, ON_FOUR), (8, ON_EIGHT)) for title in titles]
 EXACT = [case for case in CASES if ALL[case[0]].exact]
 DEPTH = 4
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    with shared_session(4) as ranks:
+    with shared_session(8) as ranks:
         yield ranks
 
 
@@ -76,7 +78,7 @@ def trained(ranks):
 
     @functools.cache
     def launched(world_size):
-        strategies = [ALL[title] for title in ON_TWO] + [*WRONG] if world_size == 2 else [ALL[t] for t in ON_FOUR]
+        strategies = STRATEGIES[world_size]
         options = {"on": ranks, "world_size": world_size, "live": False}
         results = labkit.launch(train_all, strategies, DATA, DEPTH, **options).results
         return {strategy.title: [result[strategy.title] for result in results] for strategy in strategies}
@@ -110,7 +112,7 @@ def compared(trained, one_process):
 
 def test_every_strategy_is_tried():
     assert {title for title, _ in CASES} == set(ALL) - {OneProcess.title}
-    assert len(ALL) == 18
+    assert len(ALL) == 19
 
 
 @pytest.mark.spawns
@@ -170,6 +172,17 @@ def test_each_saves_the_memory_that_it_is_for(trained):
     half = most("DDP", "optimizer state") / 2
     assert most("DDP, bf16 autocast", "optimizer state") == pytest.approx(half, rel=1e-3), "32 bits of 64"
     assert most("1F1B", "activations") < most("GPipe", "activations")
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("title", ON_EIGHT)
+def test_eight_ranks_hold_what_was_predicted(title, trained):
+    strategy = ALL[title]
+    found = scaling.memory(network(strategy, DEPTH), title, 8, BATCH_SIZE, TIME, "float64")
+    for rank, (predicted, measured) in enumerate(zip(found, trained(8)[title], strict=True)):
+        for part in ("parameters", "gradients", "optimizer state", "activations"):
+            held = measured.memory[part]
+            assert getattr(predicted, part.replace(" ", "_")) == pytest.approx(held, rel=0.02), (rank, part)
 
 
 @pytest.mark.spawns

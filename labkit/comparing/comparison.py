@@ -148,8 +148,8 @@ class Comparison:
         chart = charts.gantt(
             in_order(rows, [part for part in PARTS if part in found]), f"one step, rank by rank: {clock}"
         )
-        speed = f" of {self.gflops:g} GFLOP/s each" if clock == ON_DEVICES else ""
-        chart.update_xaxes(title_text=f"milliseconds, {clock}{speed}")
+        speed = f" ({self.gflops:g} GFLOP/s)" if clock == ON_DEVICES else ""
+        chart.update_xaxes(title_text=f"ms, {clock}{speed}")  # short: JupyterLab's cells may be narrow
         return chart
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:

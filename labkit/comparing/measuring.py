@@ -318,10 +318,22 @@ class Observer:
         if len(steps) < which.stop - which.start:
             return Timed()
         whole = Mark("step", steps[0].start_s, steps[-1].end_s)
+        sent = [s._replace(end_s=min(s.end_s, self._next_optimizer_s(s))) for s in sent]
         waiting = [Mark("waiting", s.start_s, s.end_s) for s in sent if s.kind == "recv"]
         communication = [Mark("communication", s.start_s, s.end_s) for s in sent if s.kind != "recv"]
         own = sorted(self._marks, key=lambda mark: mark.start_s)
         return Timed(steps, clip([*waiting, *own, *communication], whole))
+
+    def _next_optimizer_s(self, sent: Sent) -> float:
+        """Return when the rank stepped next after it began to send something: then it had waited for that.
+
+        gloo lets whoever waits go on before its own thread ends the record; where that thread is run late, the record
+        would reach into the next step. What a program really leaves under way beyond an optimizer's step is cut, too.
+        """
+        if sent.kind == "on the device":
+            return math.inf
+        steps_s = (mark.start_s for mark in self._marks if mark.what == "optimizer" and mark.start_s > sent.start_s)
+        return min(steps_s, default=math.inf)
 
     def _spans(self) -> list[Sent]:
         events = list(self._profiler.events() or [])

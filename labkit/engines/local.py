@@ -35,7 +35,7 @@ class LocalEngine:
     outlives_notebook = False
     stop_grace_s = 2.0
     failure_grace_s = 0.4
-    stacks_s = 1.0
+    stacks_s = 2.5
     quiet_s = 0.0
     folder: None = None
 

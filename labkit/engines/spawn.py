@@ -97,7 +97,7 @@ class RankProcess:
             self._inbox_lock.release()
 
     def ask_for_stacks(self) -> bool:
-        """Have the process write the stack of every thread to `stacks`; return whether it can.
+        """Have the process write its main thread's stack to `stacks`; return whether it can.
 
         `faulthandler` answers the signal below Python, so also while the process sits in native code.
         """

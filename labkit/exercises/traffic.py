@@ -297,7 +297,7 @@ def time_limit(limit_s: float) -> Iterator[None]:
         raise Endless(f"has not ended after {time.monotonic() - began_s:.0f} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s / 2)  # again, where a `__del__` has swallowed the first
     try:
         yield
     finally:

@@ -87,11 +87,8 @@ def _pickled(state: Any) -> bytes:
 @EXERCISE.trial
 def trial(t: Trial, epochs: int, stop_after: int) -> None:
     """Train, ask for the state on the way, train on; resume from the state, and compare."""
-    kept_rng = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         _compare(t, epochs, stop_after)
-    finally:
-        torch.set_rng_state(kept_rng)
 
 
 def _compare(t: Trial, epochs: int, stop_after: int) -> None:

@@ -26,7 +26,7 @@ KILL_AGAIN_S = 0.5
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
 
-COLLECTIVES_SHARE = 0.3
+COLLECTIVES_SHARE = 0.4
 """Of the time that ranks have to say where they stand: how long to wait for which collectives they have called."""
 
 POLL_S = 0.05

@@ -42,14 +42,17 @@ class Frame(NamedTuple):
 
 
 def is_complete(text: str) -> bool:
-    """Whether a dump of all threads has arrived to its end: the main thread's outermost frame, which comes last."""
+    """Whether a dump has arrived to its end: the main thread's outermost frame, which comes last."""
     last = text.rstrip("\n").rpartition("\n")[2]
     return text.endswith("\n") and (last == "  ..." or last.endswith(" in <module>"))
 
 
 def parse(text: str, thread: str = "main") -> list[Frame]:
-    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump."""
-    sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*)$", text, flags=re.MULTILINE)
+    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump.
+
+    The dump is of all threads, after a crash, or of the main one alone, which was asked where it stands.
+    """
+    sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*|Stack \(.*)$", text, flags=re.MULTILINE)
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
     if thread == "current":
         titled = [section for section in titled if section[0].startswith("Current")] or titled

@@ -64,7 +64,7 @@ def load_then_train():
 
 @EXHIBIT.symptom
 def symptom(seen):
-    return 0.35 < seen < 0.65
+    return 0.35 < seen < 0.8  # on a busy machine a batch's 20 ms last longer
 
 
 @EXHIBIT.right

@@ -61,7 +61,7 @@ class RankPipes(NamedTuple):
     output: Connection
     """The write end that becomes the rank's stdout and stderr."""
     stacks: Connection
-    """The write end for the stack of every thread, when the rank is asked where it stands."""
+    """The write end for the main thread's stack, when the rank is asked where it stands."""
 
     def close(self) -> None:
         """Let go of all of them in this process."""

@@ -19,7 +19,9 @@ def handle_signals(stacks: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if STACKS_SIGNAL is None:
         return
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    # The main thread's stack alone, to which the system delivers the signal. To write the others', which go on running
+    # meanwhile, crashes a process: one question in some hundreds, where a thread was reading PyTorch's recorder.
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
     # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
     # so that the channel cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal

@@ -8,7 +8,7 @@
     recomputation       activations computed twice rather than kept; `mixed_precision` products of 16 bits
     pipelines           blocks in a row over the ranks: GPipe, 1F1B, interleaved, zero bubble
     expert_parallel     experts shared out
-    combinations        two at once, on a square of ranks
+    combinations        two at once, on a square of ranks, and three, on a cube
 
 `ALL` has the strategies by title. They are `labkit.strategies.Strategy`s, for `labkit.benchmark.run_strategy`.
 """
@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from labkit.transformer.base import GPTStrategy
-from labkit.transformer.combinations import DataParallelPipeline, FSDP2TensorParallel
+from labkit.transformer.combinations import DataParallelPipeline, DataPipelineTensorParallel, FSDP2TensorParallel
 from labkit.transformer.context_parallel import ContextParallel, ContextParallelInOrder
 from labkit.transformer.ddp import DDP
 from labkit.transformer.expert_parallel import ExpertParallel
@@ -52,6 +52,7 @@ ALL: dict[str, type[GPTStrategy]] = {
         ExpertParallel,
         FSDP2TensorParallel,
         DataParallelPipeline,
+        DataPipelineTensorParallel,
     )
 }
 

@@ -1,23 +1,27 @@
-"""Two at once, on a square of ranks: FSDP2 over tensor parallel, and data parallel over pipelines."""
+"""Two at once, on a square of ranks: FSDP2 over tensor parallel, and data parallel over pipelines. Three, on a cube."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from labkit.profiling import size_bytes
-from labkit.strategies.sharding import reduce_scatters
+from labkit.profiling import local, size_bytes
+from labkit.strategies.sharding import reduce_scatters, whole
 from labkit.transformer.base import all_reduce_flat, equal_part, ring
 from labkit.transformer.fsdp import shard
 from labkit.transformer.gpt import GPT
 from labkit.transformer.pipelines import OneFOneB
-from labkit.transformer.tensor_parallel import TensorParallel, cut_layers, tensor_parallel_bytes
+from labkit.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
 
 
 class FSDP2TensorParallel(TensorParallel):
     """Tensor parallel in pairs of ranks, which are neighbours; what is left, sharded over the pairs."""
 
     title = "FSDP2 × tensor parallel"
+    ranks_per_replica: ClassVar[int] = 2
+    """How many ranks have the same samples."""
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -28,7 +32,7 @@ class FSDP2TensorParallel(TensorParallel):
         """Cut the layers within a pair, then shard over the pairs."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.pairs = self.worker.world_size // 2
+        self.pairs = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.pairs, 2), mesh_dim_names=("dp", "tp"))
         cut_layers(network, mesh["tp"])
         self.gathered_bytes = size_bytes(network.parameters())
@@ -42,7 +46,7 @@ class FSDP2TensorParallel(TensorParallel):
 
     def samples(self, batch_size: int) -> Tensor:
         """Return the pair's."""
-        return equal_part(batch_size, self.worker.rank // 2, self.pairs)
+        return equal_part(batch_size, self.worker.rank // self.ranks_per_replica, self.pairs)
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return FSDP2's over the pairs, of what this rank holds when gathered; and the pair's all-reduces."""
@@ -54,6 +58,8 @@ class DataParallelPipeline(OneFOneB):
     """Pipelines of two ranks side by side, each with a part of the batch; equal stages add up their gradients."""
 
     title = "data parallel × 1F1B"
+    ranks_per_replica: ClassVar[int] = 2
+    """How many ranks have the same samples."""
 
     @classmethod
     def ranks(cls, world_size: int) -> int:
@@ -64,7 +70,7 @@ class DataParallelPipeline(OneFOneB):
         """Make the pipelines: ranks 0 and 1, 2 and 3, …"""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self.chains = self.worker.world_size // 2
+        self.chains = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.chains, 2), mesh_dim_names=("dp", "pp"))
         self.same_stage: dist.ProcessGroup = mesh["dp"].get_group()
         return self.make_pipeline(network, self.worker.rank % 2, 2, mesh["pp"].get_group())
@@ -76,12 +82,12 @@ class DataParallelPipeline(OneFOneB):
 
     def samples(self, batch_size: int) -> Tensor:
         """Return the chain's."""
-        return equal_part(batch_size, self.worker.rank // 2, self.chains)
+        return equal_part(batch_size, self.worker.rank // self.ranks_per_replica, self.chains)
 
     def communicate(self) -> None:
         """Average the gradients of the same stage over the chains."""
         with self.clock("communication"):
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
             all_reduce_flat(gradients, self.same_stage)
             for gradient in gradients:
                 gradient /= self.chains
@@ -90,3 +96,41 @@ class DataParallelPipeline(OneFOneB):
         """Return what crosses the one edge of a chain, and the all-reduce of this rank's stage."""
         along = 2 * self.features_bytes / self.chains / 2
         return along + 2 * ring(self.chains) * size_bytes(self.model.parameters())
+
+
+class DataPipelineTensorParallel(DataParallelPipeline):
+    """Three at once: pipelines of two stages side by side, whose blocks are each cut over two neighbours.
+
+    Ranks 0 and 1 have the first stage of the first pipeline, 2 and 3 the second. What talks most is closest: the pair,
+    four times a block. Embedding and head stay whole, so that a stage sends and receives what all others do.
+    """
+
+    title = "data parallel × 1F1B × tensor parallel"
+    ranks_per_replica = 4
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """At least 2 × 2 × 2."""
+        return max(8, world_size - world_size % 4)
+
+    def cut(self, network: GPT) -> nn.Module:
+        """Make the pipelines, then cut the blocks of this rank's stage."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        self.chains = self.worker.world_size // self.ranks_per_replica
+        mesh = init_device_mesh(self.worker.device.type, (self.chains, 2, 2), mesh_dim_names=("dp", "pp", "tp"))
+        self.same_stage = mesh["dp"].get_group()
+        stages = self.make_pipeline(network, self.worker.rank // 2 % 2, 2, mesh["pp"].get_group())
+        for stage in stages.children():
+            assert isinstance(stage, GPT)
+            cut_blocks(stage, mesh["tp"])
+        return stages
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of this rank's stage, the pair's parts put together."""
+        return {name: whole(tensor) for name, tensor in super().weights().items()}
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """Return what a chain's two ends send, each of the pair; and the pair's four all-reduces a block."""
+        blocks = sum(len(stage.blocks) for stage in self.model.children() if isinstance(stage, GPT))
+        return super().bytes_expected(batch_size) + 2 * ring(2) * 4 * blocks * self.features_bytes / self.chains

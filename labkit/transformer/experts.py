@@ -28,8 +28,13 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, 4 * width, width))
         self.exchange: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = lambda slots, apply: apply(slots)
         """Brings slots to where their experts are and back: of (batch, experts, capacity, width)."""
-        self.dropped = 0.0
+        self.has_room: Tensor | None = None
+        """(batch, time): which positions found room the last time."""
+
+    @property
+    def dropped(self) -> float:
         """Share of the positions that found no room the last time."""
+        return 0.0 if self.has_room is None else 1 - self.has_room.double().mean().item()
 
     def capacity(self, time: int) -> int:
         """How many positions of a sequence an expert takes."""
@@ -47,8 +52,7 @@ class Experts(nn.Module):
         gate, chosen = self.router(x).softmax(-1).max(-1)  # (batch, time)
         queue = torch.nn.functional.one_hot(chosen, experts).cumsum(1)  # how many have come to each expert by then
         place = queue.gather(2, chosen[..., None])[..., 0] - 1
-        has_room = place < capacity
-        self.dropped = 1 - has_room.double().mean().item()
+        self.has_room = has_room = place < capacity
         # One slot more than there is room for: all who come too late go there, and nobody fetches it.
         slot = chosen * (capacity + 1) + place.clamp(max=capacity)
         index = slot[..., None].expand(-1, -1, width)

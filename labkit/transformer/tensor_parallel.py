@@ -62,6 +62,18 @@ def cut_layers(network: GPT, mesh: Any) -> None:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+    cut_blocks(network, mesh)
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(network, mesh, ends)
+
+
+def cut_blocks(network: GPT, mesh: Any) -> None:
+    """Cut the blocks of a network, or of a stage, over a mesh. Raises ValueError where heads do not divide."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     check_heads(network, mesh.size())
     for block in network.blocks.values():
         plan = {
@@ -71,11 +83,6 @@ def cut_layers(network: GPT, mesh: Any) -> None:
             "mlp.down": RowwiseParallel(),
         }
         parallelize_module(block, mesh, plan)
-    ends = {
-        "embedding": RowwiseParallel(input_layouts=Replicate()),
-        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-    }
-    parallelize_module(network, mesh, ends)
 
 
 def check_heads(network: GPT, parts: int) -> None:

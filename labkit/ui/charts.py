@@ -18,7 +18,8 @@ from labkit.ui.png import can_draw, picture
 from labkit.ui.tables import STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
-CONFIG = {"responsive": True, "displaylogo": False}
+CONFIG = {"displaylogo": False}
+"""JupyterLab's extension resizes a chart with its cell; `responsive` besides, and both at once leave it no height."""
 
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""

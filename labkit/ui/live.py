@@ -169,7 +169,7 @@ class LiveView(threading.Thread):
         self._unanswered += 1
         self._again_due_s = now + AGAIN_AFTER_S * 2 ** (self._unanswered - 1)
         self._figure = go.FigureWidget(charts.logged(history, ranks=self._asked))
-        self._figure._config = {**self._figure._config, **charts.CONFIG}
+        self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")

@@ -3,7 +3,7 @@
 Float64, dropout, ragged sequences, five steps of AdamW; bf16 in float32. Bytes are what the system counted, a step's
 mean over the ranks without the first, which sets things up.
 
-    python -m tests.benchmarks.transformer --ranks 2 4
+    python -m tests.benchmarks.transformer --ranks 2 4 8
 """
 
 from __future__ import annotations
@@ -87,10 +87,15 @@ def reference(worker: labkit.Worker, *args: Any) -> dict[str, Found]:
     return train_all(worker, [OneProcess], *args)
 
 
+def strategies_for(world_size: int) -> list[type[GPTStrategy]]:
+    """Return those that run on so many ranks; of more than four ranks, those that need them."""
+    return [s for s in ALL.values() if s.ranks(world_size) == world_size and (world_size <= 4 or s.ranks(4) > 4)]
+
+
 def of_all(ranks: labkit.Session, world_size: int) -> dict[str, dict[str, float]]:
     """Return a row of figures for every strategy that runs on so many ranks."""
     depth, data = depth_for(world_size), text()
-    strategies = [s for s in ALL.values() if s.ranks(world_size) == world_size]
+    strategies = strategies_for(world_size)
     run = labkit.launch(train_all, strategies, data, depth, on=ranks, world_size=world_size, live=False)
     alone = {
         experts: labkit.launch(reference, data, depth, experts, on=ranks, world_size=1, live=False).results[0]
@@ -114,7 +119,7 @@ def of_all(ranks: labkit.Session, world_size: int) -> dict[str, dict[str, float]
 def main() -> None:
     """Print a table for each number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     options = parser.parse_args()
     labkit.standby.off()
     with labkit.Session(max(options.ranks)) as ranks:

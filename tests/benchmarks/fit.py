@@ -1,0 +1,160 @@
+"""Hold the memory that `labkit.scaling.memory` predicts against what ranks really hold, by part, for every strategy.
+
+Parameters, gradients and optimizer state by `labkit.profiling.memory`, activations by `labkit.profiling.activations`;
+buffers of communication are what is handed to collectives and messages (`Buffers`). In float64; bf16 in float32.
+
+    python -m tests.benchmarks.fit --ranks 2 4 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import labkit
+from labkit import profiling
+from labkit.scaling import Memory, memory
+from labkit.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
+from tests.benchmarks.transformer import OPTIMIZER, strategies_for
+
+BATCH_SIZE, TIME = 8, 32
+PARTS = ("parameters", "gradients", "optimizer state", "activations", "communication")
+
+
+class Buffers(TorchDispatchMode):
+    """Counts the bytes in tensors that were handed to a collective or a message and are still there, at their most.
+
+    Parameters, gradients and what autograd keeps count elsewhere; whole parameters that FSDP2 has gathered count here.
+    Garbage does not (schedules with two backward passes make cycles that only the collector frees).
+    """
+
+    def __init__(self, model: torch.nn.Module, kept: Any) -> None:
+        super().__init__()
+        self.model, self.kept = model, kept
+        self.handed: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls += 1
+        if func.namespace in ("c10d", "_c10d_functional"):
+            for tensor in tree_leaves((args, kwargs, result)):
+                if isinstance(tensor, Tensor):
+                    storage = profiling.local(tensor).untyped_storage()
+                    self.handed[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+            gc.collect()
+            self.look()
+        elif self.calls % 20 == 0:  # FSDP2 gathers before a block computes, and forgets after
+            self.look()
+        return result
+
+    def gathered(self) -> list[Tensor]:
+        """Return the whole parameters of FSDP2; those that it has forgotten have no bytes."""
+        states = [module._get_fsdp_state() for module in self.model.modules() if hasattr(module, "_get_fsdp_state")]
+        groups = [group for state in states for group in _groups(state)]
+        parameters = [parameter for group in groups for parameter in group.fsdp_params]
+        return [p._unsharded_param for p in parameters if hasattr(p, "_unsharded_param")]
+
+    def look(self) -> None:
+        """Add up what is there now."""
+        self.handed = {key: found for key, found in self.handed.items() if not found[0].expired()}
+        own = {key(t) for p in self.model.parameters() for t in (p, p.grad) if t is not None}
+        live = {at: size for at, (_, size) in self.handed.items() if at not in own and at not in self.kept}
+        live |= {key(t): profiling.local(t).untyped_storage().nbytes() for t in self.gathered()}
+        self.most = max(self.most, sum(live.values()))
+
+
+def key(tensor: Tensor) -> int:
+    """Return what tells a tensor's storage from others, as long as it is there."""
+    return profiling.local(tensor).untyped_storage()._cdata
+
+
+def _groups(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # before PyTorch 2.12
+
+
+def network(strategy: type[GPTStrategy], depth: int) -> GPT:
+    """Return the network that is trained."""
+    torch.manual_seed(0)
+    model = GPT(depth, 32, 4, experts=4 if issubclass(strategy, ExpertParallel) else 0)
+    return model if issubclass(strategy, BF16) else model.double()
+
+
+def predicted(strategy: type[GPTStrategy], ranks: int, depth: int) -> list[Memory]:
+    """Return what each rank is to hold."""
+    return memory(network(strategy, depth), strategy, ranks, BATCH_SIZE, TIME, "float64")
+
+
+def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: int) -> dict[str, dict[str, int]]:
+    """Return what this rank holds in the third step of each strategy, in bytes by part."""
+    found = {}
+    for strategy in strategies:
+        trainer = strategy(worker, network(strategy, depth), mean_loss, OPTIMIZER, profiling.Clock(worker.device))
+        inputs, targets = next(itertools.islice(batches(text(), BATCH_SIZE, TIME), 1))
+        trainer.step(inputs, targets)
+        gc.collect()
+        gc.freeze()  # what is here already need not be looked through again and again
+        with profiling.activations(trainer.model) as kept, Buffers(trainer.model, profiling.kept_now()) as buffers:
+            trainer.step(inputs, targets)  # DDP's buckets stay, and are known from here on
+            buffers.most = 0
+            trainer.step(inputs, targets)
+        if strategy is Recomputation:
+            kept["activations"] = max(kept["activations"], recomputing(trainer, inputs))
+        sizes = {**profiling.memory(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
+        found[strategy.title] = sizes
+        gc.unfreeze()
+        dist.barrier()
+    return found
+
+
+def recomputing(trainer: GPTStrategy, inputs: Tensor) -> int:
+    """Return the bytes of all blocks' inputs and of what one block keeps, which checkpoint's own hooks hide."""
+    features = trainer.network.embedding(trainer.local_batch(inputs)).detach().requires_grad_()  # type: ignore[misc]
+    block: Any = trainer.network.blocks["0"]
+    with profiling.activations(trainer.model) as own:
+        result = type(block).forward(block, features)
+    del result
+    return (len(trainer.network.blocks) - 1) * profiling.size_bytes([features]) + own["activations"]
+
+
+def main() -> None:
+    """Print a table for each number of ranks, of the rank whose prediction is farthest off in each part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--only", nargs="+", choices=list(ALL), default=list(ALL), metavar="STRATEGY")
+    options = parser.parse_args()
+    labkit.standby.off()
+    with labkit.Session(max(options.ranks)) as ranks:
+        for world_size in options.ranks:
+            depth = 8 if world_size > 2 else 4
+            print(f"\n{world_size} ranks: KiB predicted / measured\n| strategy | {' | '.join(PARTS)} |")
+            print("|---" * (len(PARTS) + 1) + "|")
+            known = [s for s in strategies_for(world_size) if s.title in options.only and s.title != "zero bubble"]
+            for strategy in known:
+                run = labkit.launch(held, [strategy], depth, on=ranks, world_size=world_size, live=False)
+                cells = []
+                for index, part in enumerate(PARTS):
+                    pairs = [
+                        (one[index], result[strategy.title][part])
+                        for one, result in zip(predicted(strategy, world_size, depth), run.results, strict=True)
+                    ]
+                    one, other = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1) if pair[1] else 0)
+                    off = f" ({one / other - 1:+.1%})" if other else ""
+                    cells.append(f"{one / 1024:,.0f} / {other / 1024:,.0f}{off}")
+                print(f"| {strategy.title} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
