@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
-from labkit.monitor.stacks import LISTED, RankStack, Stacks, rank_list
+from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
 from labkit.protocol.events import Collectives, Failure, JobEnded
 
 LOST_PEER = re.compile(
@@ -153,24 +153,20 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
 
 def _last_calls(ranks: list[RankFacts]) -> str:
     """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
-    alike: dict[str, list[int]] = {}
-    for r in ranks:
-        if calls := RankCalls(r.rank, r.collectives).calls:
-            alike.setdefault(f"{calls[-1].title} ({calls[-1].content or 'no tensor'})", []).append(r.rank)
-    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in alike.items())
+    last = [(call, r.rank) for r in ranks for call in RankCalls(r.rank, r.collectives).calls[-1:]]
+    groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
+    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
 
 
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
     """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
-    found: dict[str, set[int]] = {}
-    for failure in (r.failure for r in ranks if r.failure):
-        for rank, operation, shape in FINGERPRINT.findall(failure.summary):
-            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
-    if len(found) < 2:
+    said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
+    found = {(f"{operation} of shape {shape}" if shape else operation, int(rank)) for rank, operation, shape in said}
+    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
+    if len(groups) < 2:
         return None
-    groups = sorted(((sorted(group), what) for what, group in found.items()), key=lambda group: len(group[0]))
-    said = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
-    return groups[0][0][0], f"ranks met in different collectives: {said}", cause
+    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    return groups[0][0][0], f"ranks met in different collectives: {where}", cause
 
 
 def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -243,10 +239,8 @@ def _together(outcomes: Mapping[int, str]) -> list[str]:
     """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
     if len(outcomes) <= LISTED:
         return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
-    alike: dict[str, list[int]] = {}
-    for rank, outcome in outcomes.items():
-        alike.setdefault(outcome, []).append(rank)
-    lines = [f"{rank_list(who)}: {outcome}" for outcome, who in sorted(alike.items(), key=lambda each: len(each[1]))]
+    groups = sorted(alike((what, rank) for rank, what in outcomes.items()).items(), key=lambda group: len(group[1]))
+    lines = [f"{rank_list(who)}: {outcome}" for outcome, who in groups]
     more = [f"… and {len(lines) - LISTED:,} more such lines: see run.states and run.failures"] if lines[LISTED:] else []
     return lines[:LISTED] + more
 

@@ -146,14 +146,11 @@ class History:
         if self._waiting:
             logs, self._waiting, self._waiting_calls = self._waiting, [], 0
             counts = [len(log.steps) for log in logs]
-            kinds = [self._kinds.setdefault(log.names, len(self._kinds)) for log in logs]
-            columns = zip(*((log.steps, log.times_s, log.values) for log in logs), strict=True)
-            kinds_of = (np.int64, np.float64, np.float64)
-            of_calls: list[Any] = [
-                np.repeat(np.array(of, np.int32), counts) for of in ([log.rank for log in logs], kinds)
-            ]
-            of_calls += [np.frombuffer(b"".join(column), of) for column, of in zip(columns, kinds_of, strict=True)]
-            self._take(_Calls(*of_calls))
+            of_logs = [(log.rank, self._kinds.setdefault(log.names, len(self._kinds))) for log in logs]
+            ranks, kinds = np.repeat(np.array(of_logs, np.int32), counts, axis=0).T
+            steps, times_s, values = map(b"".join, zip(*((log[2:]) for log in logs), strict=True))
+            of_calls = np.frombuffer(steps, np.int64), np.frombuffer(times_s), np.frombuffer(values)
+            self._take(_Calls(ranks, kinds, *of_calls))
 
     def _sift(self) -> None:
         """Take all calls once more, without those that ranks which have gone back will take again."""
@@ -165,11 +162,13 @@ class History:
             if again.any():
                 stays[mine[again.argmax() :]] = False
         self._forget()
-        of_calls: list[Any] = [column[stays] for column in calls[:4]]
-        self._take(_Calls(*of_calls, calls.values[np.repeat(stays, self._widths(calls))]))
+        ranks, kinds, steps, times_s, values = calls
+        values = values[np.repeat(stays, self._widths(calls))]
+        self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
 
     def _take(self, calls: _Calls) -> None:
-        for kept, more in zip(self._kept, calls, strict=True):
+        columns: Any = zip(self._kept, calls, strict=True)
+        for kept, more in columns:
             kept.frombytes(more.tobytes())
         ranks, _, steps, times_s, _ = calls
         self._steps += np.bincount(ranks, minlength=self.world_size)

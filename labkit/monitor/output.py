@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from labkit.monitor.stacks import alike
+
 LINES_KEPT = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
 
@@ -65,10 +67,8 @@ class RankOutput:
     def search(self, words: str) -> list[str]:
         """Return the different lines with these words in them, in any case, an unfinished one included."""
         wanted = words.lower()
-        lines = list(self._lines)  # in one go: more may come meanwhile
-        return list(
-            dict.fromkeys(line for line in (*lines, _after_carriage_returns(self._partial)) if wanted in line.lower())
-        )
+        lines = [*self._lines, _after_carriage_returns(self._partial)]  # in one go: more may come meanwhile
+        return list(dict.fromkeys(line for line in lines if wanted in line.lower()))
 
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
@@ -77,10 +77,7 @@ class RankOutput:
 
 def together(lines: Iterable[list[str]]) -> list[Found]:
     """Return what was found in each rank's output with equal lines together, those of the fewest ranks first."""
-    ranks: dict[str, list[int]] = {}
-    for rank, found in enumerate(lines):
-        for line in found:
-            ranks.setdefault(line, []).append(rank)
+    ranks = alike((line, rank) for rank, found in enumerate(lines) for line in found)
     return sorted((Found(*each) for each in ranks.items()), key=lambda found: len(found.ranks))
 
 

@@ -127,10 +127,8 @@ class LiveView(threading.Thread):
                 chart = charts.logged(self._run.recorded, self._run.name, self._asked)
                 self._chart_handle.update(chart.bundle(), raw=True)
         finally:
-            parts = [self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs]
-            parts += self._asking.parts if self._asking else []
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
-            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure], was_quick)
+            close_later([self._box, *self._replaced], was_quick)
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
@@ -224,8 +222,6 @@ class Asking:
         ]
         self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
         self.output = widgets.HTML()
-        self.parts = [self.row, *self.boxes]
-        """What is to be closed at the end."""
 
     @property
     def ranks(self) -> list[int]:

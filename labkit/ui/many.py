@@ -36,12 +36,12 @@ TAIL = 5
 
 EDGES = {
     "least": ("least", "", None),
-    "greatest": ("greatest", "least to greatest", "rgba(0, 114, 178, 0.15)"),
+    "greatest": ("greatest", "least to greatest", "rgba(122, 122, 122, 0.2)"),
     "lower": ("lower quarter", "", None),
-    "upper": ("upper quarter", "middle half", "rgba(0, 114, 178, 0.3)"),
+    "upper": ("upper quarter", "middle half", "rgba(122, 122, 122, 0.4)"),
 }
 """Of the band: what each is called where one points at it, what the legend calls all down to the edge before, and the
-colour with which that is filled."""
+colour with which that is filled: of no rank."""
 
 
 class Curve(NamedTuple):
@@ -58,14 +58,15 @@ class Curve(NamedTuple):
 
 
 def curves(history: History, asked: Sequence[int] = ()) -> list[Curve]:
-    """Return for each name the band, the mean, and ranks in slots: those asked for, and those that stand apart.
+    """Return for each name the band, the mean, and ranks in slots: those that stand apart, and those asked for.
 
     The slots stay when other ranks come to stand apart, so that a live chart can be brought up to date in its place.
     """
     asked = asked[:ASKED]
-    apart = [rank for rank in history.apart() if rank not in asked]
-    drawn = [*asked, *sorted(apart[:APART])]
-    labels = [f"rank {rank}" for rank in drawn] + [""] * (len(asked) + APART - len(drawn))
+    apart = sorted([rank for rank in history.apart() if rank not in asked][:APART])
+    drawn = [*apart, *asked]
+    labels = [f"rank {rank}" for rank in drawn]
+    labels[len(apart) : len(apart)] = [""] * (APART - len(apart))
     found: list[Curve] = []
     for name in [name for name in history.names if name != SAMPLES]:
         band = history.band(name)
@@ -86,7 +87,8 @@ def read_ranks(text: str, world_size: int) -> list[int]:
 def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -> dict[int, str]:
     """Return the ranks to list, each with why: asked for, failed, apart from the others in a value, slowest.
 
-    The slowest of those at work have logged least often and, among those, the fewest times a second.
+    The slowest of those at work are the most seconds behind, and among those the fewest steps a second: in whole
+    seconds and tenths of the usual pace, for of ranks that go on together none is slow.
     """
     why: dict[int, list[str]] = {rank: ["asked for"] for rank in asked[:ASKED]}
     for rank in [rank for rank, state in enumerate(states) if state == "failed"][:FAILED]:
@@ -96,10 +98,20 @@ def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -
     logged, per_s = history.paces()
     if logged.any():
         at_work = np.array([state == "running" for state in states])
-        order = np.lexsort((np.nan_to_num(per_s, nan=np.inf), logged, ~at_work))
-        for rank in order[:SLOWEST].tolist():
+        usual = np.nanmedian(per_s) if np.isfinite(per_s).any() else 1.0
+        behind_s = np.round((logged.max() - 1 - logged).clip(0) / usual)  # one step more or less is nothing
+        pace = np.round(np.nan_to_num(per_s / usual, nan=1), 1)
+        order = np.lexsort((pace, -behind_s))
+        for rank in order[(at_work & ((behind_s > 0) | (pace < 1)))[order]][:SLOWEST].tolist():
             why.setdefault(rank, []).append("slowest")
     return {rank: ", ".join(reasons) for rank, reasons in why.items()}
+
+
+def read_first(run: Run, asked: Sequence[int] = ()) -> list[int]:
+    """Return whose output is shown: of few ranks all, of many rank 0 and those that are listed."""
+    if not run.recorded.is_many:
+        return list(range(run.world_size))
+    return list(dict.fromkeys([0, *listed(run.states, run.recorded, asked)]))
 
 
 def headline_html(states: Sequence[str], history: History) -> str:
@@ -130,5 +142,4 @@ def output_lines(run: Run, words: str, asked: Sequence[int] = ()) -> list[str]:
         more = [f"… and {len(found) - FOUND:,} more lines: run.search_output({words!r})"] if found[FOUND:] else []
         return [*found[:FOUND], *more] or [f"no rank's output has {words!r} in it"]
     tails = run.output_tail(TAIL)
-    shown = dict.fromkeys([0, *listed(run.states, run.recorded, asked)])
-    return [f"[rank {rank}] {line}" for rank in shown for line in tails[rank].splitlines()]
+    return [f"[rank {rank}] {line}" for rank in read_first(run, asked) for line in tails[rank].splitlines()]

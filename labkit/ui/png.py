@@ -102,12 +102,9 @@ def _draw_curve(panel: Any, trace: Any, before: Any) -> None:
         below = above if trace.error_y.arrayminus is None else trace.error_y.arrayminus
         panel.errorbar(x, y, (below, above), fmt="none", ecolor=color or "#7A7A7A", elinewidth=1, capsize=3)
     label = trace.name if trace.showlegend is not False else None
-    if (
-        trace.fill == "tonexty" and before is not None
-    ):  # as far as labkit's charts fill: down to a curve with the same x
-        panel.fill_between(
-            x, np.asarray(before.y, dtype=float), y, color=_rgb(trace.fillcolor), label=label, linewidth=0
-        )
+    if trace.fill == "tonexty" and before is not None:  # down to a curve with the same x, as in labkit's charts
+        below = np.asarray(before.y, dtype=float)
+        panel.fill_between(x, below, y, color=_rgb(trace.fillcolor), label=label, linewidth=0)
         return
     panel.plot(
         x,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from labkit.monitor.diagnosis import Diagnosis
-from labkit.monitor.history import SAMPLES
+from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.run import Run
 from labkit.ui import many
 from labkit.ui.tables import STATE_COLORS
@@ -34,7 +34,7 @@ def line(run: Run) -> str:
         values = [p.last[name] for p in progress if name in p.last]
         if values and name != SAMPLES:
             parts.append(f"{name} {sum(values) / len(values):.4g}")
-    parts += [_per_s(run), f"{run.elapsed_s:.1f} s"]
+    parts += [_per_s(progress), f"{run.elapsed_s:.1f} s"]
     return " · ".join(part for part in parts if part)
 
 
@@ -50,9 +50,8 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def _per_s(run: Run) -> str:
+def _per_s(progress: list[Progress]) -> str:
     """Return how fast the run goes, over all ranks."""
-    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
     samples = sum(p.samples_per_s for p in progress)
     if not math.isnan(samples):
         return f"{samples:,.0f} samples/s"
@@ -105,17 +104,13 @@ def as_html(run: Run) -> str:
             parts.append(
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
-    output = run.output
-    shown = list(range(run.world_size))
-    if run.recorded.is_many:
-        listed = dict.fromkeys([0, *many.listed(run.states, run.recorded)])
-        shown = [rank for rank in listed if output[rank]]
-        if others := sum(bool(text) for text in output) - len(shown):
-            parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
+    output = {rank: text for rank, text in enumerate(run.output) if text}
+    shown = [rank for rank in many.read_first(run) if rank in output]
+    if others := len(output) - len(shown):
+        parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
     for rank in shown:
-        if text := output[rank]:
-            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
-            parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
+        tail = "\n".join(output[rank].splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
+        parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
 
 
