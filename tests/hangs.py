@@ -44,6 +44,7 @@ class Place(NamedTuple):
     odd: int
     rank: int
     world_size: int
+    before: int
     total: torch.Tensor
     worker: labkit.Worker
 
@@ -84,6 +85,8 @@ def another_size_in_detail(at):
         group = dist.new_group()
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)  # the process may stay, for another way to hang
+    for _ in range(at.before):
+        dist.all_reduce(at.total, group=group)
     mine = torch.ones(20 if at.is_odd else 64)
     dist.all_gather([torch.empty_like(mine) for _ in range(at.world_size)], mine, group=group)
 
@@ -196,7 +199,7 @@ ROWS = {
     "another size": Row(another_size, SIZES.format(kind="all_gather", odd=20, others=64), either=True),
     "another size, compared in detail": Row(
         another_size_in_detail,
-        r"ranks met in different collectives: .*rank {odd} in ALLGATHER of shape \[20\]",
+        r"ranks met in different collectives: .*rank {odd} in ALLGATHER #{n} of shape \[20\]",
         either=True,
     ),
     "uneven inputs": Row(uneven_inputs, SIZES.format(kind="all_reduce", odd=1, others=7850), either=True),
@@ -244,7 +247,7 @@ def plant(worker, row, odd, before, _compiler=torch._dynamo):
     for _ in range(before):
         dist.all_reduce(total)
     worker.log(before=before)
-    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, total, worker))
+    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, before, total, worker))
 
 
 def report(row, world_size, odd, before, on=None, silent_s=1.0):

@@ -30,9 +30,10 @@ MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
 FINGERPRINT = re.compile(
-    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=\d+, OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
 )
-"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do."""
+"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do; its numbers begin
+with 0."""
 
 LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
 """How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
@@ -161,7 +162,9 @@ def _last_calls(ranks: list[RankFacts]) -> str:
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
     """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
     said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
-    found = {(f"{operation} of shape {shape}" if shape else operation, int(rank)) for rank, operation, shape in said}
+    found = {
+        (f"{kind} #{int(n) + 1}{f' of shape {shape}' if shape else ''}", int(rank)) for rank, n, kind, shape in said
+    }
     groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
     if len(groups) < 2:
         return None
