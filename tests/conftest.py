@@ -217,7 +217,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
+    allowed = hasattr(report, "wasxfail") or item.get_closest_marker("gpu")
+    if report.skipped and not allowed and os.environ.get("LABKIT_FORBID_SKIPS"):
         report.outcome = "failed"
         report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
 
