@@ -187,9 +187,8 @@ def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
     by_rank = {r.rank: r.in_group(group.name) for r in ranks}
     for number in sorted({number for calls in by_rank.values() for number in calls}):
         at = {rank: calls[number] for rank, calls in by_rank.items() if number in calls}
-        parts = sorted(
-            alike((call.met_with, rank) for rank, call in at.items()).values(), key=lambda part: (len(part), part)
-        )
+        meet = alike((call.met_with, rank) for rank, call in at.items())
+        parts = sorted(meet.values(), key=lambda part: (len(part), part))
         if len(parts) < 2:
             continue
         places = {r.rank: r.place for r in ranks}

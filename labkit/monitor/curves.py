@@ -7,6 +7,9 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+Points = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Of a curve: x and y."""
+
 
 class Thinned:
     """A curve of any length in a bounded number of points, which keep every minimum and maximum.
@@ -35,7 +38,7 @@ class Thinned:
         end = np.arange(len(y))[-1:]  # so that the curve goes as far as it has come; the next points take its place
         self._kept = kept[:, np.unique(np.concatenate((low, high, end)))]
 
-    def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def points(self) -> Points:
         """Return x and y of the points to draw, in the order in which they were added."""
         _, x, y = self._kept
         return x, y

@@ -162,9 +162,7 @@ def _last_calls(ranks: list[RankFacts]) -> str:
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
     """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
     said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
-    found = {
-        (f"{kind} #{int(n) + 1}{f' of shape {shape}' if shape else ''}", int(rank)) for rank, n, kind, shape in said
-    }
+    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
     groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
     if len(groups) < 2:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.monitor.band import Band, Spread
-from labkit.monitor.curves import Mean, Rates, Thinned
+from labkit.monitor.curves import Mean, Points, Rates, Thinned
 from labkit.protocol.events import Log
 
 if TYPE_CHECKING:
@@ -230,9 +230,7 @@ class History:
         with self._settled():
             return self._first_not_finite
 
-    def curves(
-        self, name: str, ranks: Iterable[int] | None = None
-    ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
 
         There is a mean only of steps that every rank of the run has logged, and only with several ranks; where there
@@ -266,7 +264,7 @@ class History:
         with self._settled():
             return self._steps.copy(), self._step_rates.per_s()
 
-    def mean_curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def mean_curve(self, name: str) -> Points:
         """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.
 
         For a run that is over: in a pipeline, say, only the last stages know the loss.
@@ -284,7 +282,7 @@ class History:
                 mean.add(place, calls.steps[at][mine].astype(np.float64), y[mine])
             return mean.curve.points()
 
-    def _mean_points(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _mean_points(self, name: str) -> Points:
         if self.is_many:
             band = self._spreads[name].band()
             return band.steps.astype(np.float64), band.mean

@@ -90,11 +90,9 @@ def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -
     The slowest of those at work are the most seconds behind, and among those the fewest steps a second: in whole
     seconds and tenths of the usual pace, for of ranks that go on together none is slow.
     """
-    why: dict[int, list[str]] = {rank: ["asked for"] for rank in asked[:ASKED]}
-    for rank in [rank for rank, state in enumerate(states) if state == "failed"][:FAILED]:
-        why.setdefault(rank, []).append("failed")
-    for rank, name in list(history.apart().items())[:APART]:
-        why.setdefault(rank, []).append(f"apart in {name}")
+    said = [(rank, "asked for") for rank in asked[:ASKED]]
+    said += [(rank, state) for rank, state in enumerate(states) if state == "failed"][:FAILED]
+    said += [(rank, f"apart in {name}") for rank, name in history.apart().items()][:APART]
     logged, per_s = history.paces()
     if logged.any():
         at_work = np.array([state == "running" for state in states])
@@ -102,9 +100,9 @@ def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -
         behind_s = np.round((logged.max() - 1 - logged).clip(0) / usual)  # one step more or less is nothing
         pace = np.round(np.nan_to_num(per_s / usual, nan=1), 1)
         order = np.lexsort((pace, -behind_s))
-        for rank in order[(at_work & ((behind_s > 0) | (pace < 1)))[order]][:SLOWEST].tolist():
-            why.setdefault(rank, []).append("slowest")
-    return {rank: ", ".join(reasons) for rank, reasons in why.items()}
+        is_slow = at_work & ((behind_s > 0) | (pace < 1))
+        said += [(rank, "slowest") for rank in order[is_slow[order]].tolist()][:SLOWEST]
+    return {rank: ", ".join(why for each, why in said if each == rank) for rank, _ in said}
 
 
 def read_first(run: Run, asked: Sequence[int] = ()) -> list[int]:
