@@ -56,7 +56,7 @@ def kept_in_halves(model: nn.Module, inputs: Tensor, forward: Callable[[], Tenso
             between = kept_now_bytes()
             return Kept(between, between, between)
         received = None if outputs.dim() == 0 else [torch.empty_like(outputs)]
-        groups = stage_backward_input([outputs], received, [inputs], model.parameters())[1]  # type: ignore[arg-type]
+        groups = stage_backward_input([outputs], received, [inputs], model.parameters())[1]
         between = kept_now_bytes()
         grads = (grad for group in groups for of_layer in group["grads"] for grad in of_layer if grad is not None)
         storages = {storage._cdata: storage.nbytes() for storage in (local(grad).untyped_storage() for grad in grads)}

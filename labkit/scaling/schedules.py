@@ -37,18 +37,22 @@ class Kept(NamedTuple):
 def orders(schedule: str, ranks: int, micro_batches: int, stages: int) -> list[list[Action]]:
     """Return what each rank does in a step, in this order, by the name of PyTorch's schedule; `stages` on each rank.
 
-    Those of several stages are PyTorch's own orders, messages and all. Raises ValueError for an unknown schedule.
+    Those of several stages are PyTorch's own orders, messages and all. Raises ValueError for an unknown schedule, and
+    where PyTorch has no such order.
     """
     if schedule in ("ScheduleGPipe", "Schedule1F1B"):
         ahead = [micro_batches if schedule == "ScheduleGPipe" else min(micro_batches, ranks - r) for r in range(ranks)]
         return [_one_stage(rank, micro_batches, ahead[rank]) for rank in range(ranks)]
     if schedule not in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"):
         raise ValueError(f"known are GPipe, 1F1B, interleaved 1F1B and zero bubble of PyTorch, got {schedule!r}")
+    import torch
     from torch.distributed.pipelining import schedules
 
     # The order does not depend on what the stages compute, so none has to be there.
     stage = SimpleNamespace(num_stages=ranks * stages, group_size=ranks, group_rank=0, submod=None)
     made = getattr(schedules, schedule)([stage] * stages, micro_batches, loss_fn=lambda *_: None)
+    if not hasattr(made, "pipeline_order_with_comms"):
+        raise ValueError(f"PyTorch {torch.__version__} does not say when {schedule} sends and receives; 2.15 does")
     return [
         [Action(one.computation_type.value, one.stage_index, one.microbatch_index) for one in order]
         for _, order in sorted(made.pipeline_order_with_comms.items())
