@@ -36,6 +36,7 @@ The wings can be deleted one by one:
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
+    tracking     the other way: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         profiling,
         scaling,
         strategies,
+        tracking,
         transformer,
     )
     from labkit.checkpoint import Checkpoint
@@ -120,6 +122,7 @@ __all__ = [
     "sortable",
     "standby",
     "strategies",
+    "tracking",
     "transformer",
 ]
 __version__ = "0.1.0"
@@ -162,6 +165,7 @@ _MODULES = {
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "tracking": "tracking",
     "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""

@@ -136,8 +136,7 @@ class _Mean:
 
 def _mean(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-        mean: NDArray[np.float64] = np.mean(values, axis=0)
-    return mean
+        return np.mean(values, axis=0)
 
 
 def _sorted(
@@ -270,9 +269,15 @@ class History:
             if log.rank == rank:
                 calls = next((i for i, taken in enumerate(log.steps) if taken >= step), calls)
             if calls:
-                values = log.values[: calls * len(log.names)]
-                kept.add(log._replace(steps=log.steps[:calls], times_s=log.times_s[:calls], values=values))
+                kept.add(log.calls(0, calls))
         return kept
+
+    def since(self, rank: int, place: tuple[int, int]) -> tuple[list[Log], tuple[int, int]]:
+        """Return a rank's log calls from a place on, and the place after them. (0, 0) is the first of all."""
+        batch, call = place
+        with self._lock:
+            new = [log.calls(call if number == 0 else 0) for number, log in enumerate(self._batches[rank][batch:])]
+        return new, (batch + len(new) - 1, len(new[-1].steps) + call * (len(new) == 1)) if new else place
 
     def _keep(self, log: Log) -> None:
         """Keep a batch; small ones are joined, so that a log call costs 16 bytes and 8 more per value."""
@@ -282,7 +287,7 @@ class History:
             kept[-1].times_s.extend(log.times_s)
             kept[-1].values.extend(log.values)
         else:
-            kept.append(log._replace(steps=log.steps[:], times_s=log.times_s[:], values=log.values[:]))
+            kept.append(log.calls(0))
 
     def curves(self, name: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), and of their "mean".

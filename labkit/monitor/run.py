@@ -106,7 +106,10 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name."""
+        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name.
+
+        A DataFrame of pandas, so `run.history.to_csv(…)` and `.to_parquet(…)` are pandas' own.
+        """
         return self.recorded.frame()
 
     @property

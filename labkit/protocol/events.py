@@ -38,6 +38,11 @@ class Log(NamedTuple):
     values: array[float]
     """calls × names, row by row."""
 
+    def calls(self, start: int, stop: int | None = None) -> Log:
+        """Return a copy of the calls from `start` to before `stop`; by default, to the last."""
+        rows = slice(start * len(self.names), None if stop is None else stop * len(self.names))
+        return Log(self.rank, self.names, self.steps[start:stop], self.times_s[start:stop], self.values[rows])
+
 
 class Output(NamedTuple):
     """Text that the rank, or native code in it, wrote to stdout or stderr."""
