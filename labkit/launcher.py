@@ -82,8 +82,8 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    own = {"world_size": world_size, "backend": backend, "seed": None if seed is DEFAULT_SEED else (seed,)}
-    own |= {"name": name, "on": on, "watch": watch, "log_to": log_to}
+    own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
+    own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
