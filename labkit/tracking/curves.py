@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection
 
 from labkit.protocol.events import Log
@@ -25,7 +26,8 @@ class _Curve:
         self._logging: set[int] = set()
         self._unknown = set(ranks)
         """Ranks that may log it yet."""
-        self._waiting: dict[int, dict[int, float]] = {}
+        self._waiting: OrderedDict[int, dict[int, float]] = OrderedDict()
+        """What has come of steps that are not complete, by step. To take the first off a long `dict` is dear."""
         self._first_s = 0.0
         self._written = self._written_before = -(2**63)
         """The last step that was written, and that was when all began again."""
@@ -33,7 +35,8 @@ class _Curve:
         """Values that came for a step before the last that was written, but for those of a run that began again."""
 
     def begin_again(self) -> None:
-        self._waiting, self._written_before = {}, self._written
+        self._waiting.clear()
+        self._written_before = self._written
 
     def take(self, rank: int, step: int, value: float, time_s: float) -> dict[int, float]:
         """Take a value of a rank; return the means that it completes, by step."""
@@ -51,7 +54,7 @@ class _Curve:
         if joins:
             return self._complete(sorted(self._waiting))
         if len(self._waiting) > WAITING_STEPS:
-            del self._waiting[next(iter(self._waiting))]
+            self._waiting.popitem(last=False)
         return self._complete([step])
 
     def without(self, ranks: Collection[int]) -> dict[int, float]:
@@ -65,11 +68,11 @@ class _Curve:
         found = {}
         for step in steps:
             values = self._waiting.get(step, {})
-            if len(values) >= len(self._logging):
+            if step > self._written and len(values) >= len(self._logging):
                 found[step] = sum(values.values()) / len(values)
-                self._written = max(self._written, step)
-        if found:  # no rank logs an earlier step any more
-            self._waiting = {step: values for step, values in self._waiting.items() if step > self._written}
+                self._written = step
+        while self._waiting and next(iter(self._waiting)) <= self._written:  # no rank logs an earlier step any more
+            self._waiting.popitem(last=False)
         return found
 
 
