@@ -395,6 +395,7 @@ def test_tensorboard_has_curves_and_arguments(tmp_path):
     assert [event.value for event in read.Scalars("loss/rank 1")] == [1.0] * STEPS
 
 
+@pytest.mark.spawns  # it asks `uname`
 def test_mlflow_has_curves_arguments_and_outcome(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     # Files: a database would need two more packages, and a quarter of a minute to be made.
