@@ -37,6 +37,7 @@ The wings can be deleted one by one:
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
+    tracking     the other way round: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
@@ -64,6 +65,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import profiling as profiling
     from labkit import scaling as scaling
     from labkit import strategies as strategies
+    from labkit import tracking as tracking
     from labkit import transformer as transformer
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
@@ -131,6 +133,7 @@ _MODULES = {
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "tracking": "tracking",
     "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""

@@ -107,7 +107,7 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name."""
+        """What was logged: `rank`, `step`, `time_s` since the launch, a column per name. `to_csv(…)` is pandas' own."""
         return self.recorded.frame()
 
     @property

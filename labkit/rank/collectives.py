@@ -80,8 +80,7 @@ def _entries(backend: str) -> list[dict[str, Any]]:
     if backend not in RECORDED:
         raise AttributeError(backend)
     dumped = c10d._dump_nccl_trace_json() if backend == "nccl" else c10d._dump_fr_trace_json(backend=backend)
-    found: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
-    return found
+    return json.loads(dumped).get("entries", [])
 
 
 def _call(entry: dict[str, Any]) -> tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool]:
