@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import time
@@ -41,6 +42,7 @@ def launch(
     live: bool | None = None,
     on: Target | None = None,
     watch: str | None = None,
+    trace: int | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -63,6 +65,7 @@ def launch(
             many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller `world_size` takes
             the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
+        trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
         kwargs: passed on to `fn`.
 
     Raises:
@@ -77,7 +80,8 @@ def launch(
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
     given_seed = None if seed is DEFAULT_SEED else (seed,)
-    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on, "watch": watch}
+    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on}
+    own |= {"watch": watch, "trace": trace}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
@@ -87,9 +91,9 @@ def launch(
         on = ranks_on(on, world_size)
         world_size = on.world_size
     backend = check_backend(backend, world_size, gpus)
-    _check_options(timeout_s, seed, name, live, watch)
+    _check_options(timeout_s, seed, name, live, watch, trace)
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=_pack(fn, args, kwargs, trace),
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -134,6 +138,14 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: int | None) -> bytes:
+    call = pack_call(fn, args, kwargs)
+    if trace is None:
+        return call
+    # All else of a launch is as ever: the wing that traces makes the call, on the rank.
+    return pack_call(importlib.import_module("labkit.tracing.recording").record, (call, trace), {})
+
+
 _launched_by: weakref.WeakKeyDictionary[Run, kernel.Execution] = weakref.WeakKeyDictionary()
 
 
@@ -173,7 +185,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, trace)"
         ) from None
 
 
@@ -224,7 +236,7 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     return backend.lower()
 
 
-def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
+def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any, trace: Any) -> None:
     if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -235,6 +247,8 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) 
         raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
     if watch not in ("nan", None):
         raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
+    if trace is not None and (type(trace) is not int or trace < 1):
+        raise ValueError(f"trace is a number of steps, at least 1, or None; got {trace!r:.60}")
 
 
 def _is_number(value: Any) -> bool:

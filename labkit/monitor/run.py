@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -149,6 +150,19 @@ class Run:
             return [[] for _ in self._state.ranks]
         with self._lock:
             return [rank.output.take_new() for rank in self._state.ranks]
+
+    def attached(self, kind: str) -> list[bytes | None]:
+        """Return what a wing has sent from each rank, by rank, as it came; None for a rank that has sent none."""
+        with self._lock:
+            return [rank.attached.get(kind) for rank in self._state.ranks]
+
+    @property
+    def trace(self) -> Any:
+        """What every rank did when, of a run launched with `trace=…`: a `labkit.tracing.trace.Trace`.
+
+        Raises ValueError if no rank has recorded anything, or not yet.
+        """
+        return importlib.import_module("labkit.tracing.trace").Trace(self)
 
     @property
     def peak_bytes(self) -> list[int]:
