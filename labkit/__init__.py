@@ -33,6 +33,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
+    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves

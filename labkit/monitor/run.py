@@ -158,10 +158,7 @@ class Run:
 
     @property
     def trace(self) -> Any:
-        """What every rank did when, of a run launched with `trace=…`: a `labkit.tracing.trace.Trace`.
-
-        Raises ValueError if no rank has recorded anything, or not yet.
-        """
+        """What every rank did when, if launched with `trace=…`: a `labkit.tracing.trace.Trace`. Else ValueError."""
         return importlib.import_module("labkit.tracing.trace").Trace(self)
 
     @property

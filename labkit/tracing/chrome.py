@@ -62,9 +62,7 @@ def _lanes(rank: RankTrace) -> dict[str, list[Slice]]:
     phases: list[Slice] = [(p.part, p.part, p.start_s, p.end_s, {"place": p.place}) for p in rank.phases]
     lanes |= _apart(PHASES, phases, may_nest=True)
     for lane in sorted({span.lane for span in rank.spans}):
-        found: list[Slice] = [
-            (s.name, s.part, s.start_s, s.end_s, {"span": s}) for s in rank.spans if s.lane == lane
-        ]
+        found: list[Slice] = [(s.name, s.part, s.start_s, s.end_s, {"span": s}) for s in rank.spans if s.lane == lane]
         lanes |= _apart(lane, found, may_nest=True)
     for lane in sorted({call.lane for call in rank.calls}):
         called: list[Slice] = [
@@ -95,7 +93,10 @@ def _apart(lane: str, slices: Iterable[Slice], may_nest: bool) -> dict[str, list
 def _names(rank: RankTrace, lanes: Sequence[str]) -> list[dict[str, Any]]:
     """Return the metadata that name a process and its threads, and put them in order."""
     pid = rank.rank
-    said = [("process_name", 0, {"name": f"rank {pid} ({rank.machine})"}), ("process_sort_index", 0, {"sort_index": pid})]
+    said: list[tuple[str, int, dict[str, Any]]] = [
+        ("process_name", 0, {"name": f"rank {pid} ({rank.machine})"}),
+        ("process_sort_index", 0, {"sort_index": pid}),
+    ]
     for tid, lane in enumerate(lanes):
         said += [("thread_name", tid, {"name": lane}), ("thread_sort_index", tid, {"sort_index": tid})]
     return [{"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args} for what, tid, args in said]

@@ -14,6 +14,9 @@ from labkit.tracing.records import NOWHERE, TRANSFER, WAITING, Place, RankTrace
 LEAST_S, LEAST_SHARE = 1e-3, 0.1
 """A rank is a straggler if the others wait for it longer in a step than both: in seconds, and of a step."""
 
+MOST_STEPS = 0.8
+"""A straggler is late in this share of the steps: by half of what it is in the median, or more."""
+
 INPUT_BOUND = 0.5
 """Share of a step from which on a loop is bound by its input."""
 
@@ -47,9 +50,9 @@ class Straggler(NamedTuple):
     def text(self) -> str:
         """ "rank 2 is 48 ms late to every all_reduce: its time goes into DataLoader (Cell In[3], line 9)"."""
         ms = f"{1000 * self.late_s:.3g} ms"
-        late = (
-            f"is {ms} late to every {self.kind}" if self.is_every else f"keeps the others waiting {ms} a step in {self.kind}"
-        )
+        late = f"is {ms} late to every {self.kind}"
+        if not self.is_every:
+            late = f"keeps the others waiting {ms} a step in {self.kind}"
         into = SAID.get(self.part, "")
         at = f" ({self.where})" if into and self.where else self.where
         return f"rank {self.rank} {late}: its time goes into {into + at or 'Python, outside of PyTorch'}"
@@ -86,9 +89,7 @@ def waits_for(times: Sequence[RankTime], met: Sequence[Meeting], step: int) -> d
         me, (start_s, end_s) = time.rank.rank, time.rank.steps[step]
         mine = [m for m in met if me in m.calls and start_s <= m.calls[me].start_s < end_s]
         for other in {rank for meeting in mine for rank in meeting.calls} - {me}:
-            spent = union(
-                (m.calls[me].start_s, min(m.full_s, m.calls[me].end_s)) for m in mine if m.last == other
-            )
+            spent = union((m.calls[me].start_s, min(m.full_s, m.calls[me].end_s)) for m in mine if m.last == other)
             found.setdefault(other, []).append(length(subtract(spent, time.busy)))
     return {rank: statistics.median(waited) for rank, waited in found.items()}
 
@@ -103,7 +104,8 @@ def straggler(times: Sequence[RankTime], met: Sequence[Meeting], name: dict[Plac
     late = {rank: statistics.median(each.get(rank, 0.0) for each in waited) for rank in candidates}
     rank = max(late, key=lambda one: late[one])
     lengths = [end - start for time in times for start, end in time.rank.steps]
-    if late[rank] < max(LEAST_S, LEAST_SHARE * statistics.median(lengths)):
+    is_late = [each.get(rank, 0.0) > late[rank] / 2 for each in waited]
+    if late[rank] < max(LEAST_S, LEAST_SHARE * statistics.median(lengths)) or statistics.mean(is_late) < MOST_STEPS:
         return None
     behind = [m for m in met if m.last == rank and _late(m) > late[rank] / 2]
     kind = Counter(meeting.kind for meeting in behind or met).most_common(1)[0][0]
@@ -183,8 +185,19 @@ def input_bound(times: Sequence[RankTime]) -> Finding | None:
     )
 
 
-def no_overlap(times: Sequence[RankTime], name: dict[Place, str]) -> Finding | None:
-    """Return that gradients are averaged while nothing is computed, if so: transfers, waiting for ranks left out."""
+class Averaging(NamedTuple):
+    """How gradients travel: medians of ranks and steps."""
+
+    share: float
+    """Of a step in which they do; waiting for ranks left out."""
+    beside: float
+    """Share of that in which the rank computes; NaN without any."""
+    kind: str
+    place: Place
+
+
+def averaging(times: Sequence[RankTime]) -> Averaging:
+    """Return how the collectives that are called from the backward pass on go together with it."""
     shares, beside, kinds = [], [], Counter[tuple[str, Place]]()
     for time in times:
         for start_s, end_s in time.rank.steps:
@@ -193,15 +206,27 @@ def no_overlap(times: Sequence[RankTime], name: dict[Place, str]) -> Finding | N
             calls = [call for call in calls if backward and call.start_s >= backward[0][0]]
             sent = intersect(union((call.start_s, call.end_s) for call in calls), time.transfer)
             shares.append(length(sent) / (end_s - start_s))
-            beside.append(length(intersect(sent, time.busy)) / length(sent) if sent else 1.0)
-            kinds.update((call.kind, call.place) for call in calls)
-    if not kinds or statistics.median(shares) < TRANSFERS or statistics.median(beside) >= OVERLAPS:
+            if sent:
+                beside.append(length(intersect(sent, time.busy)) / length(sent))
+                kinds.update((call.kind, call.place) for call in calls)
+    (kind, place), _ = kinds.most_common(1)[0] if kinds else (("", NOWHERE), 0)
+    return Averaging(
+        statistics.median(shares) if shares else 0.0,
+        statistics.median(beside) if beside else float("nan"),
+        kind,
+        place,
+    )
+
+
+def no_overlap(times: Sequence[RankTime], name: dict[Place, str]) -> Finding | None:
+    """Return that gradients are averaged while nothing is computed, if so."""
+    found = averaging(times)
+    if not (found.share >= TRANSFERS and found.beside < OVERLAPS):
         return None
-    (kind, place), _ = kinds.most_common(1)[0]
-    share = statistics.median(shares)
-    at = f" ({name[place]})" if name.get(place) else ""
+    at = f" ({name[found.place]})" if name.get(found.place) else ""
     return Finding(
         "no overlap",
-        f"{kind}{at} does not overlap with backward: for {share:.0%} of a step gradients travel and nothing is computed",
-        share,
+        f"{found.kind}{at} does not overlap with backward: for {found.share:.0%} of a step gradients travel and "
+        "nothing is computed",
+        found.share,
     )

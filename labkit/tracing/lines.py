@@ -65,7 +65,8 @@ class LineClock:
         known = self._is_own.get(file)
         if known is None:
             entry = linecache.cache.get(file)
-            is_cell = entry is not None and len(entry) == 4 and entry[1] is None  # as labkit.rank.failure puts them there
+            # As labkit.rank.failure puts cells there.
+            is_cell = entry is not None and len(entry) == 4 and entry[1] is None
             known = self._is_own[file] = is_cell or is_readers(file, ())
         return known
 

@@ -30,8 +30,6 @@ ITEM_BYTES = {
 }
 """Bytes per number of the profiler's types; of others 1, as for bool and the 8-bit ones."""
 
-NO_TENSORS = {"", "Scalar", "ScalarList"}
-
 
 class Event(NamedTuple):
     """One of the profiler's events, in seconds."""
@@ -52,7 +50,7 @@ class Event(NamedTuple):
     def size(self) -> int:
         """Bytes of the tensors put in."""
         pairs = zip(self.shapes, self.dtypes, strict=False)
-        return sum(math.prod(s) * ITEM_BYTES.get(dtype, 1) for s, dtype in pairs if s and dtype not in NO_TENSORS)
+        return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 1) for shape, dtype in pairs)
 
 
 def events_of(profiler: Any) -> list[Event]:
@@ -61,7 +59,7 @@ def events_of(profiler: Any) -> list[Event]:
     for event in profiler.profiler.kineto_results.events():
         start_s = event.start_ns() / 1e9
         on_device = event.device_type() != DeviceType.CPU
-        shapes = tuple(tuple(each) for each in event.shapes() if each and isinstance(each[0], int))
+        inputs = [(tuple(shape), kind) for shape, kind in zip(event.shapes(), event.dtypes(), strict=False) if shape]
         found.append(
             Event(
                 event.name(),
@@ -70,17 +68,12 @@ def events_of(profiler: Any) -> list[Event]:
                 event.device_resource_id(),
                 on_device,
                 event.scope(),
-                shapes,
-                tuple(event.dtypes()) if len(shapes) == len(event.shapes()) else _tensors(event),
+                tuple(shape for shape, _ in inputs),
+                tuple(kind for _, kind in inputs),
                 event.linked_correlation_id() if on_device else event.correlation_id(),
             )
         )
     return found
-
-
-def _tensors(event: Any) -> tuple[str, ...]:
-    """Return the types of those inputs that have a shape."""
-    return tuple(dtype for each, dtype in zip(event.shapes(), event.dtypes(), strict=False) if each)
 
 
 def loading(events: Iterable[Event], places: Places) -> list[Phase]:
@@ -98,6 +91,17 @@ class Places:
         """Return the line; `NOWHERE` if that is not known."""
         index = bisect.bisect_right(self._times, when_s) - 1
         return self._places[index] if index >= 0 else NOWHERE
+
+    def longest(self, start_s: float, end_s: float) -> Place:
+        """Return the line in which it was for most of this time."""
+        first = max(0, bisect.bisect_right(self._times, start_s) - 1)
+        last = bisect.bisect_left(self._times, end_s)
+        spent: dict[Place, float] = {}
+        for index in range(first, last):
+            end = self._times[index + 1] if index + 1 < len(self._times) else end_s
+            seconds = min(end, end_s) - max(self._times[index], start_s)
+            spent[self._places[index]] = spent.get(self._places[index], 0.0) + seconds
+        return max(spent, key=lambda place: spent[place], default=NOWHERE)
 
 
 def spans(events: Sequence[Event], phases: Sequence[Phase], places: Places) -> list[Span]:
@@ -176,9 +180,10 @@ def calls(events: Sequence[Event], recorded: Sequence[Mapping[str, Any]], places
     hosts = sorted((e for e in events if not e.on_device and COLLECTIVE.match(e.name)), key=lambda e: e.start_s)
     kernels = sorted((e for e in events if e.on_device and KERNEL.match(e.name)), key=lambda e: e.start_s)
     waiting: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in recorded:
-        waiting.setdefault(entry["profiling_name"], []).append(entry)
-    found, of_nccl = [], []
+    for each in recorded:
+        waiting.setdefault(each["profiling_name"], []).append(each)
+    found: list[Call] = []
+    of_nccl: list[Call] = []
     for event in hosts:
         kind = _kind(event.name)
         queue = waiting.get(event.name, [])

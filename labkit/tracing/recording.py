@@ -120,7 +120,11 @@ class Recorder:
             _synchronize(self._worker.device)
             self._profiler.stop()
         if self._steps:
-            trace = self._trace()
+            try:
+                trace = self._trace()
+            except Exception as error:  # what watches a run is not to end it
+                said = f"what rank {self._worker.rank} recorded could not be read ({type(error).__name__}: {error})"
+                trace = trace._replace(unknown=said)
         else:
             said = NO_STEPS.format(rank=self._worker.rank, count=self._count, before=BEFORE + 1)
             trace = trace._replace(unknown=said)

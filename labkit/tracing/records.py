@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Place = tuple[str, int]
 """File, as tracebacks name it, and line of the reader's own code; ("", 0): not known."""
@@ -103,7 +103,7 @@ class RankTrace(NamedTuple):
             return self
         by = self.offset_s
 
-        def moved(each: tuple) -> tuple:  # type: ignore[type-arg]
+        def moved(each: Any) -> Any:
             return tuple(e._replace(start_s=e.start_s + by, end_s=e.end_s + by) for e in each)
 
         return self._replace(

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from labkit.tracing.intervals import subtract, union
 from labkit.tracing.meeting import RankTime
+from labkit.tracing.reading import Places
 from labkit.tracing.records import MAIN, NOWHERE, TRANSFER, WAITING, Call, Place, Span
 from labkit.ui.charts import PART_COLORS, Chart, style
 
@@ -46,14 +48,31 @@ def bars_of(time: RankTime, span: tuple[float, float], name: Mapping[Place, str]
             text = _text("DataLoader: next batch", phase.end_s - phase.start_s, name.get(phase.place, ""))
             found.append(Bar(title, "data", phase.start_s, phase.end_s, text))
     for lane in sorted({s.lane for s in rank.spans}):
-        row = title if lane == MAIN else f"{title} · {lane}"
+        row = title if lane == MAIN else f"{rank.rank}: {lane}"
         outer = [s for s in rank.spans if s.lane == lane and not s.depth and span[0] <= s.start_s < span[1]]
         if lane == MAIN:
             outer = [s for s in outer if s.part != "data"]  # the batch's own bar has them
         found += [_as_bar(row, group, name) for group in _grouped(outer, grain_s)]
     for call in rank.calls:
         if span[0] <= call.start_s < span[1]:
-            found += _of_call(f"{title} · {call.lane}", call, time, name)
+            found += _of_call(f"{rank.rank}: {call.lane}", call, time, name)
+    return found + _of_python(title, time, span, name, grain_s)
+
+
+def _of_python(
+    row: str, time: RankTime, span: tuple[float, float], name: Mapping[Place, str], grain_s: float
+) -> list[Bar]:
+    """Return when the main thread neither computed nor waited: Python was at work, or slept, in a line of a cell."""
+    computed = union((s.start_s, s.end_s) for s in time.rank.spans if s.lane == MAIN and not s.depth)
+    places = Places(time.rank.lines)
+    found = []
+    for part, when in time.by_part(span).items():
+        if part in (WAITING, TRANSFER):
+            continue
+        for start_s, end_s in subtract(subtract(when, computed), time.loading):
+            if end_s - start_s >= grain_s:
+                where = name.get(places.longest(start_s, end_s), "")
+                found.append(Bar(row, part, start_s, end_s, _text(f"{part}: Python", end_s - start_s, where)))
     return found
 
 
@@ -112,14 +131,13 @@ def _size(size: int) -> str:
     return f"{size} bytes" if size else ""
 
 
-def draw(
-    times: Sequence[RankTime], span: tuple[float, float], name: Mapping[Place, str], title: str
-) -> Chart:
+def draw(times: Sequence[RankTime], span: tuple[float, float], name: Mapping[Place, str], title: str) -> Chart:
     """Draw what these ranks did in a stretch of time, in ms since it began."""
     grain_s = (span[1] - span[0]) * max(1, len(times)) / BARS
     bars = [bar for time in times for bar in bars_of(time, span, name, grain_s)]
     rows = [row for time in times for row in _rows(time, [bar.row for bar in bars])]
-    figure = go.Figure()
+    # First a bar of no length in every row: so rows come in this order in the picture, too.
+    figure = go.Figure(go.Bar(y=rows, x=[0] * len(rows), orientation="h", showlegend=False, hoverinfo="skip"))
     for part, color in COLORS.items():
         found = [bar for bar in bars if bar.part == part]
         if not found:
@@ -146,8 +164,8 @@ def draw(
 
 
 def _rows(time: RankTime, used: Sequence[str]) -> list[str]:
-    title = f"rank {time.rank.rank}"
-    return [title, *sorted({row for row in used if row.startswith(f"{title} · ")})]
+    rank = time.rank.rank
+    return [f"rank {rank}", *sorted({row for row in used if row.startswith(f"{rank}: ")})]
 
 
 def line_of(place: Place, titles: Mapping[str, str]) -> str:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.tracing import chrome, findings
 from labkit.tracing.findings import Finding, Straggler
 from labkit.tracing.meeting import Meeting, RankTime, meetings
-from labkit.tracing.records import PARTS, TRANSFER, WAITING, Place, RankTrace, unpack
 from labkit.tracing.recording import KIND
+from labkit.tracing.records import PARTS, TRANSFER, WAITING, Place, RankTrace, unpack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,7 +72,9 @@ class Trace:
     def _names(self) -> dict[Place, str]:
         from labkit.tracing.timeline import line_of
 
-        found = {s.place for rank in self.ranks for s in (*rank.spans, *rank.calls, *rank.phases)}
+        found = {span.place for rank in self.ranks for span in rank.spans}
+        found |= {each.place for rank in self.ranks for each in rank.calls}
+        found |= {phase.place for rank in self.ranks for phase in rank.phases}
         found |= {place for rank in self.ranks for _, place in rank.lines}
         return {place: said for place in found if (said := line_of(place, self._titles))}
 
@@ -91,11 +93,20 @@ class Trace:
     @cached_property
     def findings(self) -> list[Finding]:
         """What costs time: a straggler, a loop bound by its input, gradients that travel beside nothing."""
-        found = []
+        found: list[Finding | None] = []
         if (late := self.straggler) is not None:
             found.append(Finding("straggler", late.text, late.late_s / self.step_s))
         found += [findings.input_bound(self.times), findings.no_overlap(self.times, self._names)]
         return [one for one in found if one is not None]
+
+    @cached_property
+    def overlap(self) -> float:
+        """Share of the time in which gradients travel that is computed meanwhile; the median of ranks and steps.
+
+        0: all averaging is in addition to computing; 1: it is free. NaN: no gradients travel. Waiting for ranks is not
+        counted.
+        """
+        return findings.averaging(self.times).beside
 
     @property
     def step_s(self) -> float:
@@ -172,8 +183,10 @@ class Trace:
 
     def __str__(self) -> str:
         head = f"{self.name}: {self.steps} steps of {len(self.ranks)} ranks, {1000 * self.step_s:.3g} ms a step"
-        found = [str(finding) for finding in self.findings] or ["no rank is late in every step"]
-        return "\n".join([head if self.ranks else f"{self.name}: no steps", *found * bool(self.ranks), *self.notes])
+        if not self.ranks:
+            return "\n".join([f"{self.name}: no steps", *self.notes])
+        none = [] if self.straggler else ["no rank is late in every step"]
+        return "\n".join([head, *none, *map(str, self.findings), *self.notes])
 
     def __repr__(self) -> str:
         return str(self)
