@@ -91,9 +91,12 @@ def launch(
         on = ranks_on(on, world_size)
         world_size = on.world_size
     backend = check_backend(backend, world_size, gpus)
-    _check_options(timeout_s, seed, name, live, watch, trace)
+    _check_options(timeout_s, seed, name, live, watch)
+    call = pack_call(fn, args, kwargs)
+    if trace is not None:
+        call = importlib.import_module("labkit.tracing.recording").traced(call, trace)
     job = Job(
-        function=_pack(fn, args, kwargs, trace),
+        function=call,
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -136,14 +139,6 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
         if watcher is not None and (wait or run.over.is_set()):
             watcher.finish()
     return run
-
-
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], trace: int | None) -> bytes:
-    call = pack_call(fn, args, kwargs)
-    if trace is None:
-        return call
-    # All else of a launch is as ever: the wing that traces makes the call, on the rank.
-    return pack_call(importlib.import_module("labkit.tracing.recording").record, (call, trace), {})
 
 
 _launched_by: weakref.WeakKeyDictionary[Run, kernel.Execution] = weakref.WeakKeyDictionary()
@@ -236,7 +231,7 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     return backend.lower()
 
 
-def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any, trace: Any) -> None:
+def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
     if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -247,8 +242,6 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any, 
         raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
     if watch not in ("nan", None):
         raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
-    if trace is not None and (type(trace) is not int or trace < 1):
-        raise ValueError(f"trace is a number of steps, at least 1, or None; got {trace!r:.60}")
 
 
 def _is_number(value: Any) -> bool:

@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import labkit
+from labkit.cluster import run_directory
+from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, intervals, reading, recording
@@ -442,6 +444,25 @@ def test_what_a_function_does_that_ends_early_or_fails_is_recorded_as_far_as_it_
     assert torch.nn.modules.module._global_forward_pre_hooks == {}
 
 
+def test_memory_by_part_is_followed_over_a_step():
+    _, found, _ = recorded(steps, 9)
+    weights = 4 * (8 * 2 + 2)
+    held = [each.bytes for each in found.memory]
+    assert {each["parameters"] for each in held} == {weights}
+    assert {each["optimizer state"] for each in held} == {0}, "plain SGD has none"
+    gradients = [each["gradients"] for each in held]
+    assert (gradients[0], min(gradients), gradients[-1]) == (weights, 0, weights), "zero_grad lets go of them"
+    kept = [each["activations"] for each in held]
+    assert (kept[0], kept[-1]) == (0, 0)
+    assert max(kept) >= 4 * 4 * 8, "the batch, at least"
+    assert found.memory[-1].at_s <= found.steps[0][0]
+    chart = Trace.of([found]).memory()
+    assert [line.name for line in chart.data] == ["parameters", "gradients", "optimizer state", "activations"]
+    assert max(chart.data[-1].y) == max(map(sum, (each.values() for each in held)))
+    with pytest.raises(ValueError, match="no memory of rank 3 was counted"):
+        Trace.of([found]).memory(3)
+
+
 def test_phases_are_watched_until_their_end_alone():
     marks, stepped = [], []
     phases = Phases(lambda: 0.0, lambda part, _: marks.append(part), stepped.append)
@@ -610,6 +631,16 @@ def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp
     assert (first["ts"], first["dur"]) == pytest.approx((5000, 20000))
     waits = next(event for event in found if event["name"] == "waiting")
     assert (waits["ts"], waits["dur"], waits["args"]) == (5000, pytest.approx(2000), {"for rank": 2})
+
+
+def test_a_record_travels_through_a_run_directory_as_through_a_queue(tmp_path):
+    event = events.Attached(1, "trace", pack(planted(2, late=1)[1]))
+    run_directory.FileSender(tmp_path / "records").send(event, is_last=True)
+    (line,) = (tmp_path / "records").read_bytes().splitlines()
+    assert run_directory._record(line) == event
+    state = RunState(2, 1.0, 0.0)
+    state.take(event, 0.0, 0.0)
+    assert Trace.of([unpack(rank.attached["trace"]) for rank in state.ranks if rank.attached]).ranks[0].rank == 1
 
 
 # With ranks

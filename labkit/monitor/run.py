@@ -151,15 +151,13 @@ class Run:
         with self._lock:
             return [rank.output.take_new() for rank in self._state.ranks]
 
-    def attached(self, kind: str) -> list[bytes | None]:
-        """Return what a wing has sent from each rank, by rank, as it came; None for a rank that has sent none."""
-        with self._lock:
-            return [rank.attached.get(kind) for rank in self._state.ranks]
-
     @property
-    def trace(self) -> Any:
-        """What every rank did when, if launched with `trace=…`: a `labkit.tracing.trace.Trace`. Else ValueError."""
-        return importlib.import_module("labkit.tracing.trace").Trace(self)
+    def attached(self) -> list[dict[str, bytes]]:
+        """What wings have sent from each rank, by rank and kind."""
+        return [rank.attached for rank in self._state.ranks]
+
+    trace: Any = property(lambda self: importlib.import_module("labkit.tracing.trace").of_run(self))
+    """What every rank did when, if launched with `trace=…`: a `labkit.tracing.trace.Trace`. Else ValueError."""
 
     @property
     def peak_bytes(self) -> list[int]:

@@ -1,8 +1,8 @@
 """Record some steps of a plain training function. Runs on the rank; the function is left as it is.
 
 A trace costs its own steps only. Two steps pass before the profiler starts, in which DDP arranges its buckets and
-allocators fill, and one after that, for ranks do not start it at the same time and so enter that step apart. What has
-been watched is let go of after the last step.
+allocators fill, and one after that, for ranks do not start it at the same time and so enter that step apart; in that
+one memory is counted. What has been watched is let go of after the last step.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol import events
+from labkit.protocol.pickling import pack_call
 from labkit.rank import collectives, failure
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, reading
 from labkit.tracing.lines import LineClock
+from labkit.tracing.memory import MemoryWatch
 from labkit.tracing.phases import Phases
 from labkit.tracing.records import Phase, RankTrace, Span, pack
 
@@ -40,6 +42,13 @@ NO_STEPS = (
 )
 
 
+def traced(call: bytes, steps: int) -> bytes:
+    """Return a call that does what a packed call does, and records so many steps. Raises ValueError for no number."""
+    if type(steps) is not int or steps < 1:
+        raise ValueError(f"trace is a number of steps, at least 1, or None; got {steps!r:.60}")
+    return pack_call(record, (call, steps), {})
+
+
 def record(worker: Worker, call: bytes, steps: int) -> Any:
     """Make a call that `pack_call` has packed, return what it returns, and send a record of `steps` of its steps."""
     function, args, kwargs = cloudpickle.loads(call)
@@ -52,7 +61,7 @@ class Recorder:
 
     def __init__(self, worker: Worker, steps: int) -> None:
         self._worker, self._wanted = worker, steps
-        self._phases = Phases(time.time, self._mark, lambda _: self._step_ended())
+        self._phases = Phases(self._begin, self._mark, self._step_ended)
         self._has_optimizer = False
         self._count = 0
         self._began_s = 0.0
@@ -61,6 +70,7 @@ class Recorder:
         self._profiler: Any = None
         self._recorded_from_s = 0.0
         self._lines = LineClock()
+        self._memory: MemoryWatch | None = None
         self._is_over = False
         self._clock = clocks.Offset("", 0.0, 0.0)
 
@@ -81,27 +91,38 @@ class Recorder:
             Worker.log(self._worker, *args, **kwargs)
         finally:
             if not self._has_optimizer and not self._is_over:
-                self._step_ended(by_log=True)
+                self._step_ended()
+
+    def _begin(self) -> float:
+        self._look()
+        return time.time()
 
     def _mark(self, part: str, began_s: float) -> None:
         if self._profiler is not None:
-            self._marks.append(Phase(part, began_s, self._now()))
+            self._marks.append(Phase(part, began_s, time.time()))
+        self._look()
 
-    def _now(self) -> float:
-        return time.time()
+    def _look(self) -> None:
+        if self._memory is not None and self._count == BEFORE:
+            self._memory.look()
 
-    def _step_ended(self, by_log: bool = False) -> None:
-        self._has_optimizer = self._has_optimizer or not by_log
+    def _step_ended(self, optimizer: Any = None) -> None:
+        self._has_optimizer = self._has_optimizer or optimizer is not None
         self._count += 1
         if self._count > BEFORE + 1:
-            self._steps.append((self._began_s, self._now()))
+            self._steps.append((self._began_s, time.time()))
         if self._count == BEFORE:
-            self._start()
+            self._start(optimizer)
+        elif self._count == BEFORE + 1 and self._memory is not None:
+            self._memory.stop()
         elif self._count == BEFORE + 1 + self._wanted:
             self._finish()
-        self._began_s = self._now()
+        self._began_s = time.time()
 
-    def _start(self) -> None:
+    def _start(self, optimizer: Any) -> None:
+        if optimizer is not None:
+            self._memory = MemoryWatch(optimizer, self._worker.device)
+            self._memory.start()
         self._recorded_from_s = time.time()
         self._profiler = _profiler(self._worker.device)
         self._profiler.start()
@@ -114,6 +135,8 @@ class Recorder:
         self._is_over = True
         self._phases.end()
         vars(self._worker).pop("log", None)
+        if self._memory is not None and self._count == BEFORE:
+            self._memory.stop()
         trace = RankTrace(self._worker.rank, self._clock.machine)
         if self._profiler is not None:
             self._lines.__exit__()
@@ -156,6 +179,7 @@ class Recorder:
             left_out,
             self._clock.offset_s,
             self._clock.uncertain_s,
+            tuple(self._memory.held) if self._memory is not None else (),
         )
 
     def _room(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
     from labkit.ui.charts import Chart
 
 
+_traces: weakref.WeakKeyDictionary[Run, Trace] = weakref.WeakKeyDictionary()
+"""Of runs that are over: to match and measure thousands of spans takes a while."""
+
+
+def of_run(run: Run) -> Trace:
+    """Return what `run.trace` is. Raises ValueError as `Trace` does."""
+    if run not in _traces:
+        is_over = run.over.is_set()
+        trace = Trace(run)
+        if not is_over:
+            return trace
+        _traces[run] = trace
+    return _traces[run]
+
+
 class Trace:
     """Some steps of every rank of a run that was launched with `trace=…`: `run.trace`. Shows itself in a cell.
 
@@ -28,7 +44,7 @@ class Trace:
     """
 
     def __init__(self, run: Run) -> None:
-        blobs = [blob for blob in run.attached(KIND) if blob is not None]
+        blobs = [attached[KIND] for attached in run.attached if KIND in attached]
         if not blobs:
             going = "" if run.over.is_set() else ", or its ranks are not through their first steps yet"
             raise ValueError(
@@ -165,6 +181,22 @@ class Trace:
         span = (min(t.rank.steps[0][0] for t in times), max(t.rank.steps[last - 1][1] for t in times))
         title = f"{self.name}: {last} steps" if last > 1 else f"{self.name}: one step"
         return timeline.draw(times, span, self._names, title)
+
+    def memory(self, rank: int | None = None) -> Chart:
+        """Draw what a rank holds over the step before the traced ones, by part; by default the rank that holds most.
+
+        Raises ValueError if no memory was counted: the function has no optimizer.
+        """
+        from labkit.tracing import memory
+
+        found = {r.rank: r.memory for r in self.ranks if r.memory and rank in (None, r.rank)}
+        if not found:
+            raise ValueError(
+                f"no memory of {'any rank' if rank is None else f'rank {rank}'} was counted: that takes an "
+                "optimizer, whose parameters are looked at"
+            )
+        most = max(found, key=lambda r: max(sum(held.bytes[p] for p in memory.PARTS) for held in found[r]))
+        return memory.draw(found[most], f"{self.name}: memory of rank {most} over one step")
 
     def _drawn(self) -> list[int]:
         from labkit.tracing.timeline import RANKS
