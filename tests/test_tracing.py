@@ -338,12 +338,12 @@ def test_lines_of_the_readers_code_are_noted_and_nothing_stays_on():
     assert sys.gettrace() is None
     assert sys._getframe().f_trace is None
     first = helper.__code__.co_firstlineno
-    noted = [line for _, (file, line) in clock.lines if file == __file__]
+    noted = [line for _, (file, line) in clock.lines() if file == __file__]
     assert [first + 1, first + 2] == [line for line in noted if first <= line <= first + 2]
-    assert {file for _, (file, _) in clock.lines} == {__file__}, "none of the libraries'"
-    at = next(when for when, (_, line) in clock.lines if line == first + 1)
-    assert Places(clock.lines).at(at + 0.005) == (__file__, first + 1)
-    after = clock.lines[[line for _, (_, line) in clock.lines].index(first + 2) + 1]
+    assert {file for _, (file, _) in clock.lines()} == {__file__}, "none of the libraries'"
+    at = next(when for when, (_, line) in clock.lines() if line == first + 1)
+    assert Places(clock.lines()).at(at + 0.005) == (__file__, first + 1)
+    after = clock.lines()[[line for _, (_, line) in clock.lines()].index(first + 2) + 1]
     assert after[1][1] > first + 2, "back in the caller's line"
 
 
@@ -359,7 +359,7 @@ def test_a_debugger_is_left_alone():
         assert sys.gettrace() is debugger
     finally:
         sys.settrace(before)
-    assert clock.lines == ()
+    assert clock.lines() == ()
 
 
 class Slow(Dataset):
@@ -511,8 +511,8 @@ def test_ranks_of_other_machines_ask_rank_0_and_those_of_its_own_do_not():
 def test_records_are_put_on_one_clock_and_the_uncertainty_is_printed():
     ranks = planted(2, late=1)
     held = Held(ranks[1].steps[0][0], {"parameters": 8})
-    away = ranks[1]._replace(machine="there", memory=(held,)).on_clock_of_rank_0()
-    away = away._replace(offset_s=-7.0).on_clock_of_rank_0()._replace(offset_s=7.0, uncertain_s=2e-4)
+    away = ranks[1]._replace(machine="there", memory=(held,), offset_s=-7.0).on_clock_of_rank_0()
+    away = away._replace(offset_s=7.0, uncertain_s=2e-4)
     assert away.steps[0][0] == pytest.approx(ranks[1].steps[0][0] - 7)
     trace = Trace.of([ranks[0], unpack(pack(away))])
     assert trace.straggler.late_s == pytest.approx(50 * MS)
@@ -520,6 +520,9 @@ def test_records_are_put_on_one_clock_and_the_uncertainty_is_printed():
     assert "clocks of 2 machines compared when the run began" in str(trace)
     assert "right within 0.2 ms" in str(trace)
     assert "clocks" not in str(Trace.of(ranks))
+    later = ranks[1].on_clock_of_rank_0(int(3e9))
+    assert later.steps[0][0] == pytest.approx(ranks[1].steps[0][0] - 3)
+    assert Trace.of([ranks[0], later]).straggler.late_s == pytest.approx(50 * MS), "each counts from a zero of its own"
 
 
 # The chart and the file
@@ -584,13 +587,14 @@ def check_trace_events(document):
             assert list(event["args"]) == [METADATA[event["name"]]]
             continue
         assert event["dur"] >= 0
-        slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        start, length = int(1000 * event["ts"]), int(1000 * event["dur"])  # as Perfetto reads them
+        slices.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
     for thread, found in slices.items():
         open_until = []
         for start, end in sorted(found, key=lambda each: (each[0], -each[1])):
-            while open_until and open_until[-1] <= start + 2e-3:  # of numbers rounded to a nanosecond
+            while open_until and open_until[-1] <= start:
                 open_until.pop()
-            assert not open_until or end <= open_until[-1] + 2e-3, f"slices of {thread} overlap and do not nest"
+            assert not open_until or end <= open_until[-1], f"slices of {thread} overlap and do not nest"
             open_until.append(end)
     return slices
 

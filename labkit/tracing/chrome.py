@@ -19,34 +19,14 @@ STEPS, PHASES = "steps", "parts of a step"
 def as_json(ranks: Sequence[RankTrace], met: Sequence[Meeting], name: Mapping[Place, str]) -> dict[str, Any]:
     """Return the trace as the file has it."""
     zero_s = min((step[0] for rank in ranks for step in rank.steps), default=0.0)
-    full_s = {(rank, id(call)): m.full_s for m in met for rank, call in m.calls.items()}
-    last = {id(call): m.last for m in met for call in m.calls.values()}
     events: list[dict[str, Any]] = []
     for rank in ranks:
-        lanes = _lanes(rank)
+        mine = {id(meeting.calls[rank.rank]): meeting for meeting in met if rank.rank in meeting.calls}
+        lanes = _lanes(rank, mine, name)
         events += _names(rank, list(lanes))
         for tid, slices in enumerate(lanes.values()):
-            for title, category, start_s, end_s, args in slices:
-                events.append(_complete(rank.rank, tid, title, category, start_s - zero_s, end_s - start_s, args))
-                if category != "collective":
-                    continue
-                call = args.pop("call")
-                args |= _said(call, name)
-                middle_s = min(max(full_s.get((rank.rank, id(call)), start_s), start_s), end_s)
-                if middle_s > start_s:
-                    waits = {"for rank": last[id(call)]}
-                    events.append(
-                        _complete(rank.rank, tid, WAITING, WAITING, start_s - zero_s, middle_s - start_s, waits)
-                    )
-                if end_s > middle_s and id(call) in last:
-                    events.append(
-                        _complete(rank.rank, tid, TRANSFER, TRANSFER, middle_s - zero_s, end_s - middle_s, {})
-                    )
-    for event in events:
-        if isinstance(span := event["args"].pop("span", None), Span):
-            event["args"] |= _said(span, name)
-        if (place := event["args"].pop("place", None)) in name:
-            event["args"]["line"] = name[place]
+            found = [_complete(rank.rank, tid, one, zero_s) for one in slices]
+            events += [one for one in found if one["dur"]]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"written by": "labkit"}}
 
 
@@ -54,22 +34,33 @@ Slice = tuple[str, str, float, float, dict[str, Any]]
 """Name, category, start and end in seconds, arguments."""
 
 
-def _lanes(rank: RankTrace) -> dict[str, list[Slice]]:
+def _lanes(rank: RankTrace, met: Mapping[int, Meeting], name: Mapping[Place, str]) -> dict[str, list[Slice]]:
     """Return a rank's slices by lane, in the order in which lanes are shown."""
     lanes: dict[str, list[Slice]] = {
         STEPS: [(f"step {number}", "step", *step, {}) for number, step in enumerate(rank.steps, 1)]
     }
-    phases: list[Slice] = [(p.part, p.part, p.start_s, p.end_s, {"place": p.place}) for p in rank.phases]
+    phases: list[Slice] = [(p.part, p.part, p.start_s, p.end_s, _line(p.place, name)) for p in rank.phases]
     lanes |= _apart(PHASES, phases, may_nest=True)
     for lane in sorted({span.lane for span in rank.spans}):
-        found: list[Slice] = [(s.name, s.part, s.start_s, s.end_s, {"span": s}) for s in rank.spans if s.lane == lane]
-        lanes |= _apart(lane, found, may_nest=True)
+        spans = [s for s in rank.spans if s.lane == lane]
+        lanes |= _apart(lane, [(s.name, s.part, s.start_s, s.end_s, _said(s, name)) for s in spans], may_nest=True)
     for lane in sorted({call.lane for call in rank.calls}):
-        called: list[Slice] = [
-            (c.kind, "collective", c.start_s, c.end_s, {"call": c}) for c in rank.calls if c.lane == lane
-        ]
-        lanes |= _apart(lane, called, may_nest=False)
+        calls = {id(c): c for c in rank.calls if c.lane == lane}
+        found = _apart(lane, [(c.kind, str(key), c.start_s, c.end_s, {}) for key, c in calls.items()], may_nest=False)
+        for title, slices in found.items():
+            mine = [calls[int(key)] for _, key, *_ in slices]
+            lanes[title] = [one for call in mine for one in _halves(call, met.get(id(call)), name)]
     return lanes
+
+
+def _halves(call: Call, meeting: Meeting | None, name: Mapping[Place, str]) -> list[Slice]:
+    """Return a collective, and within it waiting and transfer."""
+    found: list[Slice] = [(call.kind, "collective", call.start_s, call.end_s, _said(call, name))]
+    if meeting is not None:
+        middle_s = min(max(meeting.full_s, call.start_s), call.end_s)
+        found.append((WAITING, WAITING, call.start_s, middle_s, {"for rank": meeting.last}))
+        found.append((TRANSFER, TRANSFER, middle_s, call.end_s, {}))
+    return [one for one in found if one[3] > one[2]]
 
 
 def _apart(lane: str, slices: Iterable[Slice], may_nest: bool) -> dict[str, list[Slice]]:
@@ -102,11 +93,19 @@ def _names(rank: RankTrace, lanes: Sequence[str]) -> list[dict[str, Any]]:
     return [{"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args} for what, tid, args in said]
 
 
-def _complete(
-    pid: int, tid: int, name: str, category: str, start_s: float, duration_s: float, args: dict[str, Any]
-) -> dict[str, Any]:
-    times = {"ts": round(1e6 * start_s, 3), "dur": round(1e6 * duration_s, 3)}
-    return {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, **times, "args": args}
+def _complete(pid: int, tid: int, one: Slice, zero_s: float) -> dict[str, Any]:
+    """Return one slice. Both ends are rounded, not the length: what ends where another begins stays apart from it.
+
+    To eighths of a microsecond, which are exact as floating-point numbers: Perfetto makes whole nanoseconds of them.
+    """
+    title, category, start_s, end_s, args = one
+    start, end = round(8e6 * (start_s - zero_s)), round(8e6 * (end_s - zero_s))
+    times = {"ts": start / 8, "dur": (end - start) / 8}
+    return {"ph": "X", "name": title, "cat": category, "pid": pid, "tid": tid, **times, "args": args}
+
+
+def _line(place: Place, name: Mapping[Place, str]) -> dict[str, Any]:
+    return {"line": name[place]} if place in name else {}
 
 
 def _said(one: Span | Call, name: Mapping[Place, str]) -> dict[str, Any]:
@@ -114,8 +113,7 @@ def _said(one: Span | Call, name: Mapping[Place, str]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if one.shapes:
         said |= {"shapes": str([list(shape) for shape in one.shapes]), "bytes": one.size}
-    if one.place in name:
-        said["line"] = name[one.place]
+    said |= _line(one.place, name)
     if isinstance(one, Call) and one.key is not None:
         said |= {"group": one.key[0], "number": one.key[1]}
     return said

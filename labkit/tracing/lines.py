@@ -23,17 +23,16 @@ LIMIT = 100_000
 
 
 class LineClock:
-    """Within `with LineClock() as clock:` notes when the reader's code comes to another line: `clock.lines`."""
+    """Within `with LineClock() as clock:` notes when the reader's code comes to another line: `clock.lines()`."""
 
     def __init__(self) -> None:
         self._noted: list[tuple[int, str, int]] = []
         self._is_own: dict[str, bool] = {}
         self._is_on = False
 
-    @property
-    def lines(self) -> tuple[tuple[float, Place], ...]:
-        """When which line began, in seconds since 1970, in order."""
-        return tuple((ns / 1e9, (file, line)) for ns, file, line in self._noted)
+    def lines(self, zero_ns: int = 0) -> tuple[tuple[float, Place], ...]:
+        """Return when which line began, in seconds since a time in ns since 1970, in order."""
+        return tuple(((ns - zero_ns) / 1e9, (file, line)) for ns, file, line in self._noted)
 
     def __enter__(self) -> LineClock:
         if sys.gettrace() is None:

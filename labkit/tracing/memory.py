@@ -7,7 +7,7 @@ besides how much it has given out in all. Counting slows the step down, so it is
 from __future__ import annotations
 
 import contextlib
-import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,9 @@ ALLOCATED = "allocated on the GPU"
 class MemoryWatch:
     """Looks at what an optimizer's parameters hold, from `start` to `stop`: `held`."""
 
-    def __init__(self, optimizer: Any, device: torch.device) -> None:
+    def __init__(self, optimizer: Any, device: torch.device, now: Callable[[], float]) -> None:
         self.held: list[Held] = []
-        self._optimizer, self._device = optimizer, device
+        self._optimizer, self._device, self._now = optimizer, device, now
         self._kept = 0
         self._open = contextlib.ExitStack()
 
@@ -54,7 +54,7 @@ class MemoryWatch:
 
     def _changed(self, kept: int) -> None:
         self._kept = kept
-        if time.time() - self.held[-1].at_s >= GRAIN_S:
+        if self._now() - self.held[-1].at_s >= GRAIN_S:
             self.look()
 
     def look(self) -> None:
@@ -65,7 +65,7 @@ class MemoryWatch:
         found = {**memory(model, self._optimizer), "activations": self._kept}
         if self._device.type == "cuda":
             found[ALLOCATED] = torch.cuda.memory_allocated(self._device)
-        self.held.append(Held(time.time(), found))
+        self.held.append(Held(self._now(), found))
 
 
 def draw(held: tuple[Held, ...], title: str) -> Chart:

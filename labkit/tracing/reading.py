@@ -1,6 +1,6 @@
 """The profiler's record, read: operators and kernels as spans, collectives as calls, batches being loaded.
 
-Times of the profiler's raw events are nanoseconds since 1970.
+Times of the profiler's raw events are nanoseconds since 1970; here they are seconds since some zero.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Event(NamedTuple):
         return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 1) for shape, dtype in pairs)
 
 
-def events_of(profiler: Any) -> list[Event]:
-    """Return what a `torch.profiler.profile` that has ended recorded."""
+def events_of(profiler: Any, zero_ns: int = 0) -> list[Event]:
+    """Return what a `torch.profiler.profile` that has ended recorded, in seconds since a time in ns since 1970."""
     found = []
     for event in profiler.profiler.kineto_results.events():
-        start_s = event.start_ns() / 1e9
+        start_ns = event.start_ns() - zero_ns
         on_device = event.device_type() != DeviceType.CPU
         inputs = [(tuple(shape), kind) for shape, kind in zip(event.shapes(), event.dtypes(), strict=False) if shape]
         found.append(
             Event(
                 event.name(),
-                start_s,
-                start_s + event.duration_ns() / 1e9,
+                start_ns / 1e9,
+                (start_ns + event.duration_ns()) / 1e9,
                 event.device_resource_id(),
                 on_device,
                 event.scope(),
@@ -167,12 +167,14 @@ class _Parts:
         return "other"
 
 
-def calls(events: Sequence[Event], recorded: Sequence[Mapping[str, Any]], places: Places) -> list[Call]:
+def calls(
+    events: Sequence[Event], recorded: Sequence[Mapping[str, Any]], places: Places, zero_ns: int = 0
+) -> list[Call]:
     """Return the collectives and messages.
 
     `recorded` are the calls in PyTorch's flight recorder since the events began, in order: they have the group, the
-    number in it, and when the rank called, before a thread of gloo's took the work up. Without them these are not
-    known, and it counts as called when it was taken up.
+    number in it, and when the rank called (in ns since 1970), before a thread of gloo's took the work up. Without them
+    these are not known, and it counts as called when it was taken up.
 
     gloo works on the host, where its events last as long as the work. Of NCCL there end when the work has been handed
     over; its kernel spans the work itself.
@@ -192,7 +194,7 @@ def calls(events: Sequence[Event], recorded: Sequence[Mapping[str, Any]], places
         if entry is not None and not entry.get("is_p2p"):
             key = (str(entry["process_group"][0]), int(entry["collective_seq_id"]))
         if entry is not None:
-            start_s = min(start_s, entry["time_created_ns"] / 1e9)
+            start_s = min(start_s, (entry["time_created_ns"] - zero_ns) / 1e9)
         call = Call(kind, key, start_s, event.end_s, event.shapes, event.size, places.at(start_s))
         (of_nccl if event.name.startswith("nccl") else found).append(call)
     if len(of_nccl) == len(kernels):

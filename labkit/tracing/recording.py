@@ -64,11 +64,12 @@ class Recorder:
         self._phases = Phases(self._begin, self._mark, self._step_ended)
         self._has_optimizer = False
         self._count = 0
+        self._zero_ns = time.time_ns()
         self._began_s = 0.0
         self._marks: list[Phase] = []
         self._steps: list[tuple[float, float]] = []
         self._profiler: Any = None
-        self._recorded_from_s = 0.0
+        self._recorded_from_ns = 0
         self._lines = LineClock()
         self._memory: MemoryWatch | None = None
         self._is_over = False
@@ -93,13 +94,16 @@ class Recorder:
             if not self._has_optimizer and not self._is_over:
                 self._step_ended()
 
+    def _now(self) -> float:
+        return (time.time_ns() - self._zero_ns) / 1e9
+
     def _begin(self) -> float:
         self._look()
-        return time.time()
+        return self._now()
 
     def _mark(self, part: str, began_s: float) -> None:
         if self._profiler is not None:
-            self._marks.append(Phase(part, began_s, time.time()))
+            self._marks.append(Phase(part, began_s, self._now()))
         self._look()
 
     def _look(self) -> None:
@@ -110,20 +114,20 @@ class Recorder:
         self._has_optimizer = self._has_optimizer or optimizer is not None
         self._count += 1
         if self._count > BEFORE + 1:
-            self._steps.append((self._began_s, time.time()))
+            self._steps.append((self._began_s, self._now()))
         if self._count == BEFORE:
             self._start(optimizer)
         elif self._count == BEFORE + 1 and self._memory is not None:
             self._memory.stop()
         elif self._count == BEFORE + 1 + self._wanted:
             self._finish()
-        self._began_s = time.time()
+        self._began_s = self._now()
 
     def _start(self, optimizer: Any) -> None:
         if optimizer is not None:
-            self._memory = MemoryWatch(optimizer, self._worker.device)
+            self._memory = MemoryWatch(optimizer, self._worker.device, self._now)
             self._memory.start()
-        self._recorded_from_s = time.time()
+        self._recorded_from_ns = time.time_ns()
         self._profiler = _profiler(self._worker.device)
         self._profiler.start()
         self._lines.__enter__()
@@ -154,14 +158,14 @@ class Recorder:
         self._worker._channel.send(events.Attached(self._worker.rank, KIND, pack(trace)))
 
     def _trace(self) -> RankTrace:
-        found = reading.events_of(self._profiler)
-        lines = self._lines.lines
+        found = reading.events_of(self._profiler, self._zero_ns)
+        lines = self._lines.lines(self._zero_ns)
         places = reading.Places(lines)
         phases = [p._replace(place=places.at(p.start_s)) for p in self._marks] + reading.loading(found, places)
         start_s, end_s = self._steps[0][0], self._steps[-1][1]
         called = [
             call._replace(end_s=min(call.end_s, self._next_optimizer_s(call.start_s)))
-            for call in reading.calls(found, flight_record(self._recorded_from_s), places)
+            for call in reading.calls(found, flight_record(self._recorded_from_ns), places, self._zero_ns)
         ]
         kept, left_out = longest(
             [s for s in reading.spans(found, phases, places) if start_s <= s.start_s < end_s], self._room()
@@ -170,6 +174,7 @@ class Recorder:
         return RankTrace(
             self._worker.rank,
             self._clock.machine,
+            self._zero_ns,
             tuple(self._steps),
             tuple(p for p in phases if p.end_s > start_s and p.start_s < end_s),
             tuple(kept),
@@ -194,7 +199,7 @@ class Recorder:
         return min(steps_s, default=float("inf"))
 
 
-def flight_record(from_s: float) -> list[dict[str, Any]]:
+def flight_record(from_ns: int) -> list[dict[str, Any]]:
     """Return what PyTorch's flight recorder has of the calls since then, in order; [] where it records none."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
@@ -204,7 +209,7 @@ def flight_record(from_s: float) -> list[dict[str, Any]]:
             entries = collectives.recorded(backend)
         except (AttributeError, TypeError, RuntimeError, ValueError):
             continue  # this PyTorch records none of this backend: calls are matched by their order then
-        found += [entry for entry in entries if entry.get("time_created_ns", 0) / 1e9 >= from_s]
+        found += [entry for entry in entries if entry.get("time_created_ns", 0) >= from_ns]
     return sorted(found, key=lambda entry: int(entry["time_created_ns"]))
 
 

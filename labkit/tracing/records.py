@@ -1,4 +1,8 @@
-"""What one rank recorded of some steps. Times are seconds since 1970, by the clock of the rank's machine."""
+"""What one rank recorded of some steps.
+
+Times are seconds since the record's own zero, by the clock of the rank's machine: seconds since 1970 would be exact to
+a quarter of a microsecond only, and operators that follow each other would overlap.
+"""
 
 from __future__ import annotations
 
@@ -78,6 +82,8 @@ class RankTrace(NamedTuple):
     rank: int
     machine: str
     """Name of the machine: ranks of one machine share a clock."""
+    zero_ns: int = 0
+    """The zero of all times: ns since 1970."""
     steps: tuple[tuple[float, float], ...] = ()
     """From when to when each lasted."""
     phases: tuple[Phase, ...] = ()
@@ -97,11 +103,11 @@ class RankTrace(NamedTuple):
     unknown: str = ""
     """Why there is nothing, or less than there should be; "" if all is there."""
 
-    def on_clock_of_rank_0(self) -> RankTrace:
-        """Return the same with all times on rank 0's clock."""
-        if not self.offset_s:
+    def on_clock_of_rank_0(self, zero_ns: int = 0) -> RankTrace:
+        """Return the same with all times on rank 0's clock, since another zero."""
+        by = self.offset_s + (self.zero_ns - zero_ns) / 1e9
+        if not by:
             return self
-        by = self.offset_s
 
         def moved(each: Any) -> Any:
             return tuple(e._replace(start_s=e.start_s + by, end_s=e.end_s + by) for e in each)
@@ -114,6 +120,7 @@ class RankTrace(NamedTuple):
             lines=tuple((at + by, place) for at, place in self.lines),
             memory=tuple(Held(held.at_s + by, held.bytes) for held in self.memory),
             offset_s=0.0,
+            zero_ns=zero_ns,
         )
 
 

@@ -64,7 +64,8 @@ class Trace:
     def _take(self, ranks: Sequence[RankTrace], world_size: int, name: str, titles: dict[str, str]) -> None:
         self.name = name
         self.world_size = world_size
-        self.records = [rank.on_clock_of_rank_0() for rank in sorted(ranks, key=lambda rank: rank.rank)]
+        zero_ns = min(rank.zero_ns for rank in ranks)
+        self.records = [rank.on_clock_of_rank_0(zero_ns) for rank in sorted(ranks, key=lambda rank: rank.rank)]
         """What each rank recorded, all on rank 0's clock; without ranks of which nothing has come."""
         self._machines = {rank.machine: rank for rank in ranks if rank.uncertain_s}
         self._titles = titles
