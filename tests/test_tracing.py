@@ -55,7 +55,7 @@ def rank_trace(rank, steps, step_of, **more):
         lengths.append((start_s, at(step["length"])))
         start_s = lengths[-1][1]
     members = tuple(range(more.pop("world_size", 2)))
-    record = RankTrace(rank, "here", tuple(lengths), tuple(phases), tuple(spans), tuple(calls), tuple(lines))
+    record = RankTrace(rank, "here", 0, tuple(lengths), tuple(phases), tuple(spans), tuple(calls), tuple(lines))
     return record._replace(groups=(("0", members),), **more)
 
 
