@@ -1,8 +1,8 @@
 """Measure what a trace costs, and how well it finds a straggler.
 
-The cost: the steps of one run of which some are traced, in ms (medians over ranks and steps): before, the steps that are
-traced, and after; beside the same steps of a run that is not traced. The straggler: a sleep on one rank, planted
-again and again on other ranks and in other places, held against the lateness by the function's own clock.
+The cost: the steps of one run of which some are traced, in ms (medians over ranks and steps): before, those that are
+traced, and after; beside the same steps of a run that is not traced. The straggler: a sleep on one rank, planted again
+and again on other ranks and in other places, held against the lateness by the function's own clock.
 
     python tests/benchmarks/tracing.py --trials 20
 """
@@ -89,9 +89,7 @@ def main() -> None:
             )
             right += found is not None and (found.rank, found.part) == (late, where)
             off_ms.append(1000 * abs(found.late_s - truth_s) if found is not None else float("inf"))
-    print(
-        f"\n50 ms planted: right rank and place in {right} of {len(off_ms)}, lateness off by {max(off_ms):.1f} ms at most"
-    )
+    print(f"\n50 ms planted: right rank and place in {right} of {len(off_ms)}; off by {max(off_ms):.1f} ms at most")
 
 
 if __name__ == "__main__":
