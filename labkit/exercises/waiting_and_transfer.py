@@ -23,7 +23,7 @@ EXERCISE = Exercise(
     world_sizes=(),
     imports=(),
     cases=(
-        {"entered": (0.0, 0.05), "ended": (0.055, 0.0575)},
+        {"entered": (0.0625, 0.0), "ended": (0.078125, 0.0703125)},
         {"entered": (2.5, 2.25, 2.375, 2.0), "ended": (2.625, 2.75, 2.6875, 2.5625)},
         {"entered": (1.0,), "ended": (1.5,)},
     ),
@@ -50,14 +50,15 @@ def trial(t: Trial, entered: tuple[float, ...], ended: tuple[float, ...]) -> Non
             f"for rank {rank} it is {pair!r:.40}, expected a pair: waiting and transfer",
         )
         expected = (full - entered[rank], ended[rank] - full)
-        known = {
-            expected[::-1]: ": the other way round",
-            (expected[0], ended[rank] - entered[rank]): ": transfer begins when the last rank has come, not before",
-            (0.0, ended[rank] - entered[rank]): ": nobody has waited here",
-            (entered[rank] - sorted(entered)[0], ended[rank] - entered[rank]): ": the first does not wait for nobody",
-        }
+        whole = ended[rank] - entered[rank]
+        known = (  # the first that fits is said
+            (expected[::-1], ": the other way round"),
+            ((expected[0], whole), ": transfer begins when the last rank has come, not before"),
+            ((0.0, whole), ": nobody has waited here"),
+            ((entered[rank] - sorted(entered)[0], whole), ": the first does not wait for nobody"),
+        )
         off = max(abs(one - other) for one, other in zip(pair, expected, strict=True))
-        said = next((text for value, text in known.items() if tuple(pair) == value), "")
+        said = next((text for value, text in known if tuple(pair) == value), "")
         t.require(off < 1e-9, f"rank {rank} has {tuple(pair)}, expected {expected}{said}")
 
 

@@ -49,9 +49,8 @@ def entering(worker, late, delay_s, where):
     """All-reduce once a step, late on one rank, and return when this rank entered."""
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    handle = model.register_forward_hook(lambda *_: time.sleep(delay_s)) if where == "forward" else None
-    if worker.rank != late and handle is not None:
-        handle.remove()
+    if worker.rank == late and where == "forward":
+        model.register_forward_pre_hook(lambda *_: time.sleep(delay_s))
     entered = []
     for _ in range(TRACED + 4):
         if worker.rank == late and where == "other":
