@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from labkit.tracing.intervals import subtract, union
@@ -24,7 +25,7 @@ COLORS = {
 RANKS = 8
 """Drawn at most, unless they are asked for."""
 
-BARS = 4000
+BARS = 2000
 """Drawn at most; what is too short to be seen goes with its neighbours of the same part."""
 
 
@@ -144,8 +145,9 @@ def draw(times: Sequence[RankTime], span: tuple[float, float], name: Mapping[Pla
             continue
         figure.add_bar(
             y=[bar.row for bar in found],
-            base=[round(1000 * (bar.start_s - span[0]), 3) for bar in found],
-            x=[round(1000 * (bar.end_s - bar.start_s), 3) for bar in found],
+            # As arrays, which a saved notebook keeps in a fifth of the bytes.
+            base=np.array([1000 * (bar.start_s - span[0]) for bar in found], dtype=np.float32),
+            x=np.array([1000 * (bar.end_s - bar.start_s) for bar in found], dtype=np.float32),
             name=part,
             orientation="h",
             marker={"color": color, "line": {"width": 0}},
