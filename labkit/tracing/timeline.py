@@ -145,7 +145,7 @@ def draw(times: Sequence[RankTime], span: tuple[float, float], name: Mapping[Pla
             continue
         figure.add_bar(
             y=[bar.row for bar in found],
-            # As arrays, which a saved notebook keeps in a fifth of the bytes.
+            # As arrays, which take fewer bytes in a saved notebook than lists.
             base=np.array([1000 * (bar.start_s - span[0]) for bar in found], dtype=np.float32),
             x=np.array([1000 * (bar.end_s - bar.start_s) for bar in found], dtype=np.float32),
             name=part,
