@@ -43,6 +43,7 @@ def launch(
     on: Target | None = None,
     watch: str | None = None,
     log_to: Any = None,
+    trace: int | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -68,6 +69,7 @@ def launch(
         log_to: trackers that get the curves and the arguments, too: "tensorboard", "mlflow", "wandb", "trackio",
             `labkit.tracking.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
             of these. The notebook's side writes, never a rank.
+        trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
         kwargs: passed on to `fn`.
 
     Raises:
@@ -83,22 +85,22 @@ def launch(
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
     own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
-    own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to}
+    own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to, "trace": trace}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    if on is None:
-        world_size = check_world_size(world_size, gpus or 0)
-    else:
-        on = ranks_on(on, world_size)
-        world_size = on.world_size
+    on = None if on is None else ranks_on(on, world_size)
+    world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
     backend = check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live, watch)
-    show = show_run
-    if log_to is not None:  # a wing, which nothing else here needs
+    show, call = show_run, pack_call(fn, args, kwargs)
+    # Two wings, which nothing else here needs.
+    if log_to is not None:
         show = importlib.import_module("labkit.tracking.following").showing(log_to, fn, args, kwargs, world_size)
+    if trace is not None:
+        call = importlib.import_module("labkit.tracing.recording").traced(call, trace)
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=call,
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -182,7 +184,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
         ) from None
 
 
