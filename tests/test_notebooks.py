@@ -75,8 +75,15 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
         execute(LESSONS[0], tmp_path, {"sed": 1})
 
 
+MARKS = {
+    "00_start_here": [pytest.mark.check, pytest.mark.cold],
+    "02_from_a_cell_to_ranks": [pytest.mark.cold],  # about what it takes
+    "14_when_it_hangs": [pytest.mark.cold],  # which counts its kernel's children
+}
+
+
 @pytest.mark.notebook
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.check) if n[:2] == "00" else n for n in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
     executed = execute(FOLDER / f"{name}.ipynb", tmp_path)
     text = executed.read_text()
