@@ -220,6 +220,8 @@ class Run:
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.over.is_set():
             try:
+                if self.companion is not None:
+                    self.companion.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
@@ -334,6 +336,15 @@ class Run:
         else:
             self._status = "stopped" if self._state.stop_asked else "finished"
         _live.discard(self)
+
+    @property
+    def companion(self) -> Any:
+        """What a wing has put beside the run, or None: `labkit.debugging` does."""
+        return self._follower.companion
+
+    def put_beside(self, companion: Any) -> None:
+        """Let a wing take part in what follows and shows the run. Called before `start`."""
+        self._follower.companion = companion
 
     # Showing
 

@@ -82,7 +82,9 @@ class LiveView(threading.Thread):
         """Charts that no browser has answered for."""
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
-        self._box = widgets.VBox([self._top, self._states, self._tabs, self._keeper])
+        self._panel: Any = None
+        """A companion's, from when it first has one."""
+        self._box = widgets.VBox(self._children())
         for widget in (self._button, self._tabs):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
@@ -90,6 +92,10 @@ class LiveView(threading.Thread):
         self._answered = threading.Event()
         self._handle = kernel.display(self._box, display_id=True)
         self._chart_handle = kernel.reserve()
+
+    def _children(self) -> list[Any]:
+        parts = (self._top, self._states, self._panel, self._figure, self._tabs, self._keeper)
+        return [part for part in parts if part is not None]
 
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
@@ -115,7 +121,8 @@ class LiveView(threading.Thread):
         finally:
             parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
-            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure], was_quick)
+            later = (self._panel, *self._replaced, self._figure)
+            close_later([self._box, *parts, self._keeper, *self._texts, *later], was_quick)
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
@@ -130,6 +137,9 @@ class LiveView(threading.Thread):
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
+        if (panel := getattr(self._run.companion, "panel", None)) is not self._panel:
+            self._panel = panel
+            self._box.children = self._children()
         history = self._run.recorded
         if not history.names:
             return
@@ -159,7 +169,7 @@ class LiveView(threading.Thread):
         # layout, which its JavaScript sends under a wrong name.
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
         kernel.answer_while_the_cell_runs(self._figure)
-        self._box.children = [self._top, self._states, self._figure, self._tabs, self._keeper]
+        self._box.children = self._children()
 
     def _draw_output(self) -> None:
         for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
