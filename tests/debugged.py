@@ -6,9 +6,8 @@ import sys
 import threading
 import time
 
-from labkit.debugging import conversation
+from labkit.debugging.conversation import HOLD, LINE, Conversation, place_of
 from labkit.debugging.debugger import Debugger
-from labkit.debugging.hooks import Conversation, place_of
 from labkit.debugging.prompt import RankPdb
 from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Started
@@ -106,4 +105,4 @@ class Ranks(FakeEngine):
 
     @property
     def lines_sent(self):
-        return [(rank, word.removeprefix(conversation.LINE)) for rank, word in self.words if word != conversation.HOLD]
+        return [(rank, word.removeprefix(LINE)) for rank, word in self.words if word != HOLD]

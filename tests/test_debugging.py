@@ -27,6 +27,7 @@ from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.debugged import Ranks
 from tests.fake_engine import FakeEngine
+from tests.test_kernel import Notebook
 
 HERE = os.path.basename(__file__)
 
@@ -347,7 +348,7 @@ def one_stops(worker):
 
     if worker.rank == 1:
         pdb.set_trace()
-    dist.breakpoint(rank=0)
+    dist.breakpoint(rank=1)
     dist.all_reduce(x)
     return x.item(), input("what? ") if worker.rank == 1 else None
 
@@ -357,10 +358,12 @@ def test_set_trace_and_dist_breakpoint_and_input_are_asked_too(reserved, watched
     run = launch(one_stops, world_size=2, on=reserved)
     until_asked(run, 1)
     assert run.companion.prompt == "(rank 1) "
-    assert "rank 0 waits in dist.breakpoint" in type_(run, "ranks") or "rank 0 stands" in type_(run, "ranks")
+    assert "-> pdb.set_trace()" in run.companion.said
+    said = type_(run, "ranks")
+    assert f"rank 0 is in dist.breakpoint at {HERE}" in said or "rank 0 is at" in said, said
     type_(run, "c")
-    wait_until(lambda: run.companion.prompt == "(rank 0) ", LONG_S)
-    assert "-> dist.breakpoint(rank=0)" in run.companion.said
+    until_asked(run, 1)
+    assert "-> dist.breakpoint(rank=1)" in run.companion.said
     assert "-> dist.all_reduce(x)" in type_(run, "next"), "beyond the barrier in which the other waits"
     type_(run, "c")
     wait_until(lambda: run.companion.prompt == "(rank 1) what? ", LONG_S)
@@ -438,6 +441,51 @@ def test_in_a_process_that_a_rank_has_started_it_raises_too(reserved, watched):
 def test_cells_on_reserved_ranks_say_it_too(reserved):
     with pytest.raises(labkit.WorkerFailed, match=r"rank 2 is at breakpoint\(\) in Cell In\[7\], line 2"):
         reserved.run("if rank == 2:\n    breakpoint()\n", title="Cell In[7]", only=[2])
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_the_cell_that_waits_asks_and_is_free_when_the_run_has_ended(tmp_path):
+    notebook = Notebook(tmp_path, watched=True)
+
+    def answer(line):
+        prompt = notebook.client.get_stdin_msg(timeout=LONG_S)["content"]["prompt"]
+        if line is not None:
+            notebook.client.input(line)
+        return prompt
+
+    try:
+        notebook.run(
+            """
+            def train(worker, lives_s=None):
+                x = torch.ones(1) * worker.rank
+                if worker.rank == 1 and lives_s is not None:
+                    time.sleep(lives_s)
+                    os._exit(3)
+                breakpoint()
+                dist.all_reduce(x)
+                return x.item(), input("what? ")
+            """,
+            watched=True,
+        )
+        cell = notebook.start("run = labkit.launch(train, live=False)", watched=True)
+        asked = [answer(line) for line in ("p x", "rank 1", "p x", "next", "c", "an answer")]
+        notebook.finish(cell)
+        assert cell.error is None, cell.error
+        assert asked == [*["(rank 0) "] * 2, *["(rank 1) "] * 3, "(rank 0) what? "]
+        assert "> Cell In[3](6)train()\n-> breakpoint()\n" in cell.stdout
+        assert "tensor([0.])\n" in cell.stdout
+        assert "tensor([1.])\n" in cell.stdout
+        cell = notebook.start("labkit.launch(train, 1.0, live=False)", watched=True)
+        assert answer(None) == "(rank 0) "
+        notebook.finish(cell)
+        assert "rank 1 died with exit code 3" in cell.error["evalue"]
+        assert notebook.value("run.results") == [(1.0, "an answer")] * 2
+        cell = notebook.run("labkit.launch(train)", fails=True)
+        assert "is at breakpoint() in Cell In[3], line 6" in cell.error["evalue"]
+        assert "the notebook runs headless" in cell.error["evalue"]
+    finally:
+        notebook.close()
 
 
 def test_what_is_raised_where_nobody_answers_is_what_input_raises_at_its_end():

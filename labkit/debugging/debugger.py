@@ -27,7 +27,7 @@ TOGETHER_S = 1.0
 """How long a line typed waits for ranks that were let go together to stand again; one may be blocked by then."""
 
 GATHER_S = 0.3
-"""How long the first question waits for other ranks, where it cannot be changed once it is asked."""
+"""How long a new question waits for other ranks that ask the same, where it cannot be changed once it is asked."""
 
 AROUND = 3
 """Lines of source shown before and after the one where a rank stands."""
@@ -90,21 +90,23 @@ class Debugger:
 
     def attend(self) -> None:
         """Ask whoever waits for the run, as long as ranks ask; in the thread that waits."""
-        if self._way != WAITER or not self._asking:
-            return
-        if self._current not in self._together:
-            time.sleep(GATHER_S)
-        while (prompt := self.prompt) and not self._run.over.is_set():
-            with self._changed:
-                text, self._unprinted = self._unprinted, ""
-            print(text, end="", flush=True)
+        while self._way == WAITER and self._asking and not self._run.over.is_set():
+            if not self._is_talked_to:
+                time.sleep(GATHER_S)
+            if not (prompt := self.prompt):
+                break
+            self._print()
             line = read_line(prompt, self._run.over)
             if line is not None:
                 self.submit(line)
             with self._changed:
                 self._changed.wait_for(lambda: bool(self.prompt) or not self.holds_the_time, TOGETHER_S)
-        if self._unprinted:
+        self._print()
+
+    def _print(self) -> None:
+        with self._changed:
             text, self._unprinted = self._unprinted, ""
+        if text and self._way == WAITER:
             print(text, end="", flush=True)
 
     # Asking and answering

@@ -12,22 +12,18 @@ import functools
 import linecache
 import os
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits
+from labkit.debugging.conversation import HOLD, Conversation, place_of
 from labkit.protocol.job import Job
-from labkit.rank import failure
 from labkit.rank.channels import Channel
-from labkit.rank.worker import Stopped
 
 if TYPE_CHECKING:
     from labkit.debugging.prompt import RankPdb
@@ -163,52 +159,3 @@ class _Installed:
                 f"rank {self._channel.rank} is at {what} in {where}, line {line} ({source}), and nobody can answer: "
                 f"{why}. {instead}, or launch it from JupyterLab on this machine"
             )
-
-
-def place_of(frame: FrameType) -> tuple[str, int, str]:
-    """Return file, line and function of a frame."""
-    return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-
-
-def outermost_of_the_reader(frame: FrameType) -> FrameType:
-    """Return the frame of the launched function, below those that call it."""
-    while frame.f_back is not None and frame.f_back.f_code.co_filename not in failure.OWN_FILES:
-        frame = frame.f_back
-    return frame
-
-
-class Conversation:
-    """A rank's end of the conversation with whoever answers. One thread of the rank at a time asks."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.rank = channel.rank
-        self._channel: Any = channel
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._asking = threading.RLock()
-
-    def hear(self, word: str) -> None:
-        """Take a word of the notebook."""
-        if word == "stop":
-            self._lines.put(None)
-        elif word.startswith(LINE):
-            self._lines.put(word.removeprefix(LINE))
-
-    def ask(self, kind: str, prompt: str, text: str, place: tuple[str, int, str]) -> str:
-        """Wait for a line and return it. Raises `Stopped` once the run is to stop."""
-        with self._asking:
-            line = None
-            if self._channel.stop_asked_s is None:
-                sys.stdout.flush()  # what was printed before the question is to be seen before it
-                self._channel.send(Asks(self.rank, kind, prompt, text, *place))
-                line = self._lines.get()
-            if line is None:
-                raise Stopped(f"rank {self.rank} stopped at a {kind}")
-            return line
-
-    def let_go(self, text: str) -> None:
-        """Say that the rank runs on."""
-        self._channel.send(LetGo(self.rank, text))
-
-    def quit(self) -> None:
-        """Have the run stopped."""
-        self._channel.send(Quits(self.rank))
