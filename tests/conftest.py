@@ -27,7 +27,7 @@ import pytest
 import torch
 
 import labkit
-from tests import cluster
+from tests import cluster, prefork
 from tests.cluster import DAEMONS
 from tests.progress import Progress
 
@@ -111,9 +111,9 @@ def shared_session(world_size):
 
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`; and without the ranks of sessions that tests share."""
+    the daemons of `tests.cluster`; without the ranks of sessions that tests share, and without what forks them."""
     children = []
-    shared = {pid for session in SHARED for pid in session.pids}
+    shared = {pid for session in SHARED for pid in session.pids} | prefork.pids()
     for child in psutil.Process().children(recursive=True):
         if child.pid in shared:
             continue
@@ -136,6 +136,16 @@ def temporary_files() -> set[str]:
     folder = Path(tempfile.gettempdir())
     patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
     return {str(path) for pattern in patterns for path in folder.glob(pattern)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def how_processes_begin(request):
+    """Kernels and ranks of most tests begin with torch imported; in modules that say `COLD = True`, as a user's do."""
+    if getattr(request.module, "COLD", False):
+        yield
+        return
+    with prefork.kernels(), prefork.ranks():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +217,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
+    allowed = hasattr(report, "wasxfail") or item.get_closest_marker("gpu")
+    if report.skipped and not allowed and os.environ.get("LABKIT_FORBID_SKIPS"):
         report.outcome = "failed"
         report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
 
