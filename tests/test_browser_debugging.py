@@ -50,12 +50,14 @@ def test_five_commands_are_typed_under_the_cell_that_runs(page):
     page.run_cell(1)
     panel = page.page.locator(".labkit-debugger")
     said, line = panel.locator(".said"), panel.locator(".line")
-    panel.locator(".where", has_text="ranks 0 and 1 stand at Cell In[2], line 9").wait_for()
+    panel.wait_for()
+    page.page.screenshot(path=SCREENSHOTS / "debugger_first.png")
+    panel.locator(".where", has_text="ranks 0 and 1 stand at Cell In[1], line 9").wait_for()
     commands = {
         "p weight": "(rank 0) p weight\ntensor([1., 1., 1.])",
-        "rank 1": "(rank 0) rank 1\n> Cell In[2](9)train()",
+        "rank 1": "(rank 0) rank 1\n> Cell In[1](9)train()",
         "p worker.rank, step": "(rank 1) p worker.rank, step\n(1, 1)",
-        "next": "(rank 1) next\n> Cell In[2](10)train()\n-> dist.all_reduce(weight)",
+        "next": "(rank 1) next\n> Cell In[1](10)train()\n-> dist.all_reduce(weight)",
     }
     for number, (command, answer) in enumerate(commands.items()):
         line.click()

@@ -155,7 +155,8 @@ class _Installed:
             file, line, _ = place_of(frame)
             where = self._cells[file].title if file in self._cells else os.path.basename(file)
             source = linecache.getline(file, line).strip()
+            code = f" ({source})" if source not in ("", what) else ""
             raise NobodyAnswers(
-                f"rank {self._channel.rank} is at {what} in {where}, line {line} ({source}), and nobody can answer: "
+                f"rank {self._channel.rank} is at {what} in {where}, line {line}{code}, and nobody can answer: "
                 f"{why}. {instead}, or launch it from JupyterLab on this machine"
             )
