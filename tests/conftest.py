@@ -140,11 +140,17 @@ def temporary_files() -> set[str]:
 
 @pytest.fixture(autouse=True, scope="module")
 def how_processes_begin(request):
-    """Kernels and ranks of most tests begin with torch imported; in modules that say `COLD = True`, as a user's do."""
-    if getattr(request.module, "COLD", False):
+    """Kernels and ranks begin with torch imported; in a module, or a test, that is marked `cold`, as a user's do."""
+    with prefork.in_use(not request.node.get_closest_marker("cold")):
         yield
-        return
-    with prefork.kernels(), prefork.ranks():
+
+
+@pytest.fixture(autouse=True)
+def how_this_tests_processes_begin(request):
+    if request.node.get_closest_marker("cold"):
+        with prefork.in_use(False):
+            yield
+    else:
         yield
 
 
@@ -246,6 +252,7 @@ def _noted(owner, name, what):
 
 _noted(subprocess.Popen, "__init__", lambda self, args, *_, **__: f"subprocess {args!r:.200}")
 _noted(multiprocessing.util, "spawnv_passfds", lambda path, args, _: f"multiprocessing {args!r:.200}")
+_noted(prefork.Forker, "fork", lambda self, argv, *_, **__: f"a fork for {argv!r:.200}")
 _noted(os, "fork", lambda: "a fork")
 _noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
 

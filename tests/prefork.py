@@ -1,13 +1,14 @@
 """Kernels and ranks that begin with torch imported: what tests use whose subject is not how a process begins.
 
-Importing torch takes 2 to 4 s of a core, and the suite starts over a thousand processes: on two cores that was half of
-its time. So a process that has imported it, and has done nothing else (no threads, no random number drawn), forks those
-that are asked for; its child waits until whoever asked is its parent, takes over his environment, folder, signal mask
-and file descriptors, and goes on as if it had just been started: multiprocessing's `spawn_main`, or ipykernel's launcher.
+Importing torch takes 2 to 4 s of a core, and the suite starts over a thousand processes: on two cores that was half
+of its time. So a process that has imported it, and has done nothing else (no threads, no random number drawn), forks
+those that are asked for; its child waits until whoever asked is its parent, takes over his environment, folder,
+signal mask and file descriptors, and goes on as if it had just been started: multiprocessing's `spawn_main`, or
+ipykernel's launcher.
 
-What differs from a process that was really spawned: the seed of `hash()` is the same in all, memory is shared until it is
-written to, and modules that only ranks import are there in kernels too. Tests about these start their processes as
-everybody does. Linux only: elsewhere, and where LABKIT_PREFORK is "off", nothing is changed.
+What differs from a process that was really spawned: the seed of `hash()` is the same in all, memory is shared until
+it is written to, and modules that only ranks import are there in kernels too. Tests about these start their processes
+as everybody does. Linux only: elsewhere, and where LABKIT_PREFORK is "off", nothing is changed.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IS_ON = sys.platform == "linux" and os.environ.get("LABKIT_PREFORK") != "off"
@@ -38,6 +39,7 @@ HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
 
 _prctl = ctypes.CDLL(None).prctl
+_AS_EVERYBODY: dict[str, Callable[..., Any]] = {}
 
 
 class Request(NamedTuple):
@@ -60,14 +62,15 @@ class Forker:
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
         self._sock, self._lock = sock, threading.Lock()
-        _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     @classmethod
     def start(cls) -> Forker:
         """Return one whose process imports torch now; it ends with this one."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as labkit.rank.die_with_parent, before torch is there
-        command = [sys.executable, "-m", "tests.prefork", str(its.fileno())]
+        # Under a name that stacks leave out, as they do that of `python -c`, by which multiprocessing spawns.
+        code = f"exec(compile(open({__file__!r}).read(), '<string>', 'exec'))"
+        command = [sys.executable, "-c", code, str(its.fileno())]
         root = Path(__file__).parent.parent
         process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, cwd=root)
         its.close()
@@ -85,8 +88,13 @@ class Forker:
             os.getpid(),
         )
         with self._lock:
-            socket.send_fds(self._sock, [pickle.dumps(tuple(request))], list(fds.values()))
-            return int(self._sock.recv(64))
+            # Only meanwhile: other programs' orphans are init's, which asks for their exit codes.
+            _prctl(PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._sock, [pickle.dumps(tuple(request))], list(fds.values()))
+                return int(self._sock.recv(64))
+            finally:
+                _prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 # The process that forks
@@ -101,26 +109,36 @@ def serve(sock: socket.socket) -> None:
         if not message:
             os._exit(0)
         request = Request(*pickle.loads(message))
+        heard, said = os.pipe()
         between = os.fork()
         if between == 0:
-            # Its child's parent ends at once: whoever asked, as the next subreaper, becomes the parent.
-            heard, said = os.pipe()
-            pid = os.fork()
-            if pid:
-                os.read(heard, 1)
-                sock.send(str(pid).encode())
-                os._exit(0)
-            if request.is_kernel:
-                os.setsid()  # before anybody can ask for its process group
-            os.write(said, b".")
-            while os.getppid() != request.parent:
-                os.sched_yield()
-            sock.close()
+            _fork_again(request, said)
+            for end in (sock.fileno(), heard, said):
+                os.close(end)
             _become(request, received)
-            return
         os.waitpid(between, 0)
-        for fd in received:
+        sock.send(os.read(heard, 64))
+        for fd in (heard, said, *received):
             os.close(fd)
+
+
+def _fork_again(request: Request, said: int) -> None:
+    """Return in a child whose parent is whoever asked: its own parent ends at once, and he is the next subreaper."""
+    between, own_session = os.getpid(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.read(own_session[0], 1)  # nobody may ask for its process group before that
+        os.write(said, str(pid).encode())
+        os._exit(0)
+    if request.is_kernel:
+        os.setsid()
+    os.write(own_session[1], b".")
+    for end in own_session:
+        os.close(end)
+    while (parent := os.getppid()) != request.parent:
+        if parent != between:  # whoever asked has gone
+            os._exit(1)
+        time.sleep(0.001)
 
 
 def _become(request: Request, received: list[int]) -> None:
@@ -274,26 +292,28 @@ def pids() -> set[int]:
 
 
 @contextlib.contextmanager
-def kernels() -> Iterator[None]:
-    """Have kernels that are started meanwhile, and the ranks that they start, begin with torch imported."""
-    if not IS_ON:
-        yield
-        return
-    with mock.patch(
-        "jupyter_client.provisioning.local_provisioner.launch_kernel",
-        lambda command, **options: Kernel(forker(), command, options),
-    ):
-        yield
+def in_use(is_on: bool = True) -> Iterator[None]:
+    """Have kernels and ranks that this process starts meanwhile begin with torch imported; or not, within such a time.
 
+    A kernel's ranks begin as it does.
+    """
+    from jupyter_client.provisioning import local_provisioner
 
-@contextlib.contextmanager
-def ranks() -> Iterator[None]:
-    """Have ranks that this process starts meanwhile begin with torch imported."""
-    if not IS_ON:
+    if not _AS_EVERYBODY:
+        _AS_EVERYBODY["launch_kernel"] = local_provisioner.launch_kernel
+        _AS_EVERYBODY["spawnv_passfds"] = multiprocessing.util.spawnv_passfds
+    starters = {
+        (local_provisioner, "launch_kernel"): lambda command, **options: Kernel(forker(), command, options),
+        (multiprocessing.util, "spawnv_passfds"): spawnv(forker, _AS_EVERYBODY["spawnv_passfds"]),
+    }
+    before = {(owner, name): getattr(owner, name) for owner, name in starters}
+    for (owner, name), starter in starters.items():
+        setattr(owner, name, starter if is_on and IS_ON else _AS_EVERYBODY[name])
+    try:
         yield
-        return
-    with mock.patch("multiprocessing.util.spawnv_passfds", spawnv(forker, multiprocessing.util.spawnv_passfds)):
-        yield
+    finally:
+        for (owner, name), starter in before.items():
+            setattr(owner, name, starter)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
         assert_as_kept(f"hang, one {how}", f"{error.diagnosis.headline}\n\n{error.cause}")
 
 
+@pytest.mark.cold
 def test_the_time_to_start_does_not_count():
     start_s = start_of(labkit.launch(workloads.log_once, live=False))
     assert labkit.launch(workloads.log_once, timeout_s=start_s / 4, live=False).results == [0, 1]
@@ -146,6 +147,7 @@ def test_asking_again_and_again_does_not_disturb_a_run():
     assert run.stacks().in_words == "ranks 0 and 1 have returned"
 
 
+@pytest.mark.cold
 def test_a_run_that_is_starting_says_so():
     run = labkit.launch(workloads.spin, wait=False, live=False)
     assert run.stacks().in_words in ("ranks 0 and 1 are still starting", "ranks 0 and 1 did not answer")
