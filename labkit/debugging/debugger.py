@@ -80,7 +80,9 @@ class Debugger:
                         self._engine.say(rank, HOLD)
                 self._show()
             case Quits():
-                self._say("the run is being stopped\n")
+                # Once whoever sent the line is done with it: a rank's inbox takes no stop while something else is sent.
+                with self._changed:
+                    self._say("the run is being stopped\n")
                 self._run.ask_to_stop()
             case events.Exit() | events.Failure() | events.Result() | events.Stopped():
                 with self._changed:

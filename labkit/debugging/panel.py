@@ -66,6 +66,7 @@ class Panel(anywidget.AnyWidget):
     .labkit-debugger { border: 1px solid #8886; border-left: 4px solid #e69f00; border-radius: 4px; padding: 6px 10px;
                        margin: 6px 12px 6px 0; font-size: 13px; }
     .labkit-debugger pre { font-size: 12px; background: transparent; }
+    .labkit-debugger .where pre { white-space: pre; overflow-x: auto; }
     .labkit-debugger .said { max-height: 260px; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere;
                              margin: 4px 0; line-height: 1.35; }
     .labkit-debugger .row { display: flex; align-items: baseline; font-family: monospace; font-size: 12px; }
