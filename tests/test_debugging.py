@@ -436,10 +436,15 @@ def test_in_a_process_that_a_rank_has_started_it_raises_too(reserved, watched):
     assert "a process that the rank has started" in str(run.error)
 
 
+def rank_of(worker):
+    return worker.rank
+
+
 @pytest.mark.spawns
 def test_cells_on_reserved_ranks_say_it_too(reserved):
     with pytest.raises(labkit.WorkerFailed, match=r"rank 2 is at breakpoint\(\) in Cell In\[7\], line 2"):
         reserved.run("if rank == 2:\n    breakpoint()\n", title="Cell In[7]", only=[2])
+    assert labkit.launch(rank_of, on=reserved, live=False).results == [0, 1, 2], "and ends the cells' group, with its port"
 
 
 @pytest.mark.spawns
