@@ -444,7 +444,8 @@ def rank_of(worker):
 def test_cells_on_reserved_ranks_say_it_too(reserved):
     with pytest.raises(labkit.WorkerFailed, match=r"rank 2 is at breakpoint\(\) in Cell In\[7\], line 2"):
         reserved.run("if rank == 2:\n    breakpoint()\n", title="Cell In[7]", only=[2])
-    assert labkit.launch(rank_of, on=reserved, live=False).results == [0, 1, 2], "and ends the cells' group, with its port"
+    run = labkit.launch(rank_of, on=reserved, live=False)  # ends the cells' group, and so closes its port
+    assert run.results == [0, 1, 2]
 
 
 @pytest.mark.spawns
