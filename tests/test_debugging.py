@@ -166,7 +166,7 @@ def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     engine = FakeEngine()
     run = labkit.Run(engine, 2, "train", timeout_s=1e-9)
     companion = SimpleNamespace(holds_the_time=True, take=lambda event: None)
-    run.put_beside(companion)
+    run.companion = companion
     for rank in range(2):
         run._follower.take(Started(rank))
     run._follower.mind_the_time()

@@ -35,5 +35,5 @@ def prepare(run: Run, job: Job, live: bool | None, wait: bool) -> Job:
         return job
     way, why_nobody = answerer(run.engine, live, wait)
     if way:
-        run.put_beside(Debugger(run, job.cells, way))
+        run.companion = Debugger(run, job.cells, way)
     return job._replace(around=Hooks(why_nobody, any(name in job.function for name in MENTIONS)))

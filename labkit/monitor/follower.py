@@ -87,6 +87,11 @@ class Follower:
         thread.start()
         self._thread = thread
 
+    def attend(self) -> None:
+        """Let the companion speak with whoever waits for the run, in whose thread this is called."""
+        if self.companion is not None:
+            self.companion.attend()
+
     def take(self, event: events.Event) -> None:
         """Note one event."""
         now_s = time.monotonic()

@@ -6,6 +6,7 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -92,8 +93,6 @@ class Run:
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
-
-    # What the reader asks of a run
 
     @property
     def status(self) -> str:
@@ -230,8 +229,7 @@ class Run:
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.over.is_set():
             try:
-                if self.companion is not None:
-                    self.companion.attend()
+                self._follower.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
@@ -309,8 +307,6 @@ class Run:
         assert Run.draw is not None, "labkit.launch has imported the room that draws"
         return Run.draw(self, ranks)
 
-    # Following the ranks
-
     @property
     def is_followed(self) -> bool:
         """Whether the ranks have been started, and are minded."""
@@ -340,6 +336,9 @@ class Run:
                 _live.discard(self)
             raise
 
+    companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
+    """What a wing has put beside the run before its start: `labkit.debugging` does."""
+
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis
         if diagnosis is not None:
@@ -348,17 +347,6 @@ class Run:
         else:
             self._status = "stopped" if self._state.stop_asked else "finished"
         _live.discard(self)
-
-    @property
-    def companion(self) -> Any:
-        """What a wing has put beside the run, or None: `labkit.debugging` does."""
-        return self._follower.companion
-
-    def put_beside(self, companion: Any) -> None:
-        """Let a wing take part in what follows and shows the run. Called before `start`."""
-        self._follower.companion = companion
-
-    # Showing
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"
