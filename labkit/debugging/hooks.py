@@ -160,3 +160,4 @@ class _Installed:
                 f"rank {self._channel.rank} is at {what} in {where}, line {line}{code}, and nobody can answer: "
                 f"{why}. {instead}, or launch it from JupyterLab on this machine"
             )
+        hold_timeouts()  # of groups made since, too, for what this rank calls itself
