@@ -229,8 +229,9 @@ def test_who_waits_for_the_run_is_asked(monkeypatch, capsys):
     monkeypatch.setattr(debugger_module, "read_line", read_line)
     ranks = Ranks(two_steps, way=answering.WAITER)
     ranks.until_asked(0, 1)
-    while ranks.debugger.holds_the_time:
+    while any(each.thread.is_alive() for each in ranks.ranks):
         ranks.debugger.attend()
+        time.sleep(0.01)
     assert ranks.outcomes() == [5, 15]
     assert asked == ["(rank 0) "] * 3
     printed = capsys.readouterr().out
