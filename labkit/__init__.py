@@ -41,6 +41,7 @@ The wings can be deleted one by one:
     tracking     the other way round: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
+    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     process_table  every process that labkit holds, with a button to end it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import math
 import time
@@ -20,6 +21,9 @@ from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores
 from labkit.ui import kernel, present
+
+TAKE_PART = ("labkit.debugging",)
+"""Wings that take part in every run, if they are there."""
 
 
 class _DefaultSeed(int):
@@ -118,7 +122,7 @@ def launch(
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s)
     try:
-        run.start(job)
+        run.start(prepared(run, job, live, wait))
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
@@ -126,6 +130,13 @@ def launch(
     if cell is not None:
         _launched_by[run] = cell
     return show(run, live, wait)
+
+
+def prepared(run: Run, job: Job, live: bool | None, wait: bool) -> Job:
+    """Return the job of a run that is about to start, as the wings make it that take part in every run."""
+    for wing in filter(importlib.util.find_spec, TAKE_PART):
+        job = importlib.import_module(wing).prepare(run, job, live, wait)
+    return job
 
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:

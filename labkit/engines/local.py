@@ -92,6 +92,10 @@ class LocalEngine:
             self._ranks[rank].ask_for_collectives()
         return asked
 
+    def say(self, rank: int, word: str) -> None:
+        """Send one rank a word, for `Channel.listen`."""
+        self._ranks[rank].send(word)
+
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
         for rank, process in self._at_work():

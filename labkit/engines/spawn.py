@@ -45,7 +45,7 @@ class RankProcess:
         """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
-        self._send((rank, job))
+        self.send((rank, job))
 
     @property
     def is_ready(self) -> bool:
@@ -59,9 +59,10 @@ class RankProcess:
 
     def leave(self) -> None:
         """Tell a process that stays to end when it has done what it has been given."""
-        self._send("leave")
+        self.send("leave")
 
-    def _send(self, word: Any) -> None:
+    def send(self, word: Any) -> None:
+        """Send the process a word. One that has ended is deaf."""
         with self._inbox_lock, contextlib.suppress(OSError, ValueError):
             self._inbox.send(word)
 

@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from labkit.engines.base import Engine
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, find
@@ -49,6 +50,8 @@ class Follower:
         """Set once the run has ended and how is final."""
         self.diagnosis: Diagnosis | None = None
         """Why the run failed, once it is over; None if it has not."""
+        self.companion: Any = None
+        """What a wing has put beside the run: it takes every event, and `holds_the_time` while a person is at it."""
         self.cut_short = ""
         """Why ranks that were asked to stop were ended: "in vain", "late", or "" if they ended by themselves."""
         self.cells: Mapping[str, Cell] = {}
@@ -84,9 +87,16 @@ class Follower:
         thread.start()
         self._thread = thread
 
+    def attend(self) -> None:
+        """Let the companion speak with whoever waits for the run, in whose thread this is called."""
+        if self.companion is not None:
+            self.companion.attend()
+
     def take(self, event: events.Event) -> None:
         """Note one event."""
         now_s = time.monotonic()
+        if self.companion is not None:
+            self.companion.take(event)
         if isinstance(event, events.Waits):
             if self._stopping is not None:
                 self._stopping.take(event, now_s)
@@ -148,6 +158,8 @@ class Follower:
     def mind_the_time(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
         now_s, state = time.monotonic(), self.state
+        if self.companion is not None and self.companion.holds_the_time:
+            state.progress_s = now_s
         with self.lock:
             if self._stopping is not None:
                 self._mind_the_stop(self._stopping, now_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,8 +90,6 @@ class Run:
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
-
-    # What the reader asks of a run
 
     @property
     def status(self) -> str:
@@ -235,6 +234,7 @@ class Run:
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.over.is_set():
             try:
+                self._follower.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
@@ -312,8 +312,6 @@ class Run:
         assert Run.draw is not None, "labkit.launch has imported the room that draws"
         return Run.draw(self, ranks)
 
-    # Following the ranks
-
     @property
     def is_followed(self) -> bool:
         """Whether the ranks have been started, and are minded."""
@@ -343,6 +341,9 @@ class Run:
                 going.discard(self)
             raise
 
+    companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
+    """What a wing has put beside the run before its start: `labkit.debugging` does."""
+
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis
         if diagnosis is not None:
@@ -351,8 +352,6 @@ class Run:
         else:
             self._status = "stopped" if self._state.stop_asked else "finished"
         going.discard(self)
-
-    # Showing
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Cell(NamedTuple):
@@ -52,6 +53,8 @@ class Job(NamedTuple):
     """What ends the run: "nan", a logged value that is not finite; "": nothing."""
     surroundings: Surroundings | None = None
     """On reserved ranks; None leaves the process as it is."""
+    around: Callable[[Job, Any], AbstractContextManager[None]] | None = None
+    """What a wing does around the function in each rank: called there with the job and the rank's channel."""
 
 
 class RankInfo(NamedTuple):

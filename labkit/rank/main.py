@@ -193,10 +193,11 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        function, args, kwargs = cloudpickle.loads(job.function)
-        channel.send(events.Started(rank))
-        channel.during = "running"
-        result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
+        with job.around(job, channel) if job.around else contextlib.nullcontext():
+            function, args, kwargs = cloudpickle.loads(job.function)
+            channel.send(events.Started(rank))
+            channel.during = "running"
+            result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))

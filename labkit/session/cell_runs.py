@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.engines.base import Engine
+from labkit.launcher import prepared
 from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.monitor.stacks import Stacks
@@ -151,7 +152,7 @@ class CellRuns:
             group=self._group,
         )
         run = Run(engine, self._world_size, title, timeout_s, when_returned="has run the cell to its end")
-        run.start(job)
+        run.start(prepared(run, job, live=False, wait=True))
         return run
 
     def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
@@ -160,6 +161,8 @@ class CellRuns:
         next_print = time.monotonic() + PRINT_EVERY_S
         at_it = len(asked)
         while not run.over.wait(0.02):
+            if run.companion is not None:
+                run.companion.attend()
             now = time.monotonic()
             if now > next_print:
                 next_print = now + PRINT_EVERY_S

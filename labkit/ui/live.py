@@ -86,6 +86,8 @@ class LiveView(threading.Thread):
         """Charts that no browser has answered for."""
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
+        self._panel: Any = None
+        """A companion's, from when it first has one."""
         self._box = widgets.VBox(self._children())
         for widget in (self._button, self._tabs, *(self._asking.boxes if self._asking else ())):
             kernel.answer_while_the_cell_runs(widget)
@@ -97,7 +99,7 @@ class LiveView(threading.Thread):
 
     def _children(self) -> list[Any]:
         asking = [self._asking.row] if self._asking else []
-        chart = [self._figure] if self._figure is not None else []
+        chart = [part for part in (self._panel, self._figure) if part is not None]
         return [self._top, self._states, *asking, *chart, self._tabs, self._keeper]
 
     @property
@@ -143,6 +145,9 @@ class LiveView(threading.Thread):
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
+        if (panel := getattr(self._run.companion, "panel", None)) is not self._panel:
+            self._panel = panel
+            self._box.children = self._children()
         history = self._run.recorded
         if not history.names:
             return

@@ -1,0 +1,79 @@
+"""Who can answer a rank that asks for a line: the panel in the live view, who waits for the run, or nobody and why."""
+
+from __future__ import annotations
+
+import _thread
+import select
+import sys
+import threading
+from typing import Any
+
+from labkit.ui import kernel
+
+PANEL, WAITER = "panel", "waiter"
+
+LOOK_EVERY_S = 0.1
+"""Time between two looks whether the run is over, while somebody is asked for a line."""
+
+
+def answerer(engine: Any, live: bool | None, wait: bool) -> tuple[str, str]:
+    """Return who can answer, `PANEL` or `WAITER`, and ""; or "" and why nobody can.
+
+    `live` and `wait` are those of `labkit.launch`. The panel answers while its cell runs where the kernel has subshells
+    (ipykernel 7); elsewhere who waits for the run, in the main thread, asks by `input`.
+    """
+    waits = wait and threading.current_thread() is threading.main_thread()
+    if not hasattr(engine, "say"):
+        return "", "its ranks are on a cluster, or torchrun's, and are reached through files"
+    if kernel.is_interactive():
+        if live in (None, True) and (kernel.has_subshells() or not wait):
+            return PANEL, ""
+        return (WAITER, "") if waits else ("", "the run has no live view, and no cell waits for it")
+    if kernel.has_kernel():
+        return "", "the notebook runs headless"
+    if sys.stdin is None or not sys.stdin.isatty():
+        return "", "there is neither a notebook nor a terminal"
+    return (WAITER, "") if waits else ("", "nobody waits for the run at the terminal (wait=False)")
+
+
+def read_line(prompt: str, over: threading.Event) -> str | None:
+    """Ask at the terminal, or under the cell; return the line, or None once the run is over.
+
+    Raises KeyboardInterrupt if that is the answer.
+    """
+    return _from_front_end(prompt, over) if kernel.has_kernel() else _from_terminal(prompt, over)
+
+
+def _from_terminal(prompt: str, over: threading.Event) -> str | None:
+    print(prompt, end="", flush=True)
+    while not over.is_set():
+        if select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
+            line = sys.stdin.readline()
+            if not line:
+                raise KeyboardInterrupt  # the end of input, Ctrl-D: nobody will answer any more
+            return line.rstrip("\n")
+    print()
+    return None
+
+
+def _from_front_end(prompt: str, over: threading.Event) -> str | None:
+    lock, answered = threading.Lock(), threading.Event()
+
+    def end_the_question() -> None:
+        while not answered.is_set():
+            if over.wait(LOOK_EVERY_S):
+                with lock:
+                    if not answered.is_set():
+                        _thread.interrupt_main()
+                return
+
+    threading.Thread(target=end_the_question, name="labkit-question", daemon=True).start()
+    try:
+        return input(prompt)
+    except KeyboardInterrupt:
+        if over.is_set():
+            return None
+        raise
+    finally:
+        with lock:
+            answered.set()
