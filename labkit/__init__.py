@@ -29,6 +29,7 @@ The wings can be deleted one by one:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
+    ray_cluster  ranks on Ray, for machines without SLURM or a shared folder: each has a run directory of its own
     checkpoint   save and resume on the ranks, bit for bit
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks, and whether they can hold it
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from labkit.monitor.run import Run, WorkerFailed
     from labkit.process_table import processes
     from labkit.rank.worker import Stopped, Worker
+    from labkit.ray_cluster.ray_target import Ray
     from labkit.session.session import Session
     from labkit.ui import charts
     from labkit.ui.present import show
@@ -90,6 +92,7 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "Here",
+    "Ray",
     "Run",
     "Session",
     "Slurm",
@@ -128,6 +131,7 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparing.comparison",
     "Here": "here",
+    "Ray": "ray_cluster.ray_target",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",
