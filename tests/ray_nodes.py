@@ -44,12 +44,26 @@ def missing() -> str:
     return "" if importlib.util.find_spec("ray") else "no Ray here: pip install 'labkit-torch[ray]'"
 
 
+_running: list[RayNodes] = []
+
+
+def family() -> set[int]:
+    """Return the process ids of all nodes that this process has started, and of what runs there."""
+    found: set[int] = set()
+    for nodes in _running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(nodes.process.pid)
+            found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+    return found
+
+
 class RayNodes:
     """Nodes by number, from 0, which is the head."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         (folder / "ray").mkdir()
+        self._drained: set[int] = set()
         environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
@@ -63,6 +77,7 @@ class RayNodes:
             text=True,
             start_new_session=True,
         )
+        _running.append(self)
         self.address: str = self._answer()["address"]
 
     def add(self) -> int:
@@ -71,11 +86,23 @@ class RayNodes:
 
     def kill(self, number: int) -> None:
         """End all processes of a node, as a power cut would."""
+        self._drained.discard(number)
         self._do(f"kill {number}")
 
     def drain(self, number: int, grace_s: float) -> None:
         """Take a node away, as a cloud does with what is cheap: after a while."""
+        self._drained.add(number)
         self._do(f"drain {number} {grace_s}")
+
+    def have(self, count: int) -> None:
+        """Wait until those are gone that were taken away, and add nodes until there are so many."""
+        for number in sorted(self._drained):
+            self.kill(number)
+        deadline = time.monotonic() + UP_S
+        while self.state()["nodes"] > count and time.monotonic() < deadline:
+            time.sleep(0.1)
+        while self.state()["nodes"] < count:
+            self.add()
 
     def state(self) -> dict:
         """Return how many nodes live, and how many CPUs are free."""
@@ -116,6 +143,7 @@ class RayNodes:
         self.process.kill()
         self.process.wait()
         self._errors.close()
+        _running.remove(self)
 
     def _do(self, words: str) -> dict:
         self.process.stdin.write(words + "\n")
@@ -185,7 +213,8 @@ def main(folder: str) -> None:
             if kind == "add":
                 say(number=add())
             elif kind == "kill":
-                cluster.remove_node(nodes[int(words[0])], allow_graceful=False)
+                with contextlib.suppress(AssertionError, KeyError):  # it had gone by itself
+                    cluster.remove_node(nodes[int(words[0])], allow_graceful=False)
                 say(killed=words[0])
             elif kind == "drain":
                 drain(cluster.address, nodes[int(words[0])].node_id, float(words[1]))
