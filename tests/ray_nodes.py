@@ -122,8 +122,13 @@ class RayNodes:
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The ranks' processes, by rank."""
-        commands = [(process, process.cmdline()) for process in self.processes()]
-        return {int(words[-2]): process for process, words in commands if "rank_entry" in " ".join(words)}
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "rank_entry" in " ".join(words):
+                    found[int(words[-2])] = process
+        return found
 
     def holders(self) -> dict[int, psutil.Process]:
         """The processes of the actors, by rank."""

@@ -177,7 +177,7 @@ def test_why_there_is_no_connection_is_said_with_what_to_do(error, said, monkeyp
     [
         (True, "…\nModuleNotFoundError: No module named 'labkit'\n", r"rank 1 could not begin: its node .* no labkit"),
         (True, "\x1b[36mRuntimeEnvSetupError\x1b[39m: pip failed", "rank 1 could not begin on its node .10.0.0.7."),
-        (True, "The actor died: its worker was killed by SIGKILL", "Ray has ended rank 1"),
+        (True, "The actor died: its worker was killed by SIGKILL", "rank 1 was taken away: its worker on Ray has died"),
         (False, "The actor died unexpectedly", "Ray has lost the node of rank 1 .10.0.0.7."),
     ],
 )

@@ -202,9 +202,9 @@ class Attempt:
             )
         return Ended(
             rank,
-            f"Ray has ended rank {rank}",
-            "Its node is still there: another job may have had precedence, or the node was short of memory. Ray says: "
-            f"{said}",
+            f"rank {rank} was taken away: its worker on Ray has died",
+            f"Its node ({address}) is still there. Another job may have had precedence, the node may be short of memory, or "
+            f"somebody ended it. Ray says: {said}",
         )
 
     def _mind_the_time(self, now: float) -> None:
@@ -271,6 +271,7 @@ def draining_nodes() -> dict[str, int]:
 
 
 def said_by_ray(text: str) -> str:
-    """Return Ray's own words without colours, and not longer than a person reads."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+    """Return Ray's own words without colours, its numbers of actors, and more than a person reads."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).partition("Some common causes include")[0]
+    plain = re.sub(r"\n\t(class_name|actor_id|pid|namespace|ip):.*", "", plain).strip()
     return plain if len(plain) <= 1500 else f"{plain[:300]} … {plain[-1200:]}"
