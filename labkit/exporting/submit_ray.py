@@ -32,9 +32,10 @@ class Rank:
 
     def run(self, environment: dict[str, str], words: list[str]) -> tuple[int, dict[str, bytes]]:
         """Run the rank; return its exit code, and what it has written below log."""
+        before = set(Path("log").glob("*/*"))  # of another job with the same folder
         code = subprocess.run([sys.executable, "train.py", *words], env={**os.environ, **environment}).returncode
         mine = (f"rank-{environment['RANK']}.jsonl", f"result-{environment['RANK']}.pt")
-        return code, {str(file): file.read_bytes() for file in Path("log").glob("*/*") if file.name in mine}
+        return code, {str(file): file.read_bytes() for file in {*Path("log").glob("*/*")} - before if file.name in mine}
 
 
 def main() -> None:
@@ -52,11 +53,9 @@ def main() -> None:
     group = ray.util.placement_group([{name: n for name, n in resources.items() if n}] * given.ranks)
     print(f"waiting for {given.ranks} ranks, each with {resources}", flush=True)
     ray.get(group.ready())
-    kind = ray.remote(Rank).options(num_cpus=given.cpus_per_rank, num_gpus=given.gpus_per_rank)
-    actors = [
-        kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle)).remote()
-        for bundle in range(given.ranks)
-    ]
+    each = {"num_cpus": given.cpus_per_rank, "num_gpus": given.gpus_per_rank}
+    where = [PlacementGroupSchedulingStrategy(group, bundle) for bundle in range(given.ranks)]
+    actors = [ray.remote(Rank).options(scheduling_strategy=place, **each).remote() for place in where]
     places = dict(zip(actors, ray.get([actor.place.remote() for actor in actors]), strict=True))
     actors.sort(key=lambda actor: places[actor][0])  # ranks of a node follow each other
     nodes = [places[actor][0] for actor in actors]

@@ -203,7 +203,7 @@ class Attempt:
         return Ended(
             rank,
             f"rank {rank} was taken away: its worker on Ray has died",
-            f"Its node ({address}) is still there. Another job may have had precedence, the node may be short of memory, or "
+            f"Its node ({address}) is still there. Another job may have had precedence, the node may lack memory, or "
             f"somebody ended it. Ray says: {said}",
         )
 
