@@ -40,22 +40,12 @@ def launch(ray_cluster, tmp_path):
     return launch
 
 
-def use_what_lies_there(worker):
-    import lies_there
-
-    return lies_there.VALUE, os.getcwd(), os.environ["GIVEN"]
-
-
-def fit_where_it_lies(worker, go):
-    return use_what_lies_there(worker), *elsewhere.fit_and_show(worker, go)
-
-
 @pytest.mark.spawns
 def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "lies_there.py").write_text("VALUE = 7\n")
     environment = {"working_dir": str(tmp_path / "project"), "env_vars": {"GIVEN": "yes"}}
-    run = launch(fit_where_it_lies, tmp_path / "go", runtime_env=environment)
+    run = launch(elsewhere.fit_where_it_lies, tmp_path / "go", runtime_env=environment)
     wait_for_step(run, 9)
     assert (run.status, run.states) == ("running", ["running"] * 2)
     assert run.notice.startswith(ON_RAY)
@@ -192,6 +182,26 @@ def test_why_a_rank_was_lost_is_said(alive, why, said, monkeypatch):
     assert "\x1b" not in found.cause
 
 
+# Failing
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("how", ["raises", "SIGKILL"])
+def test_a_rank_that_fails_is_named_on_ranks_of_its_own(how, launch, tmp_path):
+    run = launch(elsewhere.fail, how, tmp_path / "go", placement="PACK")
+    wait_until(lambda: len(run.history) == 2, LONG_S)
+    (tmp_path / "go").touch()
+    error = end_of(run)
+    assert error.rank == 1
+    said = {
+        "raises": "rank 1 failed: ValueError: bad batch (after logging step 0)",
+        "SIGKILL": "rank 1 died (SIGKILL) and left no traceback, after logging step 0",
+    }
+    assert str(error).startswith(said[how])
+    if how == "raises":
+        assert run.states == ["ended", "failed"]
+
+
 # Beginning again
 
 
@@ -292,20 +302,3 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, kept):
     if ROWS[row].fails is not None:
         common = error.run.history.dropna(subset="total")
         assert len(common[common["rank"] == 0]) == 5 or row == "other collective"
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("how", ["raises", "SIGKILL"])
-def test_a_rank_that_fails_is_named_on_ranks_of_its_own(how, launch, tmp_path):
-    run = launch(elsewhere.fail, how, tmp_path / "go", placement="PACK")
-    wait_until(lambda: len(run.history) == 2, LONG_S)
-    (tmp_path / "go").touch()
-    error = end_of(run)
-    assert error.rank == 1
-    said = {
-        "raises": "rank 1 failed: ValueError: bad batch (after logging step 0)",
-        "SIGKILL": "rank 1 died (SIGKILL) and left no traceback, after logging step 0",
-    }
-    assert str(error).startswith(said[how])
-    if how == "raises":
-        assert run.states == ["ended", "failed"]

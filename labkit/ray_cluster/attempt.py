@@ -62,6 +62,8 @@ class Attempt:
         self._holders: list[Any] = []
         self._asked: dict[Any, tuple[int, int]] = {}
         """Questions for news that are not answered: the rank, and the number of the question."""
+        self._told = [0] * len(places)
+        """How often each rank has been given something."""
         self._codes: dict[int, int] = {}
         """How the supervisors ended."""
         self._ended: Ended | None = None
@@ -125,18 +127,19 @@ class Attempt:
     def _ask(self, rank: int, number: int) -> None:
         self._asked[self._holders[rank].news.remote(number)] = (rank, number)
 
-    def _tell(self, pieces: list[Piece], but: int | None = None) -> None:
-        """Give pieces to all ranks that are there, but for the one from which they come."""
+    def _tell(self, pieces: list[Piece], but: int | None = None, then_leave: bool = False) -> None:
+        """Give pieces to all ranks that are there, but for the one from which they come; perhaps have them leave."""
         import ray
 
         ranks = [rank for rank, _ in self._asked.values() if rank != but]
-        if not pieces or not ranks:
+        if not (pieces or then_leave) or not ranks:
             return
         given: Any = pieces
         if len(ranks) > 1 and sum(len(piece.data) for piece in pieces) > BIG_BYTES:
             given = ray.put(pieces)
         for rank in ranks:
-            self._holders[rank].take.remote(given)
+            self._told[rank] += 1
+            self._holders[rank].take.remote(self._told[rank], given, then_leave)
 
     def _receive(self) -> None:
         import ray
@@ -213,8 +216,7 @@ class Attempt:
             self._close_at_s, self._told_at_s = now + END_S, float("inf")
         if now > self._told_at_s:
             self._told_at_s = float("inf")
-            self._tell([Piece(f"failed.{self._number}", b"")])
-            self._leave()
+            self._tell([Piece(f"failed.{self._number}", b"")], then_leave=True)
             self._close_at_s = min(self._close_at_s, now + END_S)
         if now > self._close_at_s:
             self._close_at_s, self._give_up_at_s = float("inf"), now + LOST_S
@@ -243,12 +245,8 @@ class Attempt:
                     f"It is being drained, and the ranks had {max(0.0, left_s):.0f} s to stop. With max_restarts=… and "
                     "a checkpoint that every node sees the run goes on from it, on other nodes.",
                 )
-                self._leave()
+                self._tell([], then_leave=True)
                 return
-
-    def _leave(self) -> None:
-        for rank, _ in self._asked.values():
-            self._holders[rank].leave.remote()
 
     def _close(self) -> None:
         """Have every actor let go of its directory, and end it."""

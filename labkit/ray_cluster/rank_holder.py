@@ -33,6 +33,9 @@ LOOK_EVERY_S = 0.02
 ANSWER_S = 1.0
 """How long the notebook's question for news may stay unanswered while there is none."""
 
+TURN_S = 5.0
+"""How long a call waits for the one before it, which may have been lost with a connection."""
+
 STARTERS = re.compile(
     r"(SLURM|SLURMD|TORCHELASTIC)_|LABKIT_(RANK|LOCAL|WORLD|ATTEMPT|NODE)|"
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHONBREAKPOINT)$"
@@ -59,6 +62,7 @@ class RankHolder:
         self._directory = _new_directory()
         self._side = RankSide(self._directory, [_as_here(piece, has_folder) for piece in pieces])
         self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._turns, self._taken = threading.Condition(), 0
         self._answered_s = 0.0
         self._number, self._last = 0, Update([])
         """The newest answer, kept until the next question says that it has arrived."""
@@ -115,18 +119,20 @@ class RankHolder:
                 return Update([], code, wrote.strip()[-2000:])
             time.sleep(LOOK_EVERY_S)
 
-    def take(self, pieces: list[Piece]) -> None:
-        """Write down what the notebook has to say."""
-        with self._lock:
-            self._side.take(pieces)
+    def take(self, number: int, pieces: list[Piece], then_leave: bool = False) -> None:
+        """Write down what the notebook has to say. Ray may begin calls in any order: they take their turns by number.
 
-    def leave(self) -> None:
-        """Tell the supervisor that the launcher takes the machine away: it asks its rank to stop.
-
-        If another rank has failed, which it is told before, it ends its rank at once.
+        `then_leave` tells the supervisor that the launcher takes the machine away: it asks its rank to stop, or ends it
+        at once if another rank has failed.
         """
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+        with self._turns:
+            self._turns.wait_for(lambda: self._taken >= number - 1, TURN_S)
+            with self._lock:
+                self._side.take(pieces)
+            if then_leave and self._process is not None:
+                self._process.send_signal(signal.SIGTERM)
+            self._taken = max(self._taken, number)
+            self._turns.notify_all()
 
     def close(self) -> None:
         """End what is left, and let go of the directory."""
