@@ -13,7 +13,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() o
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test test-long check dist test-oldest notebooks lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test test-long check dist test-oldest test-gpu notebooks lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
@@ -22,6 +22,7 @@ help:
 	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
+	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that README quotes"
@@ -63,6 +64,10 @@ test-oldest: dist
 	mkdir $(OLDEST)-tests
 	cp -r .ci tests notebooks pyproject.toml $(OLDEST)-tests
 	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+
+# With whatever Python is asked for: a machine with a GPU has its own torch.
+test-gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu --out build/gpu.md
 
 notebooks: setup
 	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)

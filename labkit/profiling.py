@@ -186,6 +186,8 @@ class _Ledger:
             return tensor
         # A view holds all of what it is a view of; but of a batch, which is there anyway, a part counts as the part.
         size = storage.nbytes() if tensor.requires_grad else min(storage.nbytes(), size_bytes([tensor]))
+        # An operator that keeps its own output, with what made it, would keep itself: nobody collects such a cycle.
+        tensor = tensor if tensor.grad_fn is None else tensor.detach()
         return _Kept(tensor, self, storage._cdata, size)
 
     def add(self, key: int, size: int) -> None:

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 import labkit
-from tests import cluster, ray_nodes
+from tests import cluster, prefork, ray_nodes
 from tests.cluster import DAEMONS
 from tests.progress import Progress
 
@@ -111,10 +111,11 @@ def shared_session(world_size):
 
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`, the nodes of `tests.ray_nodes`; and without the ranks of sessions that tests share.
-    """
+    the daemons of `tests.cluster`, the nodes of `tests.ray_nodes`; without the ranks of sessions that tests share, and
+    without what forks them."""
     children = []
-    shared = {pid for session in SHARED for pid in [*session.pids, *_driver_of(session)]} | ray_nodes.family()
+    shared = {pid for session in SHARED for pid in [*session.pids, *_driver_of(session)]}
+    shared |= ray_nodes.family() | prefork.pids()
     for child in psutil.Process().children(recursive=True):
         if child.pid in shared:
             continue
@@ -143,6 +144,22 @@ def temporary_files() -> set[str]:
     folder = Path(tempfile.gettempdir())
     patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
     return {str(path) for pattern in patterns for path in folder.glob(pattern)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def how_processes_begin(request):
+    """Kernels and ranks begin with torch imported; in a module, or a test, that is marked `cold`, as a user's do."""
+    with prefork.in_use(not request.node.get_closest_marker("cold")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def how_this_tests_processes_begin(request):
+    if request.node.get_closest_marker("cold"):
+        with prefork.in_use(False):
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -233,7 +250,8 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("LABKIT_FORBID_SKIPS"):
+    allowed = hasattr(report, "wasxfail") or item.get_closest_marker("gpu")
+    if report.skipped and not allowed and os.environ.get("LABKIT_FORBID_SKIPS"):
         report.outcome = "failed"
         report.longrepr = f"skipped, where skips are forbidden: {report.longrepr}"
 
@@ -261,6 +279,7 @@ def _noted(owner, name, what):
 
 _noted(subprocess.Popen, "__init__", lambda self, args, *_, **__: f"subprocess {args!r:.200}")
 _noted(multiprocessing.util, "spawnv_passfds", lambda path, args, _: f"multiprocessing {args!r:.200}")
+_noted(prefork.Forker, "fork", lambda self, argv, *_, **__: f"a fork for {argv!r:.200}")
 _noted(os, "fork", lambda: "a fork")
 _noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
 

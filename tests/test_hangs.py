@@ -146,6 +146,7 @@ def test_asking_again_and_again_does_not_disturb_a_run():
     assert run.stacks().in_words == "ranks 0 and 1 have returned"
 
 
+@pytest.mark.cold
 def test_a_run_that_is_starting_says_so():
     run = labkit.launch(workloads.spin, wait=False, live=False)
     assert run.stacks().in_words in ("ranks 0 and 1 are still starting", "ranks 0 and 1 did not answer")

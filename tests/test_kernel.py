@@ -19,7 +19,7 @@ from tests.conftest import LONG_S, command_of, lives
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 
-pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
+pytestmark = [pytest.mark.cold, pytest.mark.spawns, pytest.mark.kernel]
 
 
 class Cell:

@@ -15,7 +15,15 @@ from labkit.transformer import ALL, GPT, mean_loss
 from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
 
-TITLES = ("FSDP2", "tensor parallel", "sequence parallel", "context parallel", "1F1B")
+TITLES = (
+    "FSDP2",
+    "tensor parallel",
+    "sequence parallel",
+    "context parallel",
+    "1F1B",
+    "interleaved 1F1B",
+    "zero bubble",
+)
 """On real ranks here; tests/benchmarks/fit.py has all."""
 DEPTH = 4
 
@@ -86,9 +94,9 @@ def test_recomputing_keeps_the_inputs_and_one_block():
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_as_many_micro_batches_are_held_as_the_schedules_say(ranks, pieces):
     def most(schedule, rank, stages=1):
-        order = schedules.actions(schedule, ranks, rank, pieces, stages)
-        assert [what for what, _ in order].count("forward") == [what for what, _ in order].count("backward")
-        return schedules.most_held(order, [1] * stages)
+        order = schedules.orders(schedule, ranks, pieces, stages)[rank]
+        assert [action.what for action in order].count("F") == [action.what for action in order].count("B")
+        return schedules.most_kept(order, {action.stage: schedules.Kept(1) for action in order})
 
     for rank in range(ranks):
         assert most("ScheduleGPipe", rank) == pieces
@@ -97,6 +105,34 @@ def test_as_many_micro_batches_are_held_as_the_schedules_say(ranks, pieces):
         for rank in range(ranks):  # Narayanan et al. 2021, section 2.2
             ahead = min(2 * pieces, 2 * (ranks - rank - 1) + ranks)
             assert most("ScheduleInterleaved1F1B", rank, 2) == min(2 * pieces, ahead + 1)
+
+
+@pytest.mark.parametrize(
+    ("order", "most"),
+    [
+        ("F0 B0 F1 B1", 100),
+        ("F0 I0 W0 F1 I1 W1", 130),
+        ("F0 F1 I0 I1 W0 W1", 120 + 130),  # one is between its halves, the other at the end of the first
+        ("F0 I0 F1 I1 F2 W0 I2 W1 W2", 120 + 120 + 100),
+    ],
+)
+def test_between_two_backward_passes_is_kept_what_the_second_needs(order, most):
+    kept = schedules.Kept(100, most_between=130, between=120)
+    assert schedules.most_kept([schedules.Action(one[0], 0, int(one[1])) for one in order.split()], {0: kept}) == most
+
+
+@pytest.mark.parametrize(
+    ("title", "counted"),
+    [
+        ("interleaved 1F1B", [[9, 15], [10, 10, 10, 17]]),
+        ("zero bubble", [[9, 13], [11, 13, 15, 17]]),
+    ],
+)
+def test_as_many_messages_are_there_as_were_counted_on_two_and_on_four_real_ranks(title, counted):
+    kind = ALL[title]
+    for ranks, messages in zip((2, 4), counted, strict=True):
+        orders = schedules.orders(kind.schedule, ranks, kind.micro_batches, kind.stages_per_rank)
+        assert [schedules.most_messages(kind.schedule, order, 2 * ranks, 4) for order in orders] == messages
 
 
 @pytest.mark.parametrize(
@@ -112,6 +148,7 @@ def test_as_many_micro_batches_are_held_as_the_schedules_say(ranks, pieces):
         (lambda: of_gpt("tensor parallel", 3), "4 heads cannot be cut over 3 ranks; take a multiple of 3 heads"),
         (lambda: of_gpt("one process", 2), "one process does not run on 2 ranks, but on 1"),
         (lambda: of_gpt("1F1B", 8), "4 are too few for 8 ranks"),
+        (lambda: of_gpt("zero bubble", 2, recompute=True), "zero bubble is not known with recomputed blocks"),
         (lambda: of_gpt("interleaved 1F1B", 4), "4 blocks cannot be cut into 8 stages; make the model deeper"),
         (
             lambda: of_gpt("data parallel × 1F1B × tensor parallel", 8, gpt(4, 66, 3, 256)),

@@ -28,6 +28,7 @@ from tests import workloads
 from tests.conftest import LONG_S, command_of, lives, start_of, wait_until
 
 pytestmark = [
+    pytest.mark.cold,
     pytest.mark.spawns,
     pytest.mark.kernel,
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes and shared memory as Linux shows them"),

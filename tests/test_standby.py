@@ -17,6 +17,8 @@ from labkit.engines import standby
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_until
 
+pytestmark = pytest.mark.cold
+
 
 @pytest.fixture
 def machine(monkeypatch):

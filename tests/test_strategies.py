@@ -284,6 +284,15 @@ def test_activations_are_counted_without_weights():
     assert kept["activations"] == 4 * 8 * (100 + 50), "the input, and what the ReLU has let through"
 
 
+def test_what_a_graph_has_kept_is_let_go_with_it():
+    for keeps_its_output in (torch.exp, functools.partial(torch.softmax, dim=-1)):
+        with profiling.activations(nn.Module()):
+            outputs = keeps_its_output(torch.randn(8, requires_grad=True))
+            assert profiling.kept_now()
+            del outputs
+            assert profiling.kept_now() == {}, "no backward pass was needed for that"
+
+
 def test_too_few_steps_are_refused():
     with pytest.raises(ValueError, match="steps must be at least 4 and check_after between 1 and steps, got 3 and 5"):
         benchmark.run_strategy(None, OneProcess, None, None, None, None, steps=3)

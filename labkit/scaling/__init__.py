@@ -6,7 +6,7 @@
     published_figures  what others say of their models, against what is predicted for them
 
 Below them, `local_parts` is what of a GPT a rank has, `parameters` who has which of its parameters, `counting` how a
-forward pass is counted without computing it, and `schedules` which micro-batches a pipeline's rank has before it.
+forward pass is counted without computing it, and `schedules` what a pipeline's rank holds of which micro-batches.
 """
 
 from __future__ import annotations

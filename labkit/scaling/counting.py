@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.profiling import activations
+from labkit.profiling import activations, kept_now, local
+from labkit.scaling.schedules import Kept
 
 
 @contextlib.contextmanager
@@ -39,6 +40,37 @@ def kept(model: nn.Module, forward: Callable[[], Any]) -> int:
         result = forward()
     del result
     return counted["activations"]
+
+
+def kept_in_halves(model: nn.Module, inputs: Tensor, forward: Callable[[], Tensor]) -> Kept:
+    """Return what a stage of a pipeline keeps whose backward pass is in two halves, as PyTorch (2.15) has them.
+
+    The first half, for the gradient of `inputs`, keeps what the second needs: all below the last layer with weights,
+    and, of each layer with weights, the gradient of its output. The gradients that a stage receives count as messages.
+    """
+    from torch.distributed.pipelining._backward import stage_backward_input
+
+    with activations(model) as counted:
+        outputs = forward()
+        if not inputs.requires_grad:  # the first stage, of which nothing is done before the second half
+            between = kept_now_bytes()
+            return Kept(between, between, between)
+        received = None if outputs.dim() == 0 else [torch.empty_like(outputs)]
+        groups = stage_backward_input([outputs], received, [inputs], model.parameters())[1]
+        between = kept_now_bytes()
+        grads = (grad for group in groups for of_layer in group["grads"] for grad in of_layer if grad is not None)
+        storages = {storage._cdata: storage.nbytes() for storage in (local(grad).untyped_storage() for grad in grads)}
+        for other in kept_now():
+            storages.pop(other, None)
+        for message in received or ():
+            storages.pop(message.untyped_storage()._cdata, None)
+    gradients = sum(storages.values())
+    return Kept(counted["activations"], counted["activations"] + gradients, between + gradients)
+
+
+def kept_now_bytes() -> int:
+    """Return the bytes that `activations`, which must be counting, finds kept at the time."""
+    return sum(max(sizes) for sizes in kept_now().values())
 
 
 class KeepInput(torch.autograd.Function):

@@ -3,8 +3,7 @@
 Parameters, gradients and optimizer state are the sizes of tensors that a strategy leaves on a rank. Activations are
 counted: the rank's part of the network runs, by a CPU's operators, on tensors that have no memory (`counting`). Buffers
 of communication follow PyTorch's code (2.15), said beside each. Not in it: what operators write down for a moment, the
-allocator's gaps, the few hundred MB that a device's own libraries take. Zero bubble is refused: what its two backward
-passes keep lies in cycles until Python's collector frees it.
+allocator's gaps, the few hundred MB that a device's own libraries take.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from labkit.scaling import local_parts, parameters, schedules
-from labkit.scaling.counting import fake, kept
+from labkit.scaling.counting import fake, kept, kept_in_halves
 from labkit.scaling.local_parts import Shape
 from labkit.scaling.parameters import Tensors
+from labkit.scaling.schedules import Action
 from labkit.transformer import ALL, GPT, GPTStrategy, mean_loss
 from labkit.transformer.pipelines import GPipe
 
@@ -33,7 +33,8 @@ class Memory(NamedTuple):
     gradients: int
     optimizer_state: int
     activations: int
-    """What autograd keeps for the backward pass, and the one block that is being recomputed."""
+    """What autograd keeps for the backward pass, and the one block that is being recomputed; of zero bubble, also the
+    gradients from which its second backward pass begins."""
     communication: int
     """What is handed to collectives and messages and counts nowhere else; whole parameters that FSDP2 has gathered."""
 
@@ -123,9 +124,9 @@ def memory(
     if kind.ranks(ranks) != ranks:
         raise ValueError(f"{kind.title} does not run on {ranks} ranks, but on {kind.ranks(ranks)}")
     case = Case(Shape.of(model), kind, ranks, batch, sequence, found, recompute, optimizer)
-    if kind.title == "zero bubble":
-        raise ValueError("zero bubble is not known: measured, PyTorch's keeps far more than its order of passes says")
-    if case.shape.experts and kind.title in _CUT_LAYERS:
+    if kind.title == "zero bubble" and recompute:
+        raise ValueError("zero bubble is not known with recomputed blocks, which two backward passes need; keep them")
+    if case.shape.experts and kind.cuts_layers:
         raise ValueError(f"{kind.title} is not known for a mixture of experts; take a model with experts=0")
     return _pipeline(case) if issubclass(kind, GPipe) else _alike(case)
 
@@ -134,10 +135,6 @@ def _known(what: str, name: str, all_of: dict[str, Any]) -> Any:
     if name not in all_of:
         raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
     return all_of[name]
-
-
-_CUBE = "data parallel × 1F1B × tensor parallel"
-_CUT_LAYERS = ("tensor parallel", "sequence parallel", "FSDP2 × tensor parallel", _CUBE)
 
 
 def _equal_part(size: int, parts: int, what: str) -> int:
@@ -160,7 +157,7 @@ def _alike(case: Case) -> list[Memory]:
     batch, time = case.batch, case.sequence
     pairs = n // 2 if title == "FSDP2 × tensor parallel" else 1
     cut: tuple[str, int] = ("", 1)
-    if title in _CUT_LAYERS:
+    if case.strategy.cuts_layers:
         cut = ("sequence" if title == "sequence parallel" else "tensor", n // pairs)
         batch = _equal_part(batch, pairs, "a batch")
         _check_heads(shape, cut[1])
@@ -176,7 +173,7 @@ def _alike(case: Case) -> list[Memory]:
             raise ValueError(f"{shape.experts} experts cannot be shared by {n} ranks; take a multiple of {n}, not 0")
         cut = ("experts", n)
     whole = _tensors(shape, cut)
-    over = pairs if pairs > 1 else n if title.startswith("FSDP2") and title not in _CUT_LAYERS else 1
+    over = pairs if pairs > 1 else n if title.startswith("FSDP2") and not case.strategy.cuts_layers else 1
     owned = parameters.owned(whole, n) if title == "ZeRO-1" else []
     activations = _activations(case, cut, shape.depth, batch, time).most
     buffers = _buffers(case, cut, whole, batch, time)
@@ -299,12 +296,13 @@ def _activations(
     count = functools.partial(_count, case.shape._replace(depth=0), cut, batch, time, case.precision)
     ends = is_first, is_last
     # Blocks are alike: two are counted, and the second stands for all others.
-    one, two = (count(blocks, False, *ends) for blocks in (1, 2))
+    one, two = (count(blocks, False, *ends).forward for blocks in (1, 2))
     forward = one + (blocks - 1) * (two - one)
     if not case.recompute:
         return Kept(forward, forward)
-    own, inputs = two - one, count(2, True, *ends) - count(1, True, *ends)
-    forward = count(1, True, *ends) + (blocks - 1) * inputs
+    inputs_of_one, inputs_of_two = (count(blocks, True, *ends).forward for blocks in (1, 2))
+    own, inputs = two - one, inputs_of_two - inputs_of_one
+    forward = inputs_of_one + (blocks - 1) * inputs
     return Kept(max(forward, blocks * inputs + own - inputs), forward)
 
 
@@ -319,8 +317,9 @@ def _count(
     recompute: bool,
     is_first: bool,
     is_last: bool,
-) -> int:
-    """Return the bytes that a forward pass keeps."""
+    halves: bool = False,
+) -> schedules.Kept:
+    """Return the bytes that a forward pass keeps; with `halves`, also those that zero bubble's first half does."""
     time = time // cut[1] if cut[0] == "ring" else time
     with fake(precision.dtype):
         model = _local(shape, blocks, cut, time)
@@ -339,16 +338,32 @@ def _count(
             outputs = outputs.float() if precision.autocast else outputs
             return mean_loss(outputs, targets) if is_last else outputs
 
-        return kept(model, forward)
+        return kept_in_halves(model, inputs, forward) if halves else schedules.Kept(kept(model, forward))
 
 
 # Pipelines
 
 
+def _in_flight(case: Case, cut: tuple[str, int], order: Sequence[Action], depths: Sequence[int], batch: int) -> int:
+    """Return the bytes that a rank's stages keep at most, of all micro-batches of so many samples."""
+    kept_of, recomputing = {}, 0
+    for stage in {action.stage for action in order}:
+        ends = stage == 0, stage == len(depths) - 1
+        if any(action.what == "I" for action in order):
+            count = functools.partial(_count, case.shape._replace(depth=0), cut, batch, case.sequence, case.precision)
+            pair = zip(*(count(blocks, False, *ends, halves=True) for blocks in (1, 2)), strict=True)
+            kept_of[stage] = schedules.Kept(*(one + (depths[stage] - 1) * (two - one) for one, two in pair))
+        else:
+            found = _activations(case, cut, depths[stage], batch, case.sequence, *ends)
+            kept_of[stage] = schedules.Kept(found.forward)
+            recomputing = max(recomputing, found.most - found.forward)
+    return schedules.most_kept(order, kept_of) + recomputing
+
+
 def _pipeline(case: Case) -> list[Memory]:
     """Strategies in which each rank has some of the blocks, and micro-batches in flight."""
     kind: Any = case.strategy
-    parts = 2 if kind.title == _CUBE else 1
+    parts = 2 if kind.cuts_layers else 1
     chains = case.ranks // getattr(kind, "ranks_per_replica", case.ranks)
     cut = ("blocks", parts) if parts > 1 else ("", 1)
     _check_heads(case.shape, parts)
@@ -360,21 +375,16 @@ def _pipeline(case: Case) -> list[Memory]:
     before, after = _outside(case.shape, ("", 1))
     features = case.features_bytes(batch, case.sequence)
     found = []
-    for rank in range(length):
+    for rank, order in enumerate(schedules.orders(kind.schedule, length, pieces, each)):
         own = range(rank, len(depths), length)
         mine = parameters.times(_of_block(case.shape, cut), sum(depths[stage] for stage in own))
         mine = mine + (before if 0 in own else Counter()) + (after if len(depths) - 1 in own else Counter())
-        stages = [_activations(case, cut, depths[s], batch, case.sequence, s == 0, s == len(depths) - 1) for s in own]
-        order = schedules.actions(kind.schedule, length, rank, pieces, each)
-        most = schedules.most_held(order, [s.forward for s in stages])
-        most += max(s.most - s.forward for s in stages)
-        buffers = (
-            schedules.most_messages(kind.schedule, order, own, len(depths), pieces) * features if length > 1 else 0
-        )
+        messages = schedules.most_messages(kind.schedule, order, len(depths), pieces) if length > 1 else 0
+        buffers = messages * features
         if chains > 1:  # then gradients of equal stages are averaged in one flat buffer, beside the losses' inputs
             left = pieces * features if len(depths) - 1 in own else 0
             buffers = max(buffers, _states(case, mine)[0] + left)
-        found.append(Memory(*_states(case, mine), most, buffers))
+        found.append(Memory(*_states(case, mine), _in_flight(case, cut, order, depths, batch), buffers))
     return [memory for memory in found for _ in range(parts)] * chains
 
 

@@ -1,76 +1,117 @@
-"""In which order a rank of a pipeline takes its micro-batches forward and back, and so how many it holds at once.
+"""In which order a rank of a pipeline takes its micro-batches forward and back, and what it holds meanwhile.
 
-GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019; interleaved: Narayanan et al. 2021. As
-`torch.distributed.pipelining.schedules` has them. Zero bubble is not here: it keeps far more than its order says.
+GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019; interleaved: Narayanan et al. 2021. Zero bubble: Qi et al. 2023.
+As `torch.distributed.pipelining.schedules` has them (PyTorch 2.15). An action is written as there: F is a forward pass,
+B a backward pass; I and W are its two halves, for the gradients of the inputs and then for those of the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-FORWARD, BACKWARD = "forward", "backward"
-
-Action = tuple[str, int]
-"""What is done, and with which of the rank's own stages: 0, 1, …"""
+import functools
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
 
 
-def actions(schedule: str, ranks: int, rank: int, micro_batches: int, stages: int) -> list[Action]:
-    """Return what a rank does in a step, in this order, by the name of PyTorch's schedule.
+class Action(NamedTuple):
+    """One thing that a rank does."""
 
-    Raises ValueError for a schedule that is not known here.
+    what: str
+    """F, B, I or W; or SEND_F, RECV_F, of features, and back, SEND_B, RECV_B, of their gradients."""
+    stage: int
+    micro_batch: int
+
+
+class Kept(NamedTuple):
+    """What one stage keeps of one micro-batch, in bytes."""
+
+    forward: int
+    """After F."""
+    most_between: int = 0
+    """At the end of I, when the gradients are there from which W is to begin, and all the rest still is."""
+    between: int = 0
+    """From I to W."""
+
+
+@functools.cache
+def orders(schedule: str, ranks: int, micro_batches: int, stages: int) -> list[list[Action]]:
+    """Return what each rank does in a step, in this order, by the name of PyTorch's schedule; `stages` on each rank.
+
+    Those of several stages are PyTorch's own orders, messages and all. Raises ValueError for an unknown schedule, and
+    where PyTorch has no such order.
     """
-    if schedule == "ScheduleGPipe":
-        return [(FORWARD, 0)] * micro_batches + [(BACKWARD, 0)] * micro_batches
-    if schedule == "Schedule1F1B":
-        ahead = min(micro_batches, ranks - rank)
-        steady = [(BACKWARD, 0), (FORWARD, 0)] * (micro_batches - ahead)
-        return [(FORWARD, 0)] * ahead + steady + [(BACKWARD, 0)] * ahead
-    if schedule != "ScheduleInterleaved1F1B":
-        raise ValueError(f"known are GPipe, 1F1B and interleaved 1F1B of PyTorch, got {schedule!r}")
-    return interleaved(ranks, rank, micro_batches, stages)
+    if schedule in ("ScheduleGPipe", "Schedule1F1B"):
+        ahead = [micro_batches if schedule == "ScheduleGPipe" else min(micro_batches, ranks - r) for r in range(ranks)]
+        return [_one_stage(rank, micro_batches, ahead[rank]) for rank in range(ranks)]
+    if schedule not in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"):
+        raise ValueError(f"known are GPipe, 1F1B, interleaved 1F1B and zero bubble of PyTorch, got {schedule!r}")
+    import torch
+    from torch.distributed.pipelining import schedules
+
+    # The order does not depend on what the stages compute, so none has to be there.
+    stage = SimpleNamespace(num_stages=ranks * stages, group_size=ranks, group_rank=0, submod=None)
+    made = getattr(schedules, schedule)([stage] * stages, micro_batches, loss_fn=lambda *_: None)
+    if not hasattr(made, "pipeline_order_with_comms"):
+        raise ValueError(f"PyTorch {torch.__version__} does not say when {schedule} sends and receives; 2.15 does")
+    return [
+        [Action(one.computation_type.value, one.stage_index, one.microbatch_index) for one in order]
+        for _, order in sorted(made.pipeline_order_with_comms.items())
+    ]
 
 
-def interleaved(ranks: int, rank: int, micro_batches: int, stages: int) -> list[Action]:
-    """Return the order of 1F1B with several stages on each rank, which take micro-batches in rounds."""
-    each_round = micro_batches // max(1, micro_batches // ranks)
-    total = stages * micro_batches
-    ahead = min(total, (stages - 1) * each_round + 2 * (ranks - 1 - rank))
-    order: list[Action] = []
-    for number in range(total + ahead):
-        if number < total:
-            order.append((FORWARD, number // each_round % stages))
-        if number >= ahead:
-            order.append((BACKWARD, stages - 1 - (number - ahead) // each_round % stages))
+def _one_stage(stage: int, micro_batches: int, ahead: int) -> list[Action]:
+    """Return the order with so many forward passes ahead of the backward passes."""
+    order = [Action("F", stage, number) for number in range(ahead)]
+    for number in range(micro_batches):
+        order.append(Action("B", stage, number))
+        if ahead + number < micro_batches:
+            order.append(Action("F", stage, ahead + number))
     return order
 
 
-def most_held(order: Sequence[Action], kept: Sequence[int]) -> int:
-    """Return the most bytes that a rank holds at any time, of which each stage's forward pass keeps so many."""
+def most_kept(order: Sequence[Action], kept: Mapping[int, Kept]) -> int:
+    """Return the most bytes that a rank keeps at any time for backward passes; `kept` by stage."""
     now = most = 0
-    for what, stage in order:
-        now += kept[stage] if what == FORWARD else -kept[stage]
+    for what, stage, _ in order:
+        if what == "F":
+            now += kept[stage].forward
+        elif what == "B":
+            now -= kept[stage].forward
+        elif what == "I":
+            most = max(most, now - kept[stage].forward + kept[stage].most_between)
+            now += kept[stage].between - kept[stage].forward
+        elif what == "W":
+            now -= kept[stage].between
         most = max(most, now)
     return most
 
 
-def most_messages(schedule: str, order: Sequence[Action], own: Sequence[int], total: int, micro_batches: int) -> int:
-    """Return how many micro-batches' features lie in messages at most, on a rank that has the stages `own` of `total`.
+def most_messages(schedule: str, order: Sequence[Action], total: int, micro_batches: int) -> int:
+    """Return how many micro-batches' features lie in messages at most, on a rank of a pipeline of `total` stages.
 
-    As PyTorch 2.15 waits for what it sends. GPipe: for outputs when all forward passes are over, for gradients when all
-    backward passes are; a rank in the middle has one more on its way. 1F1B: with each neighbour one goes while one
-    comes. Interleaved: an output goes with its backward pass, gradients stay to the end of the step, and two messages
-    are about to arrive (measured, up to three more). What is received is kept by autograd and counts there, until the
-    backward pass; the last stage's inputs stay to the end, for the losses hold on to them.
+    What was received is kept by autograd and counts there, as long as it is. As PyTorch 2.15 waits for what it sends:
+    GPipe, for outputs when all forward passes are over, for gradients when all backward passes are; a rank in the
+    middle has one more on its way. 1F1B: with each neighbour one goes while one comes. In both, as in interleaved
+    1F1B, the last stage's inputs stay to the end, for the losses hold on to them.
     """
-    is_first, is_last = 0 in own, total - 1 in own
+    is_first, is_last = order[0].stage == 0, order[-1].stage == total - 1
     if schedule == "ScheduleGPipe":
         return 2 * micro_batches if is_last else micro_batches + (not is_first)
     if schedule == "Schedule1F1B":
         return micro_batches + 1 if is_last else 2 if is_first else 4
-    now = most = 0
-    for what, stage in order:
-        first, last = own[stage] == 0, own[stage] == total - 1
-        # Backward, an output goes and a gradient is sent; of the last stage, the input stays.
-        now += not last if what == FORWARD else (not first) - (not last) + last
-        most = max(most, now)
-    return most + 2
+    there: set[Action] = set()
+    most = 0
+    for action in order:
+        what, stage, number = action
+        if what[:4] in ("SEND", "RECV"):
+            there.add(action)  # gradients that are sent stay to the end of the step
+        elif what == "F":
+            there.discard(Action("RECV_F", stage, number))  # now autograd keeps it
+        elif what in ("B", "W"):
+            # Autograd lets go of the input before the stage does, which has its output, too, and the gradient of that.
+            most = max(most, len(there) + (stage > 0))
+            there -= {Action("SEND_F", stage, number), Action("RECV_B", stage, number)}
+            if what == "B" and stage == total - 1:
+                there.add(Action("RECV_F", stage, number))
+        most = max(most, len(there))
+    return most

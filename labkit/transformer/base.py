@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ class GPTStrategy(Strategy):
     title = "one process"
     network: GPT
     """The whole network, as it was given; what it has become where it was cut in place."""
+
+    cuts_layers: ClassVar[bool] = False
+    """Whether ranks share out the heads and hidden units of each layer."""
 
     averaged_over = 1
     """How many ranks' gradients are averaged; 1 where none are, or where they are added up."""

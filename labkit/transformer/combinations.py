@@ -106,6 +106,7 @@ class DataPipelineTensorParallel(DataParallelPipeline):
     """
 
     title = "data parallel × 1F1B × tensor parallel"
+    cuts_layers = True
     ranks_per_replica = 4
 
     @classmethod

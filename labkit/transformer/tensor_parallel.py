@@ -21,6 +21,7 @@ class TensorParallel(GPTStrategy):
     """
 
     title = "tensor parallel"
+    cuts_layers = True
 
     @classmethod
     def ranks(cls, world_size: int) -> int:

@@ -1,7 +1,8 @@
 """Hold the memory that `labkit.scaling.memory` predicts against what ranks really hold, by part, for every strategy.
 
 Parameters, gradients and optimizer state by `labkit.profiling.memory`, activations by `labkit.profiling.activations`;
-buffers of communication are what is handed to collectives and messages (`Buffers`). In float64; bf16 in float32.
+buffers of communication are what is handed to collectives and messages (`Buffers`), and the gradients that zero bubble
+keeps between its two backward passes are counted with the activations. In float64; bf16 in float32.
 
     python -m tests.benchmarks.fit --ranks 2 4 8
 """
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import _backward
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -35,28 +37,48 @@ class Buffers(TorchDispatchMode):
     """Counts the bytes in tensors that were handed to a collective or a message and are still there, at their most.
 
     Parameters, gradients and what autograd keeps count elsewhere; whole parameters that FSDP2 has gathered count here.
-    Garbage does not (schedules with two backward passes make cycles that only the collector frees).
+    Beside that, the most bytes that are kept for backward passes, with the gradients from which `stage_backward_weight`
+    begins.
     """
 
     def __init__(self, model: torch.nn.Module, kept: Any) -> None:
         super().__init__()
         self.model, self.kept = model, kept
         self.handed: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.most = self.calls = 0
+        self.most = self.most_kept = 0
+        self.split: list[list[dict[str, Any]]] = []
+        """Of each backward pass whose second half is still to come: layers with weights, and their gradients."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.calls += 1
         if func.namespace in ("c10d", "_c10d_functional"):
             for tensor in tree_leaves((args, kwargs, result)):
                 if isinstance(tensor, Tensor):
                     storage = profiling.local(tensor).untyped_storage()
                     self.handed[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
             gc.collect()
-            self.look()
-        elif self.calls % 20 == 0:  # FSDP2 gathers before a block computes, and forgets after
-            self.look()
+        self.look()
         return result
+
+    def __enter__(self) -> Buffers:
+        self._of_layers = _backward.get_param_groups
+        _backward.get_param_groups = self.noted
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *failure: Any) -> None:
+        _backward.get_param_groups = self._of_layers
+        super().__exit__(*failure)
+
+    def noted(self, *args: Any) -> list[dict[str, Any]]:
+        """Do what `get_param_groups` does, and keep the lists in which gradients will be."""
+        self.split.append(self._of_layers(*args))
+        return self.split[-1]
+
+    def waiting(self) -> list[Tensor]:
+        """Return the gradients that wait for the second half of a backward pass, which deletes them."""
+        self.split = [groups for groups in self.split if any("intermediates" in group for group in groups)]
+        grads = [of_layer for groups in self.split for group in groups for of_layer in group.get("grads") or ()]
+        return [grad for of_layer in grads for grad in of_layer or () if grad is not None]
 
     def gathered(self) -> list[Tensor]:
         """Return the whole parameters of FSDP2; those that it has forgotten have no bytes."""
@@ -72,6 +94,9 @@ class Buffers(TorchDispatchMode):
         live = {at: size for at, (_, size) in self.handed.items() if at not in own and at not in self.kept}
         live |= {key(t): profiling.local(t).untyped_storage().nbytes() for t in self.gathered()}
         self.most = max(self.most, sum(live.values()))
+        waiting = {key(t): t.untyped_storage().nbytes() for t in self.waiting()}
+        between = sum(size for at, size in waiting.items() if at not in self.handed and at not in self.kept)
+        self.most_kept = max(self.most_kept, between + sum(max(sizes) for sizes in self.kept.values()))
 
 
 def key(tensor: Tensor) -> int:
@@ -110,6 +135,7 @@ def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: 
             trainer.step(inputs, targets)  # DDP's buckets stay, and are known from here on
             buffers.most = 0
             trainer.step(inputs, targets)
+        kept["activations"] = max(kept["activations"], buffers.most_kept)
         if strategy is Recomputation:
             kept["activations"] = max(kept["activations"], recomputing(trainer, inputs))
         sizes = {**profiling.memory(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
@@ -141,8 +167,7 @@ def main() -> None:
             depth = 8 if world_size > 2 else 4
             print(f"\n{world_size} ranks: KiB predicted / measured\n| strategy | {' | '.join(PARTS)} |")
             print("|---" * (len(PARTS) + 1) + "|")
-            known = [s for s in strategies_for(world_size) if s.title in options.only and s.title != "zero bubble"]
-            for strategy in known:
+            for strategy in (s for s in strategies_for(world_size) if s.title in options.only):
                 run = labkit.launch(held, [strategy], depth, on=ranks, world_size=world_size, live=False)
                 cells = []
                 for index, part in enumerate(PARTS):

@@ -1,0 +1,277 @@
+"""labkit on a GPU: `make test-gpu`. Where there is none, what does not need one runs on CPU, so that it is ready.
+
+Each test says what it found, for the table that `python -m tests.gpu` writes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import labkit
+from labkit import benchmark
+from labkit.strategies import ALL
+from tests import resumable
+from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
+from tests.run_notebooks import FOLDER, execute
+
+pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
+
+GPUS = torch.cuda.device_count()
+DEVICE = "cuda" if GPUS else "cpu"
+CLOSE = 1e-9 if GPUS else 1e-12
+"""Greatest difference of float64 weights from those of one process: on a GPU sums are taken in another order."""
+
+MIB = 2**20
+needs_gpu = pytest.mark.skipif(not GPUS, reason="found no GPU: this test is about one")
+needs_two = pytest.mark.skipif(GPUS < 2, reason=f"found {GPUS} GPUs: this test needs two")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def found(record_property):
+    """Say what was found, in a word, for the table."""
+    return functools.partial(record_property, "found")
+
+
+def used_mib():
+    """Return what all processes together hold on the first GPU; without one, nothing."""
+    if not GPUS:
+        return 0.0
+    free, total = torch.cuda.mem_get_info(0)
+    return (total - free) / MIB
+
+
+def meet(worker):
+    """Return the backend, the device, and the sum of ranks + 1, taken on the device."""
+    number = torch.full((1024,), worker.rank + 1.0, device=worker.device)
+    dist.all_reduce(number)
+    return dist.get_backend(), str(worker.device), number[0].item()
+
+
+def train(worker, steps=200, pause_s=0.0, fail_at=None):
+    """Train something with 32 MiB of weights on the rank's device."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2048, 4096).to(worker.device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(steps):
+        if fail_at == step and worker.rank == worker.world_size - 1:
+            raise ValueError("planted")
+        loss = model(torch.randn(64, 2048, device=worker.device)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        worker.log(step=step, loss=loss)
+        time.sleep(pause_s)
+
+
+# Devices and backends
+
+
+@needs_gpu
+def test_one_rank_uses_the_gpu_by_nccl(found):
+    run = labkit.launch(meet, world_size=1, live=False)
+    assert run.results == [("nccl", "cuda:0", 1.0)]
+    found("nccl on cuda:0")
+
+
+@needs_two
+def test_two_gpus_by_nccl(found):
+    run = labkit.launch(meet, world_size=2, live=False)
+    assert run.results == [("nccl", "cuda:0", 3.0), ("nccl", "cuda:1", 3.0)]
+    found("nccl on two GPUs")
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
+    run = labkit.launch(meet, on=ranks, world_size=world_size, backend="gloo", live=False)
+    assert [backend for backend, *_ in run.results] == ["gloo"] * world_size
+    assert [total for *_, total in run.results] == [world_size * (world_size + 1) / 2] * world_size
+    if GPUS == 1:
+        assert {device for _, device, _ in run.results} == {"cuda:0"}
+        assert labkit.launch(meet, on=ranks, world_size=world_size, live=False).results == run.results, "by itself"
+    found(f"{world_size} ranks on {run.results[-1][1]}")
+
+
+def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):
+    there = torch.ones(1024, device=DEVICE).sum().item()
+    assert there == 1024
+    results = labkit.launch(meet, world_size=2, backend="gloo", live=False).results
+    assert [total for *_, total in results] == [3.0, 3.0]
+    found(f"{DEVICE} used by both")
+
+
+# Memory
+
+
+@pytest.mark.parametrize("ending", ["stop", "failure"])
+def test_a_device_has_its_memory_back_after(ending, found):
+    before = used_mib()
+    options = {"fail_at": 20} if ending == "failure" else {"pause_s": 0.02}
+    run = labkit.launch(train, world_size=2, backend="gloo", live=False, wait=False, steps=10_000, **options)
+    wait_for_step(run, 10)
+    during = used_mib()
+    if ending == "stop":
+        run.stop()
+    assert run.over.wait(LONG_S)
+    assert (run.error is not None) == (ending == "failure")
+    assert not GPUS or during > before + 64
+    wait_until(lambda: used_mib() <= before + 1)
+    found(f"{before:.0f} → {during:.0f} → {used_mib():.0f} MiB")
+
+
+KERNEL = f"""
+import time, torch, labkit
+from torch import nn
+
+{inspect.getsource(train)}
+run = labkit.launch(train, world_size=2, backend="gloo", live=False, wait=False, steps=10_000, pause_s=0.02)
+while not all((run.progress(rank)[0].last_step or 0) > 5 for rank in range(2)):
+    run.over.wait(0.05)
+print(*run.pids, flush=True)
+run.over.wait()
+"""
+
+
+def test_a_device_has_its_memory_back_after_the_kernel_was_killed(found):
+    before = used_mib()
+    kernel = subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in kernel.stdout.readline().split()]
+    during = used_mib()
+    os.kill(kernel.pid, signal.SIGKILL)
+    kernel.communicate()
+    assert len(pids) == 2
+    wait_until(lambda: not any(lives(pid) for pid in pids))
+    wait_until(lambda: used_mib() <= before + 1)
+    found(f"{before:.0f} → {during:.0f} → {used_mib():.0f} MiB")
+
+
+def allocate(worker, size):
+    if worker.rank == 1:
+        torch.empty(size, dtype=torch.uint8, device=worker.device)
+    dist.barrier()
+
+
+def test_out_of_memory_is_named_with_rank_and_bytes(ranks, found):
+    run = labkit.launch(allocate, on=ranks, world_size=2, backend="gloo", size=2**46, live=False, wait=False)
+    assert run.over.wait(LONG_S)
+    assert run.error.rank == 1
+    said = str(run.error)
+    assert ("65536.00 GiB" if GPUS else str(2**46)) in said, said
+    found("rank 1, and the bytes that it asked for")
+
+
+# Numbers
+
+
+def batches(device):
+    generator = torch.Generator().manual_seed(5)
+    while True:
+        images = torch.randn(24, 1, 28, 28, generator=generator, dtype=torch.float64)
+        yield images.to(device), torch.randint(10, (24,), generator=generator).to(device)
+
+
+def network():
+    torch.manual_seed(5)
+    return labkit.models.ConvNet().double()
+
+
+def run_one(worker, title):
+    optimizer = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
+    strategy = ALL[title]
+    return benchmark.run_strategy(worker, strategy, network, cross_entropy, optimizer, batches, 8)
+
+
+@pytest.fixture(scope="module")
+def one_process(ranks):
+    return labkit.launch(run_one, "one process", on=ranks, world_size=1, backend="gloo", live=False).results[0]
+
+
+@pytest.mark.parametrize("title", ALL)
+def test_a_strategy_runs_on_the_device_as_one_process_does(ranks, one_process, title, found):
+    world_size = next((n for n in (2, 1, 4) if ALL[title].ranks(n) == n), None)
+    assert world_size, f"{title} runs on none of 1, 2, 4 ranks"
+    run = labkit.launch(run_one, title, on=ranks, world_size=world_size, backend="gloo", live=False, wait=False)
+    assert run.over.wait(LONG_S)
+    if GPUS and run.error is not None and "gloo" in str(run.error).lower():
+        found(f"needs a GPU a rank: {str(run.error).splitlines()[0]:.100}")
+        pytest.skip("gloo has no such collective on CUDA tensors")
+    run.wait()
+    difference = benchmark.difference(one_process.weights, benchmark.whole_weights(run.results))
+    assert difference <= CLOSE if ALL[title].exact else difference < 0.1
+    found(f"{world_size} ranks, greatest difference to one process {difference:.1e}")
+
+
+def resume(worker, folder, die=None):
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    return resumable.train(worker, folder, epochs=2, die=die)
+
+
+def test_a_run_that_was_killed_and_resumes_ends_bit_for_bit_as_one_that_was_not(tmp_path, found):
+    def train(folder, die=None):
+        options = {"world_size": 2, "backend": "gloo", "live": False, "wait": False}
+        run = labkit.launch(resume, tmp_path / folder, die, **options)
+        assert run.over.wait(LONG_S)
+        return run
+
+    whole = train("whole").wait()
+    killed = train("parts", die=(1, 12))
+    assert killed.error.rank == 1
+    steps = killed.progress(0)[0].last_step
+    assert 0 < steps < max(whole.history["step"])
+    hashes = [fingerprint for fingerprint, _ in train("parts").wait().results]
+    assert hashes == [fingerprint for fingerprint, _ in whole.results]
+    found(f"killed after step {steps}; " + hashlib.sha256("".join(hashes).encode()).hexdigest()[:16])
+
+
+def time_of_products(worker, n):
+    clock = labkit.profiling.Clock(worker.device)
+    a = torch.randn(n, n, device=worker.device)
+    for _ in range(3):
+        (a @ a).sum().item()
+    with clock.step():
+        for _ in range(10):
+            a @ a
+    whole, *_ = clock.steps[-1]
+    return whole.end_s - whole.start_s
+
+
+def test_times_are_the_devices_own(ranks, found):
+    """The host hands a product over in microseconds; what is measured grows as the work does."""
+    n = 8192 if GPUS else 2048
+    small, large = (
+        labkit.launch(time_of_products, size, on=ranks, world_size=1, backend="gloo", live=False).results[0]
+        for size in (n // 4, n)
+    )
+    assert large > 8 * small
+    found(f"10 products of {n} × {n}: {1000 * large:.1f} ms, {large / small:.0f} times those of {n // 4}")
+
+
+# Lessons
+
+
+@needs_gpu
+@pytest.mark.notebook
+@pytest.mark.parametrize("number", ["00", "04", "06", "07", "10"])
+def test_a_lesson_runs_on_the_gpu(number, tmp_path, found):
+    (lesson,) = FOLDER.glob(f"{number}_*.ipynb")
+    begin = time.monotonic()
+    execute(lesson, tmp_path)
+    found(f"{time.monotonic() - begin:.0f} s")
