@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,9 @@ class RayJob(LauncherJob):
         self._ended: events.JobEnded | None = None
         """Why there are no ranks any more, as the driver says."""
         self._notice = ""
+        self._listener: threading.Thread | None = None
         self._late: threading.Timer | None = None
         """Ends a driver that does not end."""
-
-    def _in_thread(self, call: Callable[[], None]) -> Future[None]:
-        # The driver ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
-        return in_spawner_thread(call)
 
     def submit(self) -> dict[str, Any]:
         """Start the driver and wait until it is in the cluster. Raises RuntimeError with why it is not."""
@@ -67,15 +64,8 @@ class RayJob(LauncherJob):
             str(self.supervisor.relative_to(PACKAGE)),
             self.about["name"],
         )
-        with open(self.directory.path / "ray.out", "ab") as output:
-            self._driver = subprocess.Popen(
-                [sys.executable, "-c", START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,  # the notebook's interrupt is not meant for it
-            )
-        assert self._driver.stdin is not None
+        # The driver ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
+        self._driver = in_spawner_thread(self._start_driver).result()
         self._send(pickle.dumps(orders))
         first = self._next_word()
         if first.get("kind") != "connected":
@@ -83,9 +73,23 @@ class RayJob(LauncherJob):
             self._driver.wait()
             self._close_pipes()
             why = first.get("why") or f"the process that connects to it has ended: {self._tail()}"
+            shutil.rmtree(self.directory.path, ignore_errors=True)
             raise RuntimeError(f"the ranks cannot be given to Ray at {self._on.address!r}: {why}")
-        threading.Thread(target=self._listen, name="labkit-ray", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="labkit-ray", daemon=True)
+        self._listener.start()
         return {"driver": self._driver.pid, "address": first["address"]}
+
+    def _start_driver(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+        with open(self.directory.path / "ray.out", "ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-c", START],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # the notebook's interrupt is not meant for it
+            )
 
     def _send(self, words: bytes) -> None:
         assert self._driver is not None
@@ -169,10 +173,13 @@ class RayJob(LauncherJob):
         except subprocess.TimeoutExpired:
             self._driver.kill()
             self._driver.wait()
+        if self._listener is not None:
+            self._listener.join(LEAVE_S)  # it reads to the end what is closed here
         self._close_pipes()
 
     def _close_pipes(self) -> None:
         assert self._driver is not None
-        if self._driver.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._driver.stdin.close()
+        for pipe in (self._driver.stdin, self._driver.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
