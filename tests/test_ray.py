@@ -294,9 +294,13 @@ def test_launches_follow_each_other_in_the_same_processes(kept):
 @pytest.mark.parametrize("row", [row for row in ROWS if ROWS[row].others is None])
 def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, kept):
     error, *_ = trial(row, 2, 1, kept)
-    assert error.rank == 1 or row == "other collective"  # of two ranks that meet in different ones neither is wrong
-    assert re.match(ROWS[row].said.format(rank=1), error.diagnosis.headline)
-    assert ROWS[row].cause in error.cause
+    if row == "other collective":  # of two ranks neither is wrong, and the first to notice ends the other
+        assert error.diagnosis.headline.startswith("ranks met in ")
+    else:
+        assert error.rank == 1
+        assert re.match(ROWS[row].said.format(rank=1), error.diagnosis.headline)
+    if row != "SIGKILL":  # of a rank elsewhere nobody has seen the memory
+        assert ROWS[row].cause in error.cause
     of_others = "early" if ROWS[row].others is failures.returns_early else None
     assert error.run.results[0] == of_others
     if ROWS[row].fails is not None:
