@@ -34,6 +34,7 @@ The wings can be deleted one by one:
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
+    charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
@@ -54,77 +55,44 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from labkit import (
-        benchmark,
-        checkpoint,
-        exercises,
-        integrations,
-        pitfalls,
-        profiling,
-        scaling,
-        strategies,
-        transformer,
-    )
-    from labkit.checkpoint import Checkpoint
-    from labkit.cluster.attaching import attach
-    from labkit.cluster.slurm import Slurm
-    from labkit.cluster.torchrun import Torchrun
-    from labkit.comparing.comparison import Comparison
-    from labkit.comparing.launching import compare
-    from labkit.engines import standby
-    from labkit.exercises.checking import check
-    from labkit.exercises.predicting import predict
-    from labkit.exporting.exporter import export
-    from labkit.here import Here
-    from labkit.launcher import launch
-    from labkit.lessons import course, datasets, models, pictures
-    from labkit.monitor.run import Run, WorkerFailed
-    from labkit.process_table import processes
-    from labkit.rank.worker import Stopped, Worker
-    from labkit.ray_cluster.ray_target import Ray
-    from labkit.session.session import Session
-    from labkit.ui import charts
-    from labkit.ui.present import show
-    from labkit.ui.tables import sortable
+if TYPE_CHECKING:  # `as` tells type checkers that a name is public
+    from labkit import benchmark as benchmark
+    from labkit import charts as charts
+    from labkit import checkpoint as checkpoint
+    from labkit import exercises as exercises
+    from labkit import integrations as integrations
+    from labkit import pitfalls as pitfalls
+    from labkit import profiling as profiling
+    from labkit import scaling as scaling
+    from labkit import strategies as strategies
+    from labkit import transformer as transformer
+    from labkit.checkpoint import Checkpoint as Checkpoint
+    from labkit.cluster.attaching import attach as attach
+    from labkit.cluster.slurm import Slurm as Slurm
+    from labkit.cluster.torchrun import Torchrun as Torchrun
+    from labkit.comparing.comparison import Comparison as Comparison
+    from labkit.comparing.launching import compare as compare
+    from labkit.comparing.sorting import sortable as sortable
+    from labkit.engines import standby as standby
+    from labkit.exercises.checking import check as check
+    from labkit.exercises.predicting import predict as predict
+    from labkit.exporting.exporter import export as export
+    from labkit.here import Here as Here
+    from labkit.launcher import launch as launch
+    from labkit.lessons import course as course
+    from labkit.lessons import datasets as datasets
+    from labkit.lessons import models as models
+    from labkit.lessons import pictures as pictures
+    from labkit.monitor.run import Run as Run
+    from labkit.monitor.run import WorkerFailed as WorkerFailed
+    from labkit.process_table import processes as processes
+    from labkit.rank.worker import Stopped as Stopped
+    from labkit.rank.worker import Worker as Worker
+    from labkit.ray_cluster.ray_target import Ray as Ray
+    from labkit.session.session import Session as Session
+    from labkit.ui.present import show as show
 
-__all__ = [
-    "Checkpoint",
-    "Comparison",
-    "Here",
-    "Ray",
-    "Run",
-    "Session",
-    "Slurm",
-    "Stopped",
-    "Torchrun",
-    "Worker",
-    "WorkerFailed",
-    "attach",
-    "benchmark",
-    "charts",
-    "check",
-    "checkpoint",
-    "compare",
-    "course",
-    "datasets",
-    "exercises",
-    "export",
-    "integrations",
-    "launch",
-    "models",
-    "pictures",
-    "pitfalls",
-    "predict",
-    "processes",
-    "profiling",
-    "scaling",
-    "show",
-    "sortable",
-    "standby",
-    "strategies",
-    "transformer",
-]
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -147,13 +115,13 @@ _HOMES = {
     "predict": "exercises.predicting",
     "processes": "process_table",
     "show": "ui.present",
-    "sortable": "ui.tables",
+    "sortable": "comparing.sorting",
 }
 """The module of each public name …"""
 
 _MODULES = {
     "benchmark": "benchmark",
-    "charts": "ui.charts",
+    "charts": "charts",
     "checkpoint": "checkpoint",
     "course": "lessons.course",
     "datasets": "lessons.datasets",
@@ -169,6 +137,8 @@ _MODULES = {
     "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""
+
+__all__ = sorted([*_HOMES, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

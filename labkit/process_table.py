@@ -133,7 +133,7 @@ class _Live(threading.Thread):
         self._handle.update(
             {"text/html": _table(self._texts, self._found.total()), "text/plain": repr(self._found)}, raw=True
         )
-        self._close([self._box, *self._lines, *self._rows, *self._buttons, self._total])
+        self._close([self._box])
         if _Live.shown is self:
             _Live.shown = None
 

@@ -44,6 +44,7 @@ class Place(NamedTuple):
     odd: int
     rank: int
     world_size: int
+    before: int
     total: torch.Tensor
     worker: labkit.Worker
 
@@ -76,6 +77,18 @@ def another_order(at):
 def another_size(at):
     mine = torch.ones(20 if at.is_odd else 64)
     dist.all_gather([torch.empty_like(mine) for _ in range(at.world_size)], mine)
+
+
+def another_size_in_detail(at):
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = dist.new_group()
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)  # the process may stay, for another way to hang
+    for _ in range(at.before):
+        dist.all_reduce(at.total, group=group)
+    mine = torch.ones(20 if at.is_odd else 64)
+    dist.all_gather([torch.empty_like(mine) for _ in range(at.world_size)], mine, group=group)
 
 
 def uneven_inputs(at):
@@ -184,6 +197,11 @@ ROWS = {
     ),
     "another order": Row(another_order, rf"{DIFFER}.*: .*rank {{odd}} is in broadcast #{{n}} .*", either=True),
     "another size": Row(another_size, SIZES.format(kind="all_gather", odd=20, others=64), either=True),
+    "another size, compared in detail": Row(
+        another_size_in_detail,
+        r"ranks met in different collectives: .*rank {odd} in ALLGATHER #{n} of shape \[20\]",
+        either=True,
+    ),
     "uneven inputs": Row(uneven_inputs, SIZES.format(kind="all_reduce", odd=1, others=7850), either=True),
     "an unused parameter": Row(
         unused_parameter, "rank {odd} failed: RuntimeError: Expected to have finished reduction"
@@ -229,7 +247,7 @@ def plant(worker, row, odd, before, _compiler=torch._dynamo):
     for _ in range(before):
         dist.all_reduce(total)
     worker.log(before=before)
-    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, total, worker))
+    ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, before, total, worker))
 
 
 def report(row, world_size, odd, before, on=None, silent_s=1.0):
@@ -243,13 +261,23 @@ def report(row, world_size, odd, before, on=None, silent_s=1.0):
     raise AssertionError(f"{row} did not hang")
 
 
-def is_right(row, world_size, odd, before, error):
-    """Whether a report names the right rank, and the right collective with its number."""
-    names = {"odd": odd, "n": before + 1, "before": before, "after": before + 2, "next": (odd + 1) % world_size}
-    headline = error.diagnosis.headline
-    found = re.match(
-        rf"(no rank logged or returned anything for [\d.]+ s \(timeout_s\): )?{ROWS[row].said.format(**names)}",
-        headline,
-    )
+class Judged(NamedTuple):
+    """What of a report is right; of what there is to name."""
+
+    rank: bool
+    collective: bool
+    """Its kind, sizes, type and group, and who is in it."""
+    number: bool
+
+
+def judge(row, world_size, odd, before, error):
+    """Return whether a report names the right rank, the right collective, and its number."""
+    numbers = {"n": before + 1, "before": before, "after": before + 2}
     is_even = row == "a ring of receivers" or (world_size == 2 and ROWS[row].either)
-    return found is not None and (is_even or error.rank == odd)
+
+    def says(numbers):
+        said = ROWS[row].said.format(odd=odd, next=(odd + 1) % world_size, **numbers)
+        return re.match(rf"(no rank .* anything for [\d.]+ s \(timeout_s\): )?{said}", error.diagnosis.headline)
+
+    any_number = dict.fromkeys(numbers, r"\d+")
+    return Judged(is_even or error.rank == odd, says(any_number) is not None, says(numbers) is not None)

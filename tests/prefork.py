@@ -68,7 +68,9 @@ class Forker:
         """Return one whose process imports torch now; it ends with this one."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as labkit.rank.die_with_parent, before torch is there
-        command = [sys.executable, "-m", "tests.prefork", str(its.fileno())]
+        # Under a name that stacks leave out, as they do that of `python -c`, by which multiprocessing spawns.
+        code = f"exec(compile(open({__file__!r}).read(), '<string>', 'exec'))"
+        command = [sys.executable, "-c", code, str(its.fileno())]
         root = Path(__file__).parent.parent
         process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, cwd=root)
         its.close()

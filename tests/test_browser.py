@@ -230,7 +230,7 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
 
 EXPLORE = """
 import plotly.graph_objects as go
-from labkit.ui.explore import explore
+from labkit.lessons.explore import explore
 
 
 def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):

@@ -8,6 +8,7 @@ from IPython.core.formatters import DisplayFormatter
 from PIL import Image
 from plotly.subplots import make_subplots
 
+import labkit
 from labkit.monitor.history import History
 from labkit.protocol.events import Log
 from labkit.ui import charts, kernel
@@ -111,7 +112,7 @@ def test_refresh_updates_in_place_until_a_new_curve_needs_a_new_figure():
 
 def test_overlaid_draws_the_mean_of_each_run_that_logged_the_name():
     one, two, none = history_of(1), history_of(2), History(2)
-    figure = charts.overlaid({"one": one, "two": two, "none": none}, "loss")
+    figure = labkit.charts.overlaid({"one": one, "two": two, "none": none}, "loss")
     steps = list(range(20))
     assert drawn(figure) == {"loss": {"one": (steps, steps), "two": (steps, [step + 0.5 for step in steps])}}
     assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == 2
@@ -121,12 +122,12 @@ def test_overlaid_draws_something_of_a_name_that_only_some_ranks_log():
     history = History(4)
     for rank in (2, 3):
         log(history, rank, [0, 1], loss=[rank, rank])
-    (trace,) = charts.overlaid({"pipeline": history}).data
+    (trace,) = labkit.charts.overlaid({"pipeline": history}).data
     assert len(trace.x) == 2
 
 
 def test_bars_have_their_values_beside_them():
-    (trace,) = (figure := charts.bars(["gloo", "nccl"], [1234.6, 0.25], unit="ms")).data
+    (trace,) = (figure := labkit.charts.bars(["gloo", "nccl"], [1234.6, 0.25], unit="ms")).data
     assert (list(trace.y), list(trace.x), trace.orientation) == (["gloo", "nccl"], [1234.6, 0.25], "h")
     assert list(trace.text) == ["1,235", "0.25"]
     assert figure.layout.xaxis.title.text == "ms"
@@ -147,11 +148,11 @@ def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html(monke
 
 def test_where_a_person_watches_a_chart_gives_no_picture_which_jupyterlab_would_show_instead(monkeypatch):
     monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    assert set(charts.bars(["a"], [1.0], "s")._repr_mimebundle_()) == {charts.PLOTLY, "text/plain"}
+    assert set(labkit.charts.bars(["a"], [1.0], "s")._repr_mimebundle_()) == {charts.PLOTLY, "text/plain"}
 
 
 def test_a_long_title_is_broken_into_lines_and_has_room_for_them():
-    short, long = charts.bars(["a"], [1.0], "s", "loss"), charts.bars(["a"], [1.0], "s", "a word " * 20)
+    short, long = labkit.charts.bars(["a"], [1.0], "s", "loss"), labkit.charts.bars(["a"], [1.0], "s", "a word " * 20)
     assert all(len(line) <= charts.TITLE_CHARACTERS for line in long.layout.title.text.split("<br>"))
     assert long.layout.margin.t > short.layout.margin.t
     assert "<br>" not in long._repr_mimebundle_()["text/plain"]
@@ -184,8 +185,8 @@ PICTURES = {
     "many noisy curves": lambda: charts.style(
         go.Figure([go.Scatter(x=np.arange(1000), y=np.random.default_rng(i).normal(size=1000)) for i in range(9)])
     ),
-    "overlaid": lambda: charts.overlaid({"one": history_of(1), "two": history_of(2)}),
-    "horizontal bars": lambda: charts.bars(A, B, unit="ms"),
+    "overlaid": lambda: labkit.charts.overlaid({"one": history_of(1), "two": history_of(2)}),
+    "horizontal bars": lambda: labkit.charts.bars(A, B, unit="ms"),
     "grouped bars": lambda: bars(go.Bar(x=A, y=B, name="1"), go.Bar(x=A, y=B, name="2"), mode="group"),
     "stacked bars": lambda: bars(go.Bar(x=A, y=B), go.Bar(x=A, y=B), mode="stack"),
     "horizontal stacked bars": lambda: bars(

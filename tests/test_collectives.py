@@ -315,7 +315,7 @@ def three_ranks():
 )
 def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, three_ranks):
     error = hangs.report(row, 3, odd=2, before=7, on=three_ranks)
-    assert hangs.is_right(row, 3, 2, 7, error), str(error)
+    assert all(hangs.judge(row, 3, 2, 7, error)), str(error)
 
 
 @pytest.mark.spawns

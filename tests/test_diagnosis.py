@@ -95,7 +95,7 @@ SCENARIOS = {
         ],
         1,
         re.escape(
-            "ranks met in different collectives: rank 1 in ALLGATHER of shape [20]; ranks 0 and 2 in ALLGATHER of"
+            "ranks met in different collectives: rank 1 in ALLGATHER #1 of shape [20]; ranks 0 and 2 in ALLGATHER #1 of"
         ),
     ),
     "a rank that did not come to a monitored barrier": (

@@ -6,9 +6,9 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
+from labkit.lessons.explore import explore
 from labkit.ui import kernel, present
 from labkit.ui.charts import PLOTLY
-from labkit.ui.explore import explore
 
 
 class Output:

@@ -40,7 +40,9 @@ AFTER: list[float] = []
 @pytest.mark.parametrize(
     ("where", "world_size"),
     [
-        *(("new ranks", 2), pytest.param("new ranks", 3, marks=pytest.mark.long), ("new ranks", 4)),
+        # How long new ranks take to start is the yardstick.
+        *(pytest.param("new ranks", world_size, marks=pytest.mark.cold) for world_size in (2, 4)),
+        pytest.param("new ranks", 3, marks=[pytest.mark.cold, pytest.mark.long]),
         *(("reserved ranks", world_size) for world_size in FAILING_RANK),
     ],
 )

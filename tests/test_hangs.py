@@ -95,6 +95,7 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
         assert_as_kept(f"hang, one {how}", f"{error.diagnosis.headline}\n\n{error.cause}")
 
 
+@pytest.mark.cold
 def test_the_time_to_start_does_not_count():
     start_s = start_of(labkit.launch(workloads.log_once, live=False))
     assert labkit.launch(workloads.log_once, timeout_s=start_s / 4, live=False).results == [0, 1]

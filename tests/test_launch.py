@@ -282,6 +282,7 @@ def test_a_function_that_cannot_be_unpacked_names_its_rank():
         labkit.launch(lambda worker: bomb, live=False)
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_a_rank_that_returns_early_is_told_from_its_victim():
     def work(worker):
@@ -449,6 +450,7 @@ def test_a_run_cannot_be_sent_and_says_so():
 # Waiting, stopping, time
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
     start = time.monotonic()

@@ -50,7 +50,8 @@ def test_the_value_of_the_earliest_step_is_the_one_that_is_named(logs, said):
 
 def test_what_a_rank_takes_back_is_forgotten():
     history = logged(log(0, 0, 1.0, NAN))
-    assert history.before(0, 1).first_not_finite is None
+    history.go_back(0, 1)
+    assert history.first_not_finite is None
 
 
 def a_run(*logs):

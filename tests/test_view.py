@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 import pytest
 from ipywidgets.widgets.widget import _instances as open_widgets
 
+import labkit
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
@@ -371,7 +372,7 @@ def test_a_plotly_figure_becomes_data_and_a_picture(page):
 
 
 def test_anything_else_is_shown_as_it_is(page):
-    chart = charts.bars(["a"], [1.0], "s")
+    chart = labkit.charts.bars(["a"], [1.0], "s")
     things = [chart, pd.DataFrame({"a": [1]}), "text", None, 3, [1, 2]]
     for thing in things:
         present.show(thing)

@@ -19,10 +19,10 @@ from labkit.comparing.reading import (
     scale,
     verdict,
 )
+from labkit.comparing.sorting import sortable
 from labkit.monitor.run import Run
 from labkit.profiling import PARTS
 from labkit.ui import kernel
-from labkit.ui.tables import sortable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,7 +123,7 @@ class Comparison:
 
     def figure(self, titles: Sequence[str] | None = None) -> Chart:
         """Return the curves over each other."""
-        from labkit.ui import charts
+        from labkit import charts
 
         # A run keeps its colour whichever others are drawn.
         histories = {title: run.recorded for title, run in self.runs.items()}
@@ -137,7 +137,7 @@ class Comparison:
 
         White is loading and whatever else is neither computing nor waiting for a message.
         """
-        from labkit.ui import charts
+        from labkit import charts
 
         rows: dict[str, Sequence[tuple[str, float, float]]] = {}
         for title in self._measured_titles(titles):
@@ -154,7 +154,7 @@ class Comparison:
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:
         """Draw what a rank holds: of functions each rank, of strategies the greatest over ranks of each part."""
-        from labkit.ui import charts
+        from labkit import charts
 
         rows = self._parts("KiB", without=["sent", "formula"])
         by_rank = {
@@ -172,7 +172,7 @@ class Comparison:
         """Draw what a rank sends in a step, counted beside the formula's; means over ranks."""
         import plotly.graph_objects as go
 
-        from labkit.ui import charts
+        from labkit import charts
 
         table = self.frame().reindex(columns=["sent KiB", "formula KiB"])
         table = table.loc[self._measured_titles(titles)]
@@ -192,14 +192,14 @@ class Comparison:
 
     def steps(self) -> Chart:
         """Draw what a step's time is made of, the mean over ranks."""
-        from labkit.ui import charts
+        from labkit import charts
 
         parts = self._parts("ms", without=["step", "device step", "device busy"])
         return charts.stacked(parts, "milliseconds", "one step: mean over ranks")
 
     def gantt(self, title: str) -> Chart:
         """Draw what every rank of one run did when, in one step under the profiler."""
-        from labkit.ui import charts
+        from labkit import charts
 
         rows = {f"rank {rank}": result.marks for rank, result in enumerate(measured(self.runs[title]))}
         return charts.gantt(rows, f"{title}: one step")

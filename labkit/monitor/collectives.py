@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labkit.monitor.stacks import plural, rank_list
+from labkit.monitor.stacks import alike, plural, rank_list
 from labkit.protocol.events import Collectives
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
@@ -187,12 +187,10 @@ def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
     by_rank = {r.rank: r.in_group(group.name) for r in ranks}
     for number in sorted({number for calls in by_rank.values() for number in calls}):
         at = {rank: calls[number] for rank, calls in by_rank.items() if number in calls}
-        if len({call.met_with for call in at.values()}) < 2:
+        meet = alike((call.met_with, rank) for rank, call in at.items())
+        parts = sorted(meet.values(), key=lambda part: (len(part), part))
+        if len(parts) < 2:
             continue
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for rank, call in at.items():
-            alike.setdefault(call.met_with, []).append(rank)
-        parts = sorted(alike.values(), key=lambda part: (len(part), part))
         places = {r.rank: r.place for r in ranks}
         said = [
             f"{_are(part)} in {at[part[0]].title}{_in_brackets(at[part[0]].content)}{_at(places[r] for r in part)}"
@@ -294,13 +292,10 @@ def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None
 
 def _unknown(ranks: list[RankCalls]) -> str:
     """Say what could not be known of the ranks' calls."""
-    why: dict[str, list[int]] = {}
-    for r in ranks:
-        if r.said is None and not r.doing.startswith(("has", "is still")):  # that has ended, returned, or not begun
-            reason = "it did not answer: its process is stopped, or native code keeps Python's lock"
-            why.setdefault(reason, []).append(r.rank)
-        elif r.said is not None and r.said.unknown:
-            why.setdefault(r.said.unknown, []).append(r.rank)
+    silent = "it did not answer: its process is stopped, or native code keeps Python's lock"
+    ended = ("has", "is still")  # returned, say; or not begun
+    said = [(r.said.unknown if r.said else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]
+    why = alike(each for each in said if each[0])
     return " ".join(f"Which collectives {rank_list(who)} called is not known: {reason}." for reason, who in why.items())
 
 

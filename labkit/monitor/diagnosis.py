@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
-from labkit.monitor.stacks import RankStack, Stacks, rank_list
+from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
 from labkit.protocol.events import Collectives, Failure, JobEnded
 
 LOST_PEER = re.compile(
@@ -29,9 +30,10 @@ MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
 FINGERPRINT = re.compile(
-    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=\d+, OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
 )
-"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do."""
+"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do; its numbers begin
+with 0."""
 
 LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
 """How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
@@ -83,7 +85,7 @@ class Diagnosis(NamedTuple):
     cause: str
     """The rank's own traceback, or what is known where it left none."""
     others: list[str]
-    """A line for each other rank."""
+    """A line for each other rank, or for several that fared alike."""
 
 
 # The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
@@ -110,7 +112,7 @@ def diagnose(ranks: list[RankFacts]) -> Diagnosis:
         if found := better(culprit, cause, ranks):
             blamed, headline, cause = found
             break
-    return Diagnosis(blamed, headline, cause, [_outcome(r) for r in ranks if r.rank != blamed])
+    return Diagnosis(blamed, headline, cause, _together({r.rank: _outcome(r) for r in ranks if r.rank != blamed}))
 
 
 def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
@@ -152,24 +154,20 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
 
 def _last_calls(ranks: list[RankFacts]) -> str:
     """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
-    alike: dict[str, list[int]] = {}
-    for r in ranks:
-        if calls := RankCalls(r.rank, r.collectives).calls:
-            alike.setdefault(f"{calls[-1].title} ({calls[-1].content or 'no tensor'})", []).append(r.rank)
-    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in alike.items())
+    last = [(call, r.rank) for r in ranks for call in RankCalls(r.rank, r.collectives).calls[-1:]]
+    groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
+    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
 
 
 def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
     """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
-    found: dict[str, set[int]] = {}
-    for failure in (r.failure for r in ranks if r.failure):
-        for rank, operation, shape in FINGERPRINT.findall(failure.summary):
-            found.setdefault(f"{operation} of shape {shape}" if shape else operation, set()).add(int(rank))
-    if len(found) < 2:
+    said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
+    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
+    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
+    if len(groups) < 2:
         return None
-    groups = sorted(((sorted(group), what) for what, group in found.items()), key=lambda group: len(group[0]))
-    said = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
-    return groups[0][0][0], f"ranks met in different collectives: {said}", cause
+    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    return groups[0][0][0], f"ranks met in different collectives: {where}", cause
 
 
 def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -214,8 +212,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
             *stacks.blocks(),
         ]
     )
-    others = [f"rank {s.rank} {s.in_words}" for s in stacks if s.rank != blamed]
-    return Diagnosis(blamed, headline, cause, others)
+    return Diagnosis(blamed, headline, cause, _together({s.rank: s.in_words for s in stacks if s.rank != blamed}))
 
 
 def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
@@ -235,7 +232,18 @@ def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
 def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
     """Say that whoever carried the ranks ended them, and how far each had come."""
     rank = ended.rank if ended.rank >= 0 else None
-    return Diagnosis(rank, ended.headline, ended.cause, [_outcome(r) for r in ranks if r.rank != rank])
+    outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != rank}
+    return Diagnosis(rank, ended.headline, ended.cause, _together(outcomes))
+
+
+def _together(outcomes: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
+    if len(outcomes) <= LISTED:
+        return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
+    groups = sorted(alike((what, rank) for rank, what in outcomes.items()).items(), key=lambda group: len(group[1]))
+    lines = [f"{rank_list(who)}: {outcome}" for outcome, who in groups]
+    more = [f"… and {len(lines) - LISTED:,} more such lines: see run.states and run.failures"] if lines[LISTED:] else []
+    return lines[:LISTED] + more
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -317,22 +325,21 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
 
 
 def _outcome(rank: RankFacts) -> str:
-    name = f"rank {rank.rank}"
     if rank.returned:
-        return f"{name} had returned; its result is kept"
+        return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
         if _lost_peer(rank):
-            return f"{name} lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
-        return f"{name} failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+            return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.unseen and rank.last_step is None:
-        return f"{name} left no word"
+        return "left no word"
     if rank.ended_by_us:
         step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
-        return f"{name} was still running and was ended{step}"
+        return f"was still running and was ended{step}"
     if rank.exit_code is not None:
-        return f"{name} died too ({exit_in_words(rank.exit_code)})"
-    return f"{name} was still running when the run ended"
+        return f"died too ({exit_in_words(rank.exit_code)})"
+    return "was still running when the run ended"
 
 
 def exit_in_words(code: int) -> str:

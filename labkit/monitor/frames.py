@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import html
-import linecache
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers
+from labkit.protocol.source import is_readers, line_of, place_of
 
 SHOWN = 8
 """Variables shown in an error's message at most; `frames` has all."""
@@ -75,20 +73,11 @@ def frames_of(failures: list[Failure | None], first: int | None, cells: Mapping[
     """Return the reader's frames of all failures, those of the rank `first` first."""
     given = sorted((f for f in failures if f), key=lambda failure: (failure.rank != first, failure.time_s))
     return Frames(
-        FailedFrame(failure.rank, _place(file, line, cells), function, _source(file, line, cells), dict(variables))
+        FailedFrame(failure.rank, place_of(file, line, cells), function, line_of(file, line, cells), dict(variables))
         for failure in given
         for (file, line, function), variables in zip(failure.frames, failure.variables, strict=False)
         if is_readers(file, cells)
     )
-
-
-def _place(file: str, line: int, cells: Mapping[str, Cell]) -> str:
-    return f"{cells[file].title if file in cells else Path(file).name}, line {line}"
-
-
-def _source(file: str, line: int, cells: Mapping[str, Cell]) -> str:
-    lines = cells[file].text.splitlines() if file in cells else linecache.getlines(file)
-    return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 def _of_rank_html(frames: Frames) -> str:

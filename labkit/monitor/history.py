@@ -2,149 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from labkit.monitor.band import Band, Spread
+from labkit.monitor.curves import Mean, Points, Rates, Thinned
 from labkit.protocol.events import Log
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
 
 SAMPLES = "samples"
 """Logged name that gives samples per second and is drawn nowhere."""
 
-JOINED_CALLS = 50_000
-"""Log calls that are kept in one piece at most."""
+FEW = 16
+"""Ranks that are drawn, listed and averaged one by one, at most. Above that they are a band."""
+
+AT_ONCE = 8_192
+"""Log calls that wait to be taken in together, at most: what each would cost by itself is then paid once for all."""
 
 MEAN = "mean"
 """Label of the curve over all ranks, beside "rank 0", "rank 1", …"""
-
-
-class _Point(NamedTuple):
-    place: int
-    """How many points came before it."""
-    x: float
-    y: float
-
-
-class Thinned:
-    """A curve of any length in a bounded number of points, which keep every minimum and maximum.
-
-    Consecutive points share a bucket; a bucket is drawn by its lowest and its highest point. When there are twice
-    `buckets` of them, neighbours merge. Adding n points costs O(n) whatever came before.
-    """
-
-    def __init__(self, buckets: int = 250) -> None:
-        self._limit = 2 * buckets
-        self._size = 1  # points per bucket
-        self._full: list[tuple[_Point, _Point]] = []  # lowest and highest of each
-        self._last: tuple[_Point, _Point] | None = None  # of the bucket that is still filling
-        self._filled = 0  # points in that bucket
-        self._count = 0  # points in all
-        self._end: _Point | None = None
-
-    def add(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-        """Append points, given as two arrays of equal length."""
-        start = 0
-        while start < len(x):
-            if self._filled == 0 and len(x) - start >= self._size:
-                rows = min((len(x) - start) // self._size, self._limit - len(self._full))
-                stop = start + rows * self._size
-                self._full += self._extremes(x[start:stop], y[start:stop], self._size)
-            else:
-                stop = min(len(x), start + self._size - self._filled)
-                part = self._extremes(x[start:stop], y[start:stop], stop - start)[0]
-                self._last = part if self._last is None else _wider(self._last, part)
-                self._filled += stop - start
-                if self._filled == self._size:
-                    self._full.append(self._last)
-                    self._last, self._filled = None, 0
-            self._count += stop - start
-            start = stop
-            if len(self._full) == self._limit:
-                self._full = [_wider(a, b) for a, b in zip(self._full[::2], self._full[1::2], strict=True)]
-                self._size *= 2
-        if len(x):
-            self._end = _Point(self._count - 1, float(x[-1]), float(y[-1]))
-
-    def _extremes(self, x: NDArray[np.float64], y: NDArray[np.float64], size: int) -> list[tuple[_Point, _Point]]:
-        rows = y.reshape(-1, size)
-        starts = np.arange(len(rows)) * size
-        # A NaN is neither lowest nor highest unless its bucket holds nothing else.
-        low = starts + np.where(np.isnan(rows), np.inf, rows).argmin(axis=1)
-        high = starts + np.where(np.isnan(rows), -np.inf, rows).argmax(axis=1)
-        lows, highs = (map(_Point, (i + self._count).tolist(), x[i].tolist(), y[i].tolist()) for i in (low, high))
-        return list(zip(lows, highs, strict=True))
-
-    def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return x and y of the points to draw, in the order in which they were added."""
-        buckets = self._full if self._last is None else [*self._full, self._last]
-        kept = {point.place: point for bucket in buckets for point in sorted(bucket)}
-        if self._end is not None:
-            kept[self._end.place] = self._end
-        return np.array([p.x for p in kept.values()]), np.array([p.y for p in kept.values()])
-
-
-def _wider(a: tuple[_Point, _Point], b: tuple[_Point, _Point]) -> tuple[_Point, _Point]:
-    """Return the lowest and the highest point of two buckets."""
-    low = b[0] if np.isnan(a[0].y) or b[0].y < a[0].y else a[0]
-    high = b[1] if np.isnan(a[1].y) or b[1].y > a[1].y else a[1]
-    return low, high
-
-
-class _Mean:
-    """The mean over ranks at every step that all ranks have logged, as it becomes known."""
-
-    WAITING = 20_000
-    """Points that one rank may be ahead of the others before its oldest are left out of the mean."""
-
-    def __init__(self, world_size: int) -> None:
-        self.curve = Thinned()
-        self._untried = 0
-        self._waiting: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = [
-            (np.empty(0), np.empty(0)) for _ in range(world_size)
-        ]
-
-    def add(self, rank: int, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-        waiting = self._waiting
-        steps, values = np.concatenate((waiting[rank][0], x)), np.concatenate((waiting[rank][1], y))
-        waiting[rank] = (steps[-self.WAITING :], values[-self.WAITING :])
-        shared = min(len(steps) for steps, _ in waiting)
-        if not shared:
-            return
-        first = waiting[0][0][:shared]
-        if all(np.array_equal(steps[:shared], first) for steps, _ in waiting):
-            self.curve.add(first, _mean([y[:shared] for _, y in waiting]))
-            self._waiting = [(x[shared:], y[shared:]) for x, y in waiting]
-            return
-        # Ranks that log different steps: average where they meet, forget what can no longer be met. To look for that is
-        # dear, so after a vain attempt only when there is a tenth more to look at.
-        self._untried += len(x)
-        if self._untried < sum(len(steps) for steps, _ in waiting) / 10:
-            return
-        self._untried = 0
-        common = reduce(np.intersect1d, [steps for steps, _ in waiting])
-        if len(common):
-            found = [y[np.searchsorted(x, common, side="left")] for x, y in map(_sorted, waiting)]
-            self.curve.add(common, _mean(found))
-            self._waiting = [(x[x > common[-1]], y[x > common[-1]]) for x, y in waiting]
-
-
-def _mean(values: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-        mean: NDArray[np.float64] = np.mean(values, axis=0)
-    return mean
-
-
-def _sorted(
-    points: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    order = np.argsort(points[0], kind="stable")
-    return points[0][order], points[1][order]
 
 
 class Progress(NamedTuple):
@@ -179,150 +64,240 @@ class NotFinite(NamedTuple):
         return f"rank {self.rank} logged {self.name} {what} at step {self.step}"
 
 
-class _Rate:
-    """Amount per second over a sliding window of the ranks' own clock."""
+class _Calls(NamedTuple):
+    """Log calls in the order in which they came, by column."""
 
-    def __init__(self, window_s: float = 5.0) -> None:
-        self._window_s = window_s
-        self._marks: list[tuple[float, float]] = []  # (time, total)
+    ranks: NDArray[np.int32]
+    kinds: NDArray[np.int32]
+    """Which names each has: a number of `History._kinds`."""
+    steps: NDArray[np.int64]
+    times_s: NDArray[np.float64]
+    values: NDArray[np.float64]
+    """Call by call, as many as the call has names."""
 
-    def add(self, times_s: NDArray[np.float64], amounts: NDArray[np.float64]) -> None:
-        total = self._marks[-1][1] if self._marks else 0.0
-        if not self._marks:
-            total = float(np.nan_to_num(amounts[0]))
-            self._marks.append((float(times_s[0]), total))
-            times_s, amounts = times_s[1:], amounts[1:]
-        if len(times_s):
-            self._marks.append((float(times_s[-1]), total + float(np.nansum(amounts))))
-        while len(self._marks) > 2 and self._marks[-1][0] - self._marks[1][0] > self._window_s:
-            self._marks.pop(0)
 
-    def per_s(self) -> float:
-        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
-            return float("nan")
-        (start, before), (end, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (end - start)
+Named = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Of one name: which calls have it, and its value in each."""
 
 
 class History:
-    """Everything the ranks logged. `add` is called by one thread, the rest by any."""
+    """Everything the ranks logged. `add` is called by one thread, the rest by any.
+
+    To take calls in costs the same at any number of ranks: `add` only puts a batch beside those that wait, and what is
+    done with them is done for all together, when somebody asks or `AT_ONCE` wait.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.names: list[str] = []
-        """Logged names, in the order in which they first came."""
-        self.first_not_finite: NotFinite | None = None
-        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none."""
-        self._batches: list[list[Log]] = [[] for _ in range(world_size)]
-        self._curves: dict[tuple[str, int], Thinned] = {}
-        self._means: dict[str, _Mean] = {}
-        self._steps = [0] * world_size
-        self._last_step: list[int | None] = [None] * world_size
-        self._last: list[dict[str, float]] = [{} for _ in range(world_size)]
-        self._last_time_s = [0.0] * world_size
-        self._step_rate = [_Rate() for _ in range(world_size)]
-        self._sample_rate = [_Rate() for _ in range(world_size)]
+        self.is_many = world_size > FEW
+        """Whether there are too many ranks for a curve each."""
+        self._waiting: list[Log] = []
+        self._waiting_calls = 0
+        self._back: dict[int, int] = {}
+        """Ranks that have gone back, each to a step."""
+        self._kinds: dict[tuple[str, ...], int] = {}
         self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        world_size = self.world_size
+        # A log call costs 24 bytes, and 8 more per value.
+        self._kept = array("i"), array("i"), array("q"), array("d"), array("d")
+        self._names: list[str] = []
+        self._first_not_finite: NotFinite | None = None
+        self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
+        self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
+        self._spreads: dict[str, Spread] = defaultdict(lambda: Spread(world_size))
+        self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
+        self._last_time_s = np.zeros(world_size)
+        self._last: dict[str, NDArray[np.float64]] = {}
+        self._has: dict[str, NDArray[np.bool_]] = {}
+        self._step_rates, self._sample_rates = Rates(world_size), Rates(world_size)
         self._frame: tuple[int, pd.DataFrame] | None = None
 
+    # Taking in
+
     def add(self, log: Log) -> None:
-        """Take one batch of log calls."""
-        steps = np.array(log.steps, dtype=np.float64)
-        values = np.array(log.values, dtype=np.float64).reshape(len(steps), len(log.names))
-        times_s = np.array(log.times_s)
-        rank = log.rank
+        """Take one batch of log calls. It is kept, not copied."""
         with self._lock:
-            self._keep(log)
-            self._note_not_finite(log, values)
-            self._steps[rank] += len(steps)
-            self._last_step[rank] = log.steps[-1]
-            self._last_time_s[rank] = log.times_s[-1]
-            self._step_rate[rank].add(times_s, np.ones(len(steps)))
-            for column, name in enumerate(log.names):
-                y = values[:, column]
-                self._last[rank][name] = float(y[-1])
-                if name not in self._means:
-                    self.names.append(name)
-                    self._means[name] = _Mean(self.world_size)
-                    for r in range(self.world_size):
-                        self._curves[name, r] = Thinned()
-                self._curves[name, rank].add(steps, y)
+            self._waiting.append(log)
+            self._waiting_calls += len(log.steps)
+            if self._waiting_calls >= AT_ONCE:
+                self._settle()
+
+    def go_back(self, rank: int, step: int) -> None:
+        """Forget this rank's log calls from `step` on: it went back there, and takes them again."""
+        with self._lock:
+            # All ranks go back together, mostly: what they had logged is sifted once for all of them.
+            if not self._back or rank in self._back:
+                self._settle()
+            self._back[rank] = step
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Hold the lock, with nothing waiting."""
+        with self._lock:
+            self._settle()
+            yield
+
+    def _settle(self) -> None:
+        if self._back:
+            self._sift()
+        if self._waiting:
+            logs, self._waiting, self._waiting_calls = self._waiting, [], 0
+            counts = [len(log.steps) for log in logs]
+            of_logs = [(log.rank, self._kinds.setdefault(log.names, len(self._kinds))) for log in logs]
+            ranks, kinds = np.repeat(np.array(of_logs, np.int32), counts, axis=0).T
+            steps, times_s, values = map(b"".join, zip(*((log[2:]) for log in logs), strict=True))
+            of_calls = np.frombuffer(steps, np.int64), np.frombuffer(times_s), np.frombuffer(values)
+            self._take(_Calls(ranks, kinds, *of_calls))
+
+    def _sift(self) -> None:
+        """Take all calls once more, without those that ranks which have gone back will take again."""
+        calls, back, self._back = self._all(), self._back, {}
+        stays = np.ones(len(calls.ranks), bool)
+        for rank, step in back.items():
+            mine = np.flatnonzero(calls.ranks == rank)
+            again = calls.steps[mine] >= step
+            if again.any():
+                stays[mine[again.argmax() :]] = False
+        self._forget()
+        ranks, kinds, steps, times_s, values = calls
+        values = values[np.repeat(stays, self._widths(calls))]
+        self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
+
+    def _take(self, calls: _Calls) -> None:
+        columns: Any = zip(self._kept, calls, strict=True)
+        for kept, more in columns:
+            kept.frombytes(more.tobytes())
+        ranks, _, steps, times_s, _ = calls
+        self._steps += np.bincount(ranks, minlength=self.world_size)
+        self._last_step[ranks], self._last_time_s[ranks] = steps, times_s  # the last of each rank stays
+        self._step_rates.add(ranks, times_s, np.ones(len(ranks)))
+        for name, (at, y) in self._by_name(calls).items():
+            if name not in self._last:
+                self._names.append(name)
+                self._last[name], self._has[name] = np.full(self.world_size, np.nan), np.zeros(self.world_size, bool)
+            self._last[name][ranks[at]], self._has[name][ranks[at]] = y, True
+            self._note_not_finite(name, ranks[at], steps[at], times_s[at], y)
+            if name == SAMPLES:
+                self._sample_rates.add(ranks[at], times_s[at], y)
+            if self.is_many:
+                self._spreads[name].add(ranks[at], steps[at], y)
+                continue
+            for rank in np.unique(ranks[at]).tolist():
+                mine = ranks[at] == rank
+                points = steps[at][mine].astype(np.float64), y[mine]
+                self._curves[name, rank].add(*points)
                 if self.world_size > 1:
-                    self._means[name].add(rank, steps, y)
-                if name == SAMPLES:
-                    self._sample_rate[rank].add(times_s, y)
+                    self._means[name].add(rank, *points)
 
-    def _note_not_finite(self, log: Log, values: NDArray[np.float64]) -> None:
-        if np.isfinite(values).all():
+    def _note_not_finite(self, name: str, ranks: Any, steps: Any, times_s: Any, y: NDArray[np.float64]) -> None:
+        if np.isfinite(y).all():
             return
-        call, column = np.argwhere(~np.isfinite(values))[0].tolist()
-        value = float(values[call, column])
-        found = NotFinite(log.steps[call], log.times_s[call], log.rank, log.names[column], value)
-        self.first_not_finite = min(filter(None, (self.first_not_finite, found)), key=lambda each: each[:3])
+        bad = np.flatnonzero(~np.isfinite(y))
+        i = bad[np.lexsort((ranks[bad], times_s[bad], steps[bad]))[0]]
+        found = NotFinite(int(steps[i]), float(times_s[i]), int(ranks[i]), name, float(y[i]))
+        self._first_not_finite = min(filter(None, (self._first_not_finite, found)), key=lambda each: each[:3])
 
-    def before(self, rank: int, step: int) -> History:
-        """Return the history without this rank's log calls from `step` on: it went back there, and takes them again."""
-        kept = History(self.world_size)
-        with self._lock:
-            batches = [log for of_rank in self._batches for log in of_rank]
-        for log in batches:
-            calls = len(log.steps)
-            if log.rank == rank:
-                calls = next((i for i, taken in enumerate(log.steps) if taken >= step), calls)
-            if calls:
-                values = log.values[: calls * len(log.names)]
-                kept.add(log._replace(steps=log.steps[:calls], times_s=log.times_s[:calls], values=values))
-        return kept
+    def _widths(self, calls: _Calls) -> NDArray[np.int64]:
+        """Return how many names each call has."""
+        return np.array([len(names) for names in self._kinds], np.int64)[calls.kinds]
 
-    def _keep(self, log: Log) -> None:
-        """Keep a batch; small ones are joined, so that a log call costs 16 bytes and 8 more per value."""
-        kept = self._batches[log.rank]
-        if kept and kept[-1].names == log.names and len(kept[-1].steps) < JOINED_CALLS:
-            kept[-1].steps.extend(log.steps)
-            kept[-1].times_s.extend(log.times_s)
-            kept[-1].values.extend(log.values)
-        else:
-            kept.append(log._replace(steps=log.steps[:], times_s=log.times_s[:], values=log.values[:]))
+    def _all(self) -> _Calls:
+        return _Calls(*(np.array(column) for column in self._kept))
 
-    def curves(self, name: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Return thinned (steps, values) of `name` by rank ("rank 0" …), and of their "mean".
+    def _by_name(self, calls: _Calls) -> dict[str, Named]:
+        found: dict[str, Named] = {}
+        starts = np.cumsum(widths := self._widths(calls)) - widths
+        for name in dict.fromkeys(name for names in self._kinds for name in names):
+            column = np.array([names.index(name) if name in names else -1 for names in self._kinds])[calls.kinds]
+            if len(at := np.flatnonzero(column >= 0)):
+                found[name] = at, calls.values[starts[at] + column[at]]
+        return found
 
-        There is a mean only of steps that every rank of the run has logged, and only with several ranks.
+    # Giving out
+
+    @property
+    def names(self) -> list[str]:
+        """Logged names, in the order in which they first came."""
+        with self._settled():
+            return self._names
+
+    @property
+    def first_not_finite(self) -> NotFinite | None:
+        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none."""
+        with self._settled():
+            return self._first_not_finite
+
+    def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
+        """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
+
+        There is a mean only of steps that every rank of the run has logged, and only with several ranks; where there
+        are more than `FEW`, of steps that most ranks which log the name have logged.
         """
-        with self._lock:
-            drawn = {f"rank {rank}": self._curves[name, rank].points() for rank in range(self.world_size)}
-            drawn = {label: points for label, points in drawn.items() if len(points[0])}
-            mean = self._means[name].curve.points()
+        ranks = range(self.world_size) if ranks is None else ranks
+        with self._settled():
+            of: Any = self._spreads[name].curve if self.is_many else lambda rank: self._curves[name, rank].points()
+            drawn = {f"rank {rank}": points for rank in ranks if len((points := of(rank))[0])}
+            mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
-    def mean_curve(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def band(self, name: str) -> Band:
+        """Return the band of all ranks' values of `name`, where there are more than `FEW` ranks."""
+        with self._settled():
+            return self._spreads[name].band()
+
+    def apart(self) -> dict[int, str]:
+        """Return the ranks that stand apart, the farthest first, each with the name in which it does so most.
+
+        Where there are more than `FEW` ranks; else none.
+        """
+        with self._settled():
+            drawn = {name: spread for name, spread in self._spreads.items() if name != SAMPLES}
+            found = sorted((far, -rank, name) for name, each in drawn.items() for rank, far in each.apart().items())
+        farthest = {-rank: name for _, rank, name in found}  # of several names the last, where it is farthest, stays
+        return {-rank: farthest[-rank] for _, rank, _ in reversed(found)}
+
+    def paces(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return each rank's number of log calls so far, and how many there are a second, NaN where not known."""
+        with self._settled():
+            return self._steps.copy(), self._step_rates.per_s()
+
+    def mean_curve(self, name: str) -> Points:
         """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.
 
         For a run that is over: in a pipeline, say, only the last stages know the loss.
         """
-        with self._lock:
-            known = self._means[name].curve.points()
-            if len(known[0]):
+        with self._settled():
+            known = self._mean_points(name)
+            if len(known[0]) or self.is_many:
                 return known
-            logging = [rank for rank in range(self.world_size) if name in self._last[rank]]
-            mean = _Mean(len(logging))
+            logging = np.flatnonzero(self._has[name])
+            mean = Mean(len(logging))
+            calls = self._all()
+            at, y = self._by_name(calls)[name]
             for place, rank in enumerate(logging):
-                for log in self._batches[rank]:
-                    if name in log.names:
-                        values = np.array(log.values).reshape(len(log.steps), len(log.names))
-                        mean.add(place, np.array(log.steps, dtype=np.float64), values[:, log.names.index(name)])
+                mine = calls.ranks[at] == rank
+                mean.add(place, calls.steps[at][mine].astype(np.float64), y[mine])
             return mean.curve.points()
+
+    def _mean_points(self, name: str) -> Points:
+        if self.is_many:
+            band = self._spreads[name].band()
+            return band.steps.astype(np.float64), band.mean
+        return self._means[name].curve.points()
 
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
-        with self._lock:
+        with self._settled():
             return Progress(
-                self._steps[rank],
-                self._last_step[rank],
-                self._last_time_s[rank],
-                self._step_rate[rank].per_s(),
-                self._sample_rate[rank].per_s(),
-                dict(self._last[rank]),
+                steps := int(self._steps[rank]),
+                int(self._last_step[rank]) if steps else None,
+                float(self._last_time_s[rank]),
+                float(self._step_rates.per_s()[rank]),
+                float(self._sample_rates.per_s()[rank]),
+                {name: float(last[rank]) for name, last in self._last.items() if self._has[name][rank]},
             )
 
     def frame(self) -> pd.DataFrame:
@@ -330,8 +305,8 @@ class History:
 
         Rows are in each rank's own order, rank after rank.
         """
-        with self._lock:
-            total = sum(self._steps)
+        with self._settled():
+            total = len(self._kept[0])
             if self._frame is None or self._frame[0] != total:
                 self._frame = (total, self._build_frame())
             return self._frame[1].copy()
@@ -339,19 +314,15 @@ class History:
     def _build_frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        batches = [log for of_rank in self._batches for log in of_rank]
-        counts = [len(log.steps) for log in batches]
-        columns = {
-            "rank": np.repeat(np.array([log.rank for log in batches], dtype=np.int64), counts),
-            "step": np.concatenate([np.empty(0, np.int64), *(np.array(log.steps, np.int64) for log in batches)]),
-            "time_s": np.concatenate([np.empty(0), *(np.array(log.times_s) for log in batches)]),
+        calls = self._all()
+        order = np.argsort(calls.ranks, kind="stable")
+        columns: dict[str, Any] = {
+            "rank": calls.ranks[order].astype(np.int64),
+            "step": calls.steps[order],
+            "time_s": calls.times_s[order],
         }
-        for name in self.names:
-            columns[name] = np.full(sum(counts), np.nan)
-        start = 0
-        for log, count in zip(batches, counts, strict=True):
-            values = np.array(log.values).reshape(count, len(log.names))
-            for column, name in enumerate(log.names):
-                columns[name][start : start + count] = values[:, column]
-            start += count
+        for name, (at, y) in self._by_name(calls).items():
+            column = np.full(len(order), np.nan)
+            column[at] = y
+            columns[name] = column[order]
         return pd.DataFrame(columns)

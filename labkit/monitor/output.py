@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from labkit.monitor.stacks import alike
 
 LINES_KEPT = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
@@ -11,18 +15,29 @@ LINE_CHARACTERS = 10_000
 """A longer line is cut."""
 
 
+class Found(NamedTuple):
+    """A line that was looked for."""
+
+    line: str
+    ranks: list[int]
+    """Which have printed it."""
+
+
 class RankOutput:
     """A rank's output: the last lines of it, with the same bound however much is printed."""
 
     def __init__(self) -> None:
         self.dropped = 0
         """Lines that are lost, the oldest."""
+        self.count = 0
+        """Pieces of output that have come."""
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._new: deque[str] = deque(maxlen=LINES_KEPT)
         self._partial = ""
 
     def add(self, text: str) -> None:
         """Take what the rank has printed; it need not end with a line."""
+        self.count += 1
         *complete, partial = (self._partial + text).split("\n")
         for line in complete:
             if line.startswith("[Gloo] Rank ") and " is connected to " in line:
@@ -49,9 +64,21 @@ class RankOutput:
         last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
         return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
 
+    def search(self, words: str) -> list[str]:
+        """Return the different lines with these words in them, in any case, an unfinished one included."""
+        wanted = words.lower()
+        lines = [*self._lines, _after_carriage_returns(self._partial)]  # in one go: more may come meanwhile
+        return list(dict.fromkeys(line for line in lines if wanted in line.lower()))
+
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
         return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)
+
+
+def together(lines: Iterable[list[str]]) -> list[Found]:
+    """Return what was found in each rank's output with equal lines together, those of the fewest ranks first."""
+    ranks = alike((line, rank) for rank, found in enumerate(lines) for line in found)
+    return sorted((Found(*each) for each in ranks.items()), key=lambda found: len(found.ranks))
 
 
 def _after_carriage_returns(line: str) -> str:

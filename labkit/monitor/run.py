@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +15,7 @@ from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.frames import frames_of
 from labkit.monitor.history import History, Progress
+from labkit.monitor.output import Found, together
 from labkit.monitor.stacks import Stacks
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
@@ -67,7 +68,7 @@ class Run:
 
     show: ClassVar[Callable[[Run], object] | None] = None
     """How a run shows itself in a cell. `labkit.ui` fills it in: this side knows nothing of charts."""
-    draw: ClassVar[Callable[[Run], Any] | None] = None
+    draw: ClassVar[Callable[[Run, Sequence[int]], Any] | None] = None
     """How `figure` draws it; likewise."""
 
     def __init__(
@@ -142,6 +143,15 @@ class Run:
         """Return the last lines that each rank printed, an unfinished one included."""
         with self._lock:
             return [rank.output.tail(lines) for rank in self._state.ranks]
+
+    @property
+    def output_count(self) -> int:
+        """How much the ranks have printed so far; another number whenever there is more."""
+        return sum(rank.output.count for rank in self._state.ranks)
+
+    def search_output(self, words: str) -> list[Found]:
+        """Return the lines of any rank with these words in them, in any case; those of the fewest ranks first."""
+        return together(rank.output.search(words) for rank in self._state.ranks)
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
@@ -290,10 +300,12 @@ class Run:
         with self._lock:
             return self._follower.stacks()
 
-    def figure(self) -> Any:
-        """Return the chart of what was logged, a Plotly figure: a curve per rank and their mean, a panel per name."""
+    def figure(self, ranks: Sequence[int] = ()) -> Any:
+        """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of
+        more than 16 ranks a band, and curves of those that stand apart and of `ranks`.
+        """
         assert Run.draw is not None, "labkit.launch has imported the room that draws"
-        return Run.draw(self)
+        return Run.draw(self, ranks)
 
     # Following the ranks
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import ast
 import functools
 import html
-import linecache
+import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from labkit.protocol.job import Cell
-from labkit.protocol.source import LIBRARIES, is_readers
+from labkit.protocol.source import LIBRARIES, is_readers, line_of, place_of, text_of
 
 WAITING = re.compile(
     r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
@@ -24,7 +24,12 @@ WAITING = re.compile(
 )
 """Calls in which a rank may wait for others."""
 
+What = TypeVar("What", bound=Hashable)
+
 TORCH = os.sep + "torch" + os.sep
+
+LISTED = 16
+"""Ranks, or spans of ranks, that are listed one by one at most."""
 
 SHOWN_FRAMES = 12
 """Library frames shown of a rank at most."""
@@ -89,13 +94,13 @@ class RankStack:
         """The reader's line: "Cell In[3], line 14"; "" if none is known."""
         return "" if self._at is None else self._name(self.frames[self._at])
 
-    @property
+    @functools.cached_property
     def call(self) -> str:
         """What is being called there: "dist.all_reduce"; "" if that cannot be told."""
         if self._at is None:
             return ""
         deeper = [frame.function for frame in self.frames[: self._at]]
-        calls = _calls(self._source(self.frames[self._at].file), self.frames[self._at].line)
+        calls = _calls(text_of(self.frames[self._at].file, self._cells), self.frames[self._at].line)
         known = [call for call in calls if call.rpartition(".")[2] in deeper]
         return next(iter(known or calls or [name for name in reversed(deeper) if name != "wrapper"]), "")
 
@@ -104,7 +109,7 @@ class RankStack:
         """Whether it is in a call that waits for other ranks."""
         return WAITING.search(self.call) is not None
 
-    @property
+    @functools.cached_property
     def in_words(self) -> str:
         """ "waits in all_reduce at Cell In[3], line 14", "is in time.sleep at …"."""
         if not self.place:
@@ -120,14 +125,14 @@ class RankStack:
     def __str__(self) -> str:
         return f"rank {self.rank} {self.in_words}\n{self.details}".rstrip()
 
-    @property
+    @functools.cached_property
     def details(self) -> str:
         """The stack, the reader's own lines first."""
         lines = []
         reader = [frame for frame in self.frames if self._is_readers(frame)]
         for frame in reader:
             lines.append(f"  {self._name(frame)}, in {frame.function}")
-            if source := self._line(frame):
+            if source := line_of(frame.file, frame.line, self._cells):
                 lines.append(f"    {source}")
         deeper = self.frames[: self._at] if self._at is not None else self.frames
         if deeper:
@@ -136,15 +141,7 @@ class RankStack:
         return "\n".join(lines)
 
     def _name(self, frame: Frame) -> str:
-        cell = self._cells.get(frame.file)
-        return f"{cell.title if cell else Path(frame.file).name}, line {frame.line}"
-
-    def _source(self, file: str) -> str:
-        return self._cells[file].text if file in self._cells else "".join(linecache.getlines(file))
-
-    def _line(self, frame: Frame) -> str:
-        lines = self._source(frame.file).splitlines()
-        return lines[frame.line - 1].strip() if 0 < frame.line <= len(lines) else ""
+        return place_of(frame.file, frame.line, self._cells)
 
 
 @functools.lru_cache(maxsize=64)
@@ -177,9 +174,7 @@ class Stacks(list[RankStack]):
         Where some wait for others in a collective, the odd ones are those that do not; else the smallest group.
         """
         answering = [s for s in self if s.place or s.note]
-        groups: dict[tuple[bool, str], list[int]] = {}
-        for stack in answering:
-            groups.setdefault((stack.is_blocked, stack.in_words), []).append(stack.rank)
+        groups = alike(((stack.is_blocked, stack.in_words), stack.rank) for stack in answering)
         busy = [rank for (waits, _), ranks in groups.items() if not waits for rank in ranks]
         if 0 < len(busy) < len(answering):
             return sorted(busy)
@@ -191,9 +186,7 @@ class Stacks(list[RankStack]):
     @property
     def in_words(self) -> str:
         """One sentence: "rank 1 is in time.sleep at Cell In[3], line 9; ranks 0 and 2 wait in all_reduce at …"."""
-        groups: dict[str, list[int]] = {}
-        for stack in self._outliers_first():
-            groups.setdefault(stack.in_words, []).append(stack.rank)
+        groups = alike((stack.in_words, stack.rank) for stack in self._outliers_first())
         return "; ".join(f"{rank_list(ranks)} {plural(what, len(ranks))}" for what, ranks in groups.items())
 
     def _outliers_first(self) -> list[RankStack]:
@@ -202,9 +195,7 @@ class Stacks(list[RankStack]):
 
     def blocks(self) -> list[str]:
         """The stacks in full, the odd one first; ranks that stand alike share a block."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for stack in self._outliers_first():
-            groups.setdefault((stack.in_words, stack.details), []).append(stack.rank)
+        groups = alike(((stack.in_words, stack.details), stack.rank) for stack in self._outliers_first())
         return [
             f"{rank_list(ranks)} {plural(what, len(ranks))}\n{details}".rstrip()
             for (what, details), ranks in groups.items()
@@ -218,13 +209,22 @@ class Stacks(list[RankStack]):
 
     def _repr_html_(self) -> str:
         odd = self.outliers
+        heads = [block.partition("\n")[::2] for block in self.blocks()]
         details = "".join(
-            f"<details{' open' if s.rank in odd else ''}><summary>rank {s.rank} {html.escape(s.in_words)}</summary>"
-            f"<pre>{html.escape(s.details)}</pre></details>"
-            for s in self._outliers_first()
+            f"<details{' open' if odd and not number else ''}><summary>{html.escape(head)}</summary>"
+            f"<pre>{html.escape(rest)}</pre></details>"
+            for number, (head, rest) in enumerate(heads)
         )
         missed = f"<div><b>{html.escape(self.missed)}</b></div>" if self.missed else ""
         return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
+
+
+def alike(each: Iterable[tuple[What, int]]) -> dict[What, list[int]]:
+    """Return the ranks of which the same is said, by that, in the order in which they come."""
+    groups: dict[What, list[int]] = {}
+    for what, rank in each:
+        groups.setdefault(what, []).append(rank)
+    return groups
 
 
 def plural(what: str, count: int) -> str:
@@ -236,7 +236,12 @@ def plural(what: str, count: int) -> str:
 
 
 def rank_list(ranks: list[int]) -> str:
-    """Return several ranks in words: "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3"."""
+    """Return several ranks in words: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) > LISTED:
+        follows = itertools.count()  # ranks that follow each other are all as far from it
+        spans = [list(span) for _, span in itertools.groupby(ranks, lambda rank: rank - next(follows))]
+        said = [f"{span[0]}–{span[-1]}" if span[1:] else f"{span[0]}" for span in spans[:LISTED]]
+        return f"{len(ranks):,} ranks ({', '.join(said)}{', …' if spans[LISTED:] else ''})"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

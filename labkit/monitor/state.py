@@ -111,14 +111,14 @@ class RunState:
         `ended_by_us` is whether the run had ended the rank, for an `Exit`.
         """
         match event:
+            case events.Log():  # first: of these there are the most
+                self._take_log(event, now_s)
             case events.Notice():
                 self._take_notice(event, now_s)
             case events.Restarted():
                 self._begin_again(event, now_s)
             case events.JobEnded():
                 self.job_ended = event
-            case events.Log():
-                self._take_log(event, now_s)
             case events.Result():
                 self._take_result(event, now_s, since_launch_s)
             case events.Failure():
@@ -136,7 +136,7 @@ class RunState:
         rank = self.ranks[log.rank]
         if rank.begins_again:
             rank.begins_again = False
-            self.recorded = self.recorded.before(log.rank, log.steps[0])
+            self.recorded.go_back(log.rank, log.steps[0])
         self.recorded.add(log)
         self.pace.add(log)
         self.progress_s = now_s

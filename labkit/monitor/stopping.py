@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Set
-from itertools import pairwise
 
 from labkit.protocol.events import Log, Waits
 
@@ -59,13 +58,14 @@ class Pace:
 
     def add(self, log: Log) -> None:
         """Note that a rank has logged."""
-        times_s, before_s = log.times_s.tolist(), self._last_s[log.rank]
+        steps_s, before_s = self._steps_s[log.rank], self._last_s[log.rank]
         if before_s is None:
-            self._to_first_s[log.rank] = times_s[0] - self._began_s[log.rank]
-        else:
-            times_s.insert(0, before_s)
-        self._steps_s[log.rank].extend(after - before for before, after in pairwise(times_s[-RECENT - 1 :]))
-        self._last_s[log.rank] = log.times_s[-1]
+            self._to_first_s[log.rank] = log.times_s[0] - self._began_s[log.rank]
+        for at_s in log.times_s[-RECENT - 1 :]:  # of so many, the first, which follows none of them, is soon left out
+            if before_s is not None:
+                steps_s.append(at_s - before_s)
+            before_s = at_s
+        self._last_s[log.rank] = before_s
 
     @property
     def longest_step_s(self) -> float:

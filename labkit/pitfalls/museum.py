@@ -273,7 +273,7 @@ class Museum:
 
     def scoreboard(self) -> Chart:
         """Draw how the mistakes that were run have shown themselves, and which were foreseen."""
-        from labkit.ui import charts
+        from labkit import charts
 
         shown = [outcome for outcome in self.outcomes.values() if outcome.symptom]
         rows = {

@@ -88,4 +88,4 @@ class _Live(threading.Thread):
             if (shown := _html(self._session)) != self._table.value:
                 self._table.value = shown
         self._handle.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
-        self._close_later([self._box, self._button, self._table])
+        self._close_later([self._box])

@@ -1,10 +1,10 @@
-"""Data in, Plotly figures out. No process, no widget, no browser."""
+"""What was logged in, Plotly figures out. No process, no widget, no browser."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, SAMPLES, History
-from labkit.ui import kernel
+from labkit.ui import kernel, many
+from labkit.ui.many import Curve
 from labkit.ui.png import can_draw, picture
 from labkit.ui.tables import STATE_COLORS
 
@@ -22,16 +23,6 @@ CONFIG = {"displaylogo": False}
 
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
-
-PART_COLORS = {
-    "data": "#CC79A7",
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "communication": "#D55E00",
-    "optimizer": "#009E73",
-    "waiting": "#D9D9D9",
-}
-"""Of the parts of a step, the same in every chart."""
 
 MEAN_COLOR = "#1A1A1A"
 NOT_FINITE = "not finite"
@@ -113,56 +104,64 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     return figure
 
 
-Curve = tuple[str, str, Any, Any]
-"""(logged name, label, x, y)"""
-
-
-def _curves(history: History) -> list[Curve]:
-    """Return every curve of a history: for each name, each rank and then the mean."""
+def _curves(history: History, ranks: Sequence[int] = ()) -> list[Curve]:
+    """Return every curve of a history: for each name, each rank and then the mean; of many ranks, the band."""
+    if history.is_many:
+        return many.curves(history, ranks)
     return [
-        (name, label, x, y)
+        Curve(name, label, label, x, y)
         for name in list(history.names)
         if name != SAMPLES
         for label, (x, y) in history.curves(name).items()
     ]
 
 
-def _compact(values: Any) -> Any:
+def compact(values: Any) -> Any:
     """Return numbers in half the size of doubles in a saved notebook, and more digits than a chart can show."""
     values = np.asarray(values, dtype=np.float64)
     if np.array_equal(values, np.round(values)) and np.abs(values).max(initial=0) < 2**31:
         return values.astype(np.int32)
-    return _single(values)
+    return single(values)
 
 
-def _single(values: Any) -> Any:
+def single(values: Any) -> Any:
     """Return 32-bit numbers; a loss beyond their range becomes infinite, quietly."""
     with np.errstate(over="ignore"):
         return np.asarray(values, dtype=np.float64).astype(np.float32)
 
 
-def _line(name: str, label: str, x: Any, y: Any, first: bool) -> go.Scatter:
-    is_mean = label == MEAN
-    color = MEAN_COLOR if is_mean else rank_color(int(label.split()[1]))
-    few = len(x) <= 12
-    return go.Scatter(
-        x=_compact(x),
-        y=_single(y),
-        name=label,
-        legendgroup=label,
-        showlegend=first,
-        meta=[name, label],
-        mode="lines+markers" if few else "lines",
-        marker={"size": 5},
-        line={"color": color, "width": 2.2 if is_mean else 1.2},
-        opacity=1.0 if is_mean else 0.8,
-    )
+def _line(curve: Curve) -> go.Scatter:
+    look: dict[str, Any]
+    if curve.key in many.EDGES:
+        said, _, fill = many.EDGES[curve.key]
+        look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}
+        look |= {"fill": "tonexty", "fillcolor": fill} if fill else {}
+    else:
+        is_mean = curve.key == MEAN
+        color = MEAN_COLOR if is_mean else rank_color(int(curve.key.split()[1]))
+        look = {"line": {"color": color, "width": 2.2 if is_mean else 1.2}, "opacity": 1.0 if is_mean else 0.8}
+        look |= {"legendgroup": curve.key, "marker": {"size": 5}}
+    return go.Scatter(x=compact(curve.x), y=single(curve.y), meta=[curve.name, curve.key], **look)
 
 
-def logged(history: History, title: str = "") -> Chart:
-    """Draw all that was logged: a panel per name; in it a curve per rank, and their mean."""
-    curves = _curves(history)
-    names = list(dict.fromkeys(name for name, *_ in curves))
+def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
+    """Have every label in the legend once, where its first curve is that has points."""
+    in_legend = {""}
+    for trace, curve in zip(traces, curves, strict=True):
+        trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
+        in_legend |= {curve.label} if len(curve.x) else set()
+        if curve.key not in many.EDGES:
+            trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
+
+
+def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Chart:
+    """Draw all that was logged: a panel per name; in it a curve per rank, and their mean.
+
+    Of more than 16 ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a
+    curve for each of the few ranks that stand apart, and of `ranks`.
+    """
+    curves = _curves(history, ranks)
+    names = list(dict.fromkeys(curve.name for curve in curves))
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
     # Names stand above: beside, each would take its width from the panel to its left.
@@ -174,12 +173,12 @@ def logged(history: History, title: str = "") -> Chart:
         vertical_spacing=0.24 / rows,
     )
     figure.update_annotations(font_size=FONT_SIZE + 1)
-    in_legend = set()
-    for name, label, x, y in curves:
-        panel = names.index(name)
+    lines = [_line(curve) for curve in curves]
+    _name_them(lines, curves)
+    for curve, line in zip(curves, lines, strict=True):
+        panel = names.index(curve.name)
         where = {"row": panel // columns + 1, "col": panel % columns + 1}
-        figure.add_trace(_line(name, label, x, y, first=label not in in_legend), **where)
-        in_legend.add(label)
+        figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
     _mark_not_finite(figure, history, names, columns)
@@ -205,83 +204,17 @@ def _mark_not_finite(figure: go.Figure, history: History, names: list[str], colu
     )
 
 
-def refresh(figure: go.Figure, history: History) -> bool:
+def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = _curves(history)
+    curves = _curves(history, ranks)
     found = history.first_not_finite
     is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
-    if is_marked != (found is not None and found.name in {name for name, *_ in curves}):
+    if is_marked != (found is not None and found.name in {curve.name for curve in curves}):
         return False
-    if [tuple(trace.meta) for trace in figure.data] != [(name, label) for name, label, *_ in curves]:
+    if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:
         return False
     with figure.batch_update():
-        for trace, (_, _, x, y) in zip(figure.data, curves, strict=True):
-            trace.x, trace.y = _compact(x), _single(y)
-            trace.mode = "lines+markers" if len(x) <= 12 else "lines"
+        for trace, curve in zip(figure.data, curves, strict=True):
+            trace.x, trace.y = compact(curve.x), single(curve.y)
+        _name_them(figure.data, curves)
     return True
-
-
-def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = "") -> Chart:
-    """Draw one logged value of several runs over each other: the mean over ranks of each."""
-    figure = go.Figure()
-    for index, (label, history) in enumerate(histories.items()):
-        if name not in history.names:
-            continue
-        x, y = history.mean_curve(name)
-        dash = ("solid", "dash", "dot", "dashdot")[index % 4]
-        # The first line is broad, so that runs that agree show as lines within it.
-        line = {"color": rank_color(index), "width": max(1.6, 5.5 - 1.3 * index), "dash": dash}
-        figure.add_scatter(x=_compact(x), y=_single(y), name=label, mode="lines", line=line)
-    figure.update_xaxes(title_text="step")
-    figure.update_yaxes(title_text=name)
-    return Chart(style(figure, title))
-
-
-def bars(labels: Sequence[str], values: Sequence[float], unit: str, title: str = "") -> Chart:
-    """Draw one horizontal bar per label, with its value written beside it."""
-    text = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in values]
-    colors = [rank_color(index) for index in range(len(labels))]
-    figure = go.Figure(go.Bar(x=list(values), y=list(labels), orientation="h", text=text, marker={"color": colors}))
-    figure.update_xaxes(title_text=unit)
-    figure.update_yaxes(autorange="reversed")
-    return Chart(style(figure, title, height=120 + 32 * len(labels)))
-
-
-def stacked(rows: Mapping[str, Mapping[str, float]], unit: str, title: str = "") -> Chart:
-    """Draw one horizontal bar per row, made of its parts laid end to end: `{"DDP": {"forward": 3.1, …}, …}`."""
-    figure = go.Figure()
-    for index, part in enumerate(dict.fromkeys(part for parts in rows.values() for part in parts)):
-        lengths = [parts.get(part, 0.0) for parts in rows.values()]
-        color = PART_COLORS.get(part, rank_color(index))
-        figure.add_bar(y=list(rows), x=lengths, name=part, orientation="h", marker={"color": color})
-    figure.update_layout(barmode="stack")
-    figure.update_xaxes(title_text=unit)
-    figure.update_yaxes(autorange="reversed")
-    return Chart(style(figure, title, height=140 + 26 * len(rows) + 10 * len(figure.data)))  # a legend in lines
-
-
-def gantt(rows: Mapping[str, Sequence[tuple[str, float, float]]], title: str = "") -> Chart:
-    """Draw when each row did what: `{"rank 0": [("forward", start_s, end_s), …], …}`, in ms since the first began.
-
-    A mark called "step", the step as a whole, is left out; communication gets a thin line of its own in the row's
-    middle, as it may go on while something else is computed.
-    """
-    zero_s = min((start for marks in rows.values() for _, start, _ in marks), default=0.0)
-    figure = go.Figure()
-    for part in dict.fromkeys(what for marks in rows.values() for what, *_ in marks if what != "step"):
-        found = [
-            (row, start - zero_s, end - start) for row, marks in rows.items() for w, start, end in marks if w == part
-        ]
-        figure.add_bar(
-            y=[row for row, *_ in found],
-            base=[1000 * start for _, start, _ in found],
-            x=[1000 * length for *_, length in found],
-            name=part,
-            orientation="h",
-            marker={"color": PART_COLORS.get(part, rank_color(len(figure.data)))},
-            width=0.3 if part == "communication" else 0.8,
-        )
-    figure.update_layout(barmode="overlay")
-    figure.update_xaxes(title_text="milliseconds")
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=list(rows))
-    return Chart(style(figure, title, height=150 + 34 * len(rows)))

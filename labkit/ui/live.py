@@ -9,13 +9,14 @@ import html
 import math
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
-from labkit.ui import ahead, kernel, summary
+from labkit.ui import ahead, kernel, many, summary
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -69,10 +70,13 @@ class LiveView(threading.Thread):
             layout=widgets.Layout(width="120px" if is_deaf else "90px", flex="0 0 auto", margin="2px 12px 2px 0"),
         )
         self._button.on_click(lambda _: self._stop_clicked())
-        self._texts = [widgets.HTML() for _ in range(run.world_size)]
-        self._seen = [""] * run.world_size
-        self._tabs = widgets.Tab(self._texts, layout=widgets.Layout(display="none"))
-        for rank in range(run.world_size):
+        shown = 0 if run.recorded.is_many else run.world_size
+        self._texts = [widgets.HTML() for _ in range(shown)]
+        self._seen = [""] * shown
+        self._asking = Asking(run) if run.recorded.is_many else None
+        self._tabs = self._asking.output if self._asking else widgets.Tab(self._texts)
+        self._tabs.layout.display = "none"
+        for rank in range(shown):
             self._tabs.set_title(rank, f"rank {rank}")
         self._figure: Any = None
         self._replaced: list[Any] = []
@@ -82,14 +86,23 @@ class LiveView(threading.Thread):
         """Charts that no browser has answered for."""
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
-        self._box = widgets.VBox([self._top, self._states, self._tabs, self._keeper])
-        for widget in (self._button, self._tabs):
+        self._box = widgets.VBox(self._children())
+        for widget in (self._button, self._tabs, *(self._asking.boxes if self._asking else ())):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
         self._answered = threading.Event()
         self._handle = kernel.display(self._box, display_id=True)
         self._chart_handle = kernel.reserve()
+
+    def _children(self) -> list[Any]:
+        asking = [self._asking.row] if self._asking else []
+        chart = [self._figure] if self._figure is not None else []
+        return [self._top, self._states, *asking, *chart, self._tabs, self._keeper]
+
+    @property
+    def _asked(self) -> list[int]:
+        return self._asking.ranks if self._asking else []
 
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
@@ -111,11 +124,11 @@ class LiveView(threading.Thread):
             if self._run.recorded.names:
                 from labkit.ui import charts
 
-                self._chart_handle.update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
+                chart = charts.logged(self._run.recorded, self._run.name, self._asked)
+                self._chart_handle.update(chart.bundle(), raw=True)
         finally:
-            parts = (self._top, self._head, self._title, self._notice, self._button, self._states, self._tabs)
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
-            close_later([self._box, *parts, self._keeper, *self._texts, *self._replaced, self._figure], was_quick)
+            close_later([self._box, *self._replaced], was_quick)
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
@@ -126,7 +139,7 @@ class LiveView(threading.Thread):
             self.join(1)
 
     def _draw(self) -> None:
-        self._title.value, self._states.value = title_html(self._run), states_html(self._run)
+        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._asked)
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
@@ -145,7 +158,7 @@ class LiveView(threading.Thread):
         from labkit.ui import charts
 
         is_lost = now > self._again_due_s and not self._answered.is_set() and self._unanswered < CHARTS
-        if self._figure is not None and not is_lost and charts.refresh(self._figure, history):
+        if self._figure is not None and not is_lost and charts.refresh(self._figure, history, self._asked):
             self._heard.clear()
             return
         if self._figure is not None:
@@ -153,22 +166,22 @@ class LiveView(threading.Thread):
             self._replaced.append(self._figure)
         self._unanswered += 1
         self._again_due_s = now + AGAIN_AFTER_S * 2 ** (self._unanswered - 1)
-        self._figure = go.FigureWidget(charts.logged(history))
+        self._figure = go.FigureWidget(charts.logged(history, ranks=self._asked))
         self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
         kernel.answer_while_the_cell_runs(self._figure)
-        self._box.children = [self._top, self._states, self._figure, self._tabs, self._keeper]
+        self._box.children = self._children()
 
     def _draw_output(self) -> None:
+        if self._asking:
+            self._asking.draw()
+            return
         for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
-                # A column in reverse is scrolled to its end, so that the newest line stays in sight.
-                column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
-                text = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
-                self._texts[rank].value = f'<div style="{column}"><pre style="{text}">{html.escape(tail)}</pre></div>'
+                self._texts[rank].value = output_html(tail)
                 self._tabs.layout.display = None
 
     def _browser_answered(self, change: Any) -> None:
@@ -197,6 +210,43 @@ class LiveView(threading.Thread):
         self._run.ask_to_stop()
 
 
+class Asking:
+    """Two boxes in the view of many ranks: which of them to show besides, and what to look for in all ranks' output."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._drawn: object = None
+        self.boxes = [
+            widgets.Text(placeholder=says, continuous_update=False, layout=widgets.Layout(width="min(320px, 100%)"))
+            for says in ("ranks to show besides: 3, 40-43", "words to find in all ranks' output")
+        ]
+        self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
+        self.output = widgets.HTML()
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are asked for."""
+        return many.read_ranks(self.boxes[0].value, self._run.world_size)
+
+    def draw(self) -> None:
+        """Bring the output up to date, if there is more of it, or other words are looked for."""
+        words = self.boxes[1].value.strip()
+        asked_for = words, self.ranks, self._run.output_count
+        if self._drawn != asked_for:
+            self._drawn = asked_for
+            lines = many.output_lines(self._run, words, self.ranks) if self._run.output_count else []
+            self.output.value = output_html("\n".join(lines))
+            self.output.layout.display = None if lines else "none"
+
+
+def output_html(text: str) -> str:
+    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
+    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
+    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
+    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
+    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
+
+
 def title_html(run: Run) -> str:
     """Return the run's name, phase and seconds, and the time that is left if that can be told."""
     again = f" · started again {run.attempt}×" if run.attempt else ""
@@ -214,9 +264,17 @@ def notice_html(run: Run) -> str:
     return shown
 
 
-def states_html(run: Run) -> str:
-    """Return a table of the ranks: state, step, progress, rates and last values."""
-    return ranks_html((rank, state, _progress_cells(run, rank, state)) for rank, state in enumerate(run.states))
+def states_html(run: Run, asked: Sequence[int] = ()) -> str:
+    """Return a table of the ranks: state, step, progress, rates and last values.
+
+    Of many it has the few that `many.listed` chooses, each with why, and those that are asked for.
+    """
+    states, history = run.states, run.recorded
+    if not history.is_many:
+        return ranks_html((rank, state, _progress_cells(run, rank, state)) for rank, state in enumerate(states))
+    why = many.listed(states, history, asked)
+    rows = [(rank, states[rank], [said, *_progress_cells(run, rank, states[rank])]) for rank, said in why.items()]
+    return many.headline_html(states, history) + ranks_html(rows)
 
 
 def _progress_cells(run: Run, rank: int, state: str) -> list[str]:

@@ -43,11 +43,11 @@ def picture(figure: go.Figure) -> bytes:
         traces = [trace for trace in figure.data if (trace.xaxis or "x") == key]
         if bars := [trace for trace in traces if trace.type == "bar"]:
             _draw_bars(panel, bars, figure.layout.barmode or "group", places)
-        for trace in traces:
+        for before, trace in zip([None, *traces], traces, strict=False):
             if trace.type == "heatmap":
                 _draw_heatmap(panel, page, trace, figure.layout, places)
             elif trace.type == "scatter":
-                _draw_curve(panel, trace)
+                _draw_curve(panel, trace, before)
         for axis in (panel.xaxis, panel.yaxis):
             _set_axis(axis, figure.layout[_name(axis.axis_name, traces[0])])
     _write(figure, page, panels, places)
@@ -94,20 +94,25 @@ def _set_axis(axis: Any, layout: Any) -> None:
         axis.set_tick_params(which="minor", size=0, labelsize=0)
 
 
-def _draw_curve(panel: Any, trace: Any) -> None:
+def _draw_curve(panel: Any, trace: Any, before: Any) -> None:
     mode, color = trace.mode or "lines", _rgb(trace.line.color or trace.marker.color)
     y = np.asarray(trace.y, dtype=float)
     x = np.arange(len(y)) if trace.x is None else np.asarray(trace.x)
     if (above := trace.error_y.array) is not None:
         below = above if trace.error_y.arrayminus is None else trace.error_y.arrayminus
         panel.errorbar(x, y, (below, above), fmt="none", ecolor=color or "#7A7A7A", elinewidth=1, capsize=3)
+    label = trace.name if trace.showlegend is not False else None
+    if trace.fill == "tonexty" and before is not None:  # down to a curve with the same x, as in labkit's charts
+        below = np.asarray(before.y, dtype=float)
+        panel.fill_between(x, below, y, color=_rgb(trace.fillcolor), label=label, linewidth=0)
+        return
     panel.plot(
         x,
         y,
-        label=trace.name if trace.showlegend is not False else None,
+        label=label,
         color=color,
         linestyle=DASHES.get(trace.line.dash, "-") if "lines" in mode else "none",
-        linewidth=(trace.line.width or 2) * 0.75,
+        linewidth=(2 if trace.line.width is None else trace.line.width) * 0.75,
         marker="o" if "markers" in mode else None,
         markersize=trace.marker.size * 0.75 if isinstance(trace.marker.size, (int, float)) else 4,
         alpha=trace.opacity,
@@ -218,10 +223,11 @@ def _plain(text: str) -> str:
 
 
 def _rgb(color: Any) -> Any:
-    """Return one of Plotly's colours, "#0072B2" or "rgb(0, 114, 178)", or several, as Matplotlib wants them."""
+    """Return one of Plotly's colours, "#0072B2" or "rgba(0, 114, 178, 0.9)", or several, as Matplotlib wants them."""
     if isinstance(color, str):
         if not color.startswith("rgb"):
             return color
-        return tuple(float(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3])
+        red, green, blue, *alpha = map(float, color[color.index("(") + 1 : -1].split(","))
+        return red / 255, green / 255, blue / 255, *alpha
     is_words = color is not None and all(isinstance(each, str) for each in color)
     return [_rgb(each) for each in color] if is_words else None

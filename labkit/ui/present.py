@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.monitor.run import Run
@@ -67,11 +68,11 @@ def show(thing: Any) -> None:
         kernel.display(figure(thing))
 
 
-def figure(run: Run) -> Chart:
-    """Return the chart of what a run has logged so far."""
+def figure(run: Run, ranks: Sequence[int] = ()) -> Chart:
+    """Return the chart of what a run has logged so far; of many ranks these, too, have a curve."""
     from labkit.ui import charts
 
-    return charts.logged(run.recorded, title=run.name)
+    return charts.logged(run.recorded, title=run.name, ranks=ranks)
 
 
 def as_chart(thing: Any) -> Any:

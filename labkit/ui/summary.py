@@ -8,8 +8,9 @@ import math
 import numpy as np
 
 from labkit.monitor.diagnosis import Diagnosis
-from labkit.monitor.history import SAMPLES
+from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.run import Run
+from labkit.ui import many
 from labkit.ui.tables import STATE_COLORS
 
 TAIL_LINES = 200
@@ -33,7 +34,7 @@ def line(run: Run) -> str:
         values = [p.last[name] for p in progress if name in p.last]
         if values and name != SAMPLES:
             parts.append(f"{name} {sum(values) / len(values):.4g}")
-    parts += [_per_s(run), f"{run.elapsed_s:.1f} s"]
+    parts += [_per_s(progress), f"{run.elapsed_s:.1f} s"]
     return " · ".join(part for part in parts if part)
 
 
@@ -49,9 +50,8 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def _per_s(run: Run) -> str:
+def _per_s(progress: list[Progress]) -> str:
     """Return how fast the run goes, over all ranks."""
-    progress = [run.progress(rank)[0] for rank in range(run.world_size)]
     samples = sum(p.samples_per_s for p in progress)
     if not math.isnan(samples):
         return f"{samples:,.0f} samples/s"
@@ -100,12 +100,17 @@ def as_html(run: Run) -> str:
         if run.error.frames:
             parts.append(run.error.frames._repr_html_())
         if diagnosis.others:
-            listed = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
-            parts.append(f"<details><summary>{_others_title(diagnosis)}</summary><ul>{listed}</ul></details>")
-    for rank, text in enumerate(run.output):
-        if text:
-            tail = "\n".join(text.splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // run.world_size :]
-            parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
+            items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
+            parts.append(
+                f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
+            )
+    output = {rank: text for rank, text in enumerate(run.output) if text}
+    shown = [rank for rank in many.read_first(run) if rank in output]
+    if others := len(output) - len(shown):
+        parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
+    for rank in shown:
+        tail = "\n".join(output[rank].splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
+        parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
 
 
@@ -114,8 +119,7 @@ def bundle(run: Run) -> dict[str, str]:
     return {"text/html": as_html(run), "text/plain": as_text(run)}
 
 
-def _others_title(diagnosis: Diagnosis) -> str:
-    count = len(diagnosis.others)
+def _others_title(diagnosis: Diagnosis, count: int) -> str:
     if diagnosis.rank is None:
         return "what became of the ranks"
     return "what became of the other rank" if count == 1 else f"what became of the other {count} ranks"

@@ -46,8 +46,9 @@ class WidthKeeper(anywidget.AnyWidget):
 
 
 def close(widgets: Iterable[Any]) -> None:
-    """Close widgets and the models they brought along, so that nothing of them is saved with the notebook."""
+    """Close widgets, those in them and the models they brought along, so that nothing is saved with the notebook."""
     for widget in widgets:
+        close(getattr(widget, "children", ()))
         for part in (getattr(widget, "layout", None), getattr(widget, "style", None), widget):
             if isinstance(part, Widget):
                 part.close()

@@ -44,6 +44,7 @@ class Buffers(TorchDispatchMode):
     def __init__(self, model: torch.nn.Module, kept: Any) -> None:
         super().__init__()
         self.model, self.kept = model, kept
+        self.sharded = [m._get_fsdp_state() for m in model.modules() if hasattr(m, "_get_fsdp_state")]
         self.handed: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = self.most_kept = 0
         self.split: list[list[dict[str, Any]]] = []
@@ -56,7 +57,6 @@ class Buffers(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     storage = profiling.local(tensor).untyped_storage()
                     self.handed[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-            gc.collect()
         self.look()
         return result
 
@@ -82,8 +82,7 @@ class Buffers(TorchDispatchMode):
 
     def gathered(self) -> list[Tensor]:
         """Return the whole parameters of FSDP2; those that it has forgotten have no bytes."""
-        states = [module._get_fsdp_state() for module in self.model.modules() if hasattr(module, "_get_fsdp_state")]
-        groups = [group for state in states for group in _groups(state)]
+        groups = [group for state in self.sharded for group in _groups(state)]
         parameters = [parameter for group in groups for parameter in group.fsdp_params]
         return [p._unsharded_param for p in parameters if hasattr(p, "_unsharded_param")]
 

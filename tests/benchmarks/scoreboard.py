@@ -36,7 +36,7 @@ import plotly.graph_objects as go
 import psutil
 from jupyter_client import KernelManager
 
-from labkit.ui import charts
+from labkit import charts
 from labkit.ui.png import picture
 from tests.benchmarks.launch import free_port, time_logging
 
