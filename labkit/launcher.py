@@ -180,8 +180,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
-        known = "labkit.Slurm(…), labkit.Ray(…), labkit.Torchrun(…), a labkit.Session or labkit.Here()"
-        raise TypeError(f"on is {known}, got {on!r:.80}")
+        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
         found: Target = on.first(check_world_size(world_size, 0))
         return found
