@@ -35,9 +35,11 @@ The wings can be deleted one by one:
                  `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     charts       bars, parts laid end to end, time lines, for whatever was measured
+    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
+    tracking     the other way round: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
@@ -65,6 +67,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import profiling as profiling
     from labkit import scaling as scaling
     from labkit import strategies as strategies
+    from labkit import tracking as tracking
     from labkit import transformer as transformer
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
@@ -134,6 +137,7 @@ _MODULES = {
     "scaling": "scaling",
     "standby": "engines.standby",
     "strategies": "strategies",
+    "tracking": "tracking",
     "transformer": "transformer",
 }
 """… and the public modules, whose names are shorter than their paths."""

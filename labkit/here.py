@@ -22,7 +22,7 @@ import cloudpickle
 import torch.distributed as dist
 
 from labkit.engines.local import loopback_environment
-from labkit.monitor.run import run_of
+from labkit.monitor.going import run_of
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import time
@@ -41,6 +42,8 @@ def launch(
     live: bool | None = None,
     on: Target | None = None,
     watch: str | None = None,
+    log_to: Any = None,
+    trace: int | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -63,10 +66,15 @@ def launch(
             which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
             `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
+        log_to: trackers that get the curves and the arguments, too: "tensorboard", "mlflow", "wandb", "trackio",
+            `labkit.tracking.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
+            of these. The notebook's side writes, never a rank.
+        trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
         kwargs: passed on to `fn`.
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
+        ModuleNotFoundError: a tracker's library is not installed; likewise.
         RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
 
@@ -76,20 +84,23 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    given_seed = None if seed is DEFAULT_SEED else (seed,)
-    own = {"world_size": world_size, "backend": backend, "seed": given_seed, "name": name, "on": on, "watch": watch}
+    own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
+    own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to, "trace": trace}
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    if on is None:
-        world_size = check_world_size(world_size, gpus or 0)
-    else:
-        on = ranks_on(on, world_size)
-        world_size = on.world_size
+    on = None if on is None else ranks_on(on, world_size)
+    world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
     backend = check_backend(backend, world_size, gpus)
     _check_options(timeout_s, seed, name, live, watch)
+    show, call = show_run, pack_call(fn, args, kwargs)
+    # Two wings, which nothing else here needs.
+    if log_to is not None:
+        show = importlib.import_module("labkit.tracking.following").showing(log_to, fn, args, kwargs, world_size)
+    if trace is not None:
+        call = importlib.import_module("labkit.tracing.recording").traced(call, trace)
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=call,
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -114,7 +125,7 @@ def launch(
         run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
-    return show_run(run, live, wait)
+    return show(run, live, wait)
 
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
@@ -173,7 +184,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
         ) from None
 
 
@@ -182,12 +193,10 @@ def ranks_on(on: Any, world_size: Any) -> Target:
     if not hasattr(on, "engine"):
         raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
-        found: Target = on.first(check_world_size(world_size, 0))
-        return found
+        return on.first(check_world_size(world_size, 0))
     if world_size not in (None, on.world_size):
         raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    checked: Target = on
-    return checked
+    return on
 
 
 def check_world_size(world_size: Any, gpus: int) -> int:

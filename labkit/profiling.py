@@ -173,11 +173,12 @@ class _Kept:
 class _Ledger:
     """The bytes that autograd keeps, and the most that it has kept at any time. A storage counts once."""
 
-    def __init__(self, weights: Iterable[Tensor]) -> None:
+    def __init__(self, weights: Iterable[Tensor], changed: Callable[[int], None] | None = None) -> None:
         self._weights = {local(weight).untyped_storage()._cdata: weight for weight in weights}
         self.sizes: dict[int, list[int]] = {}
         """Of what is kept now, by storage."""
         self.now = self.most = 0
+        self._changed = changed or (lambda _: None)
 
     def pack(self, tensor: Tensor) -> Any:
         base = tensor if tensor._base is None else tensor._base
@@ -195,6 +196,7 @@ class _Ledger:
         self.now += max(0, size - max(sizes, default=0))
         sizes.append(size)
         self.most = max(self.most, self.now)
+        self._changed(self.now)
 
     def remove(self, key: int, size: int) -> None:
         sizes = self.sizes[key]
@@ -202,6 +204,7 @@ class _Ledger:
         self.now -= max(0, size - max(sizes, default=0))
         if not sizes:
             del self.sizes[key]
+        self._changed(self.now)
 
 
 def _unpack(kept: Any) -> Tensor:
@@ -214,12 +217,12 @@ def kept_now() -> dict[int, list[int]]:
 
 
 @contextlib.contextmanager
-def activations(model: nn.Module) -> Iterator[dict[str, int]]:
+def activations(model: nn.Module, changed: Callable[[int], None] | None = None) -> Iterator[dict[str, int]]:
     """Count the bytes that forward passes inside keep for the backward pass, weights excluded: `{"activations": …}`.
 
-    The most at any time; a storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
+    The most at any time; `changed` is called with the bytes whenever they change. A storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
     """
-    ledger = _Ledger(model.parameters())
+    ledger = _Ledger(model.parameters(), changed)
     counted = {"activations": 0}
     _ledgers.append(ledger)
     try:

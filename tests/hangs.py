@@ -20,7 +20,7 @@ from labkit.rank import collectives
 def is_recorded():
     """Whether this PyTorch's flight recorder has gloo's calls: since 2.15."""
     try:
-        collectives._entries("gloo")
+        collectives.recorded("gloo")
     except (AttributeError, TypeError):
         return False
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -76,7 +77,7 @@ def test_an_exercise_is_whole(name):
     assert 2 <= len(lines) <= 9
     assert exercise.solution.__doc__
     assert exercise.try_out is not None
-    assert len(exercise.lesson) == 2
+    assert re.fullmatch(r"\d\d[a-z]?", exercise.lesson)
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -28,6 +28,7 @@ OTHER = {
     "12_when_parallel_equals_serial": {"seed": 1, "world_size": 3},
     "13_checkpoint": {"seed": 1, "world_size": 3},
     "14_when_it_hangs": {"seed": 1, "world_size": 4, "odd": 2},
+    "14b_who_is_late": {"seed": 1, "world_size": 3},
     "15_launchers": {"seed": 1},
     "15b_export": {"seed": 1, "world_size": 3},
     "15c_resnet_at_scale": {"seed": 1, "batch_size": 5},

@@ -155,6 +155,21 @@ BROKEN = {
         "sleep_s[worker.rank * steps :][:steps]",
         "dealt out, the ranks wait less",
     ),
+    "14b_who_is_late": (
+        "if index % world_size == slow:",
+        "if index < 0:",
+        "the straggler is found",
+    ),
+    "14b_who_is_late: in turns": (
+        "range(worker.rank * share, (worker.rank + 1) * share)",
+        "in_turns(worker)",
+        "in blocks nobody is late",
+    ),
+    "14b_who_is_late: one bucket": (
+        "bucket_cap_mb=2",
+        "bucket_cap_mb=100",
+        "buckets travel meanwhile",
+    ),
     "11b_predict_scaling": (
         "    node_ranks=8,",
         "    node_ranks=64,",

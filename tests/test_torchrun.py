@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from unittest.mock import Mock, call
 
 import psutil
 import pytest
@@ -28,9 +29,9 @@ REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def launch(tmp_path):
     """Launch under torchrun, in the background."""
 
-    def launch(fn, *args, timeout_s=None, **options):
+    def launch(fn, *args, timeout_s=None, log_to=None, **options):
         on = labkit.Torchrun(folder=tmp_path / "my runs, 100%", **options)
-        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s, log_to=log_to)
 
     return launch
 
@@ -99,7 +100,8 @@ def test_a_rank_that_fails_is_named(launch, tmp_path, how, said):
 
 @pytest.mark.spawns
 def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
-    run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3)
+    tracker = Mock(spec=["log", "close"])
+    run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3, log_to=tracker)
     wait_for_step(run, 5)
     ranks_of(run)[1].kill()
     (tmp_path / "go.5").touch()
@@ -114,6 +116,9 @@ def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
     assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
     assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    wait_until(lambda: tracker.close.called)
+    means = run.history.groupby("step")["loss"].mean()
+    assert tracker.log.call_args_list == [call(step, {"loss": mean}) for step, mean in means.items()], "there, too"
 
 
 @pytest.mark.spawns

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,16 +19,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from labkit.comparing.accelerator import VirtualDevices
 from labkit.profiling import PARTS, Mark, activations, counted_sent, memory, split
-
-ANCHOR = "labkit step"
-"""What the profiler's record calls the end of a step, to find this clock's time in it."""
-
-COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
+from labkit.tracing.phases import Phases
+from labkit.tracing.reading import COLLECTIVE, events_of
 
 
 class Plan(NamedTuple):
@@ -175,12 +168,11 @@ class Observer:
         self._device = device
         self._is_simulating = True
         self._accelerator = VirtualDevices(gflops)
-        self._thread = threading.get_ident()
         self._optimizer: Any = None
-        self._count = self._depth = 0
+        self._count = 0
         self._steps: list[Mark] = []
         self._marks: list[Mark] = []
-        self._began_s: dict[str, float] = {}
+        self._step_began_s = 0.0
         self._memory: dict[str, int] = {}
         self._busy_s = math.nan
         self._sent: list[float] = []
@@ -188,31 +180,15 @@ class Observer:
         """What has begun and must end: counting activations, the virtual device, the profiler."""
         self._kept: dict[str, int] = {}
         self._profiler: Any = None
-        self._anchor_s: list[float] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch everything that PyTorch does inside."""
-        original = torch.autograd.backward
-
-        def backward(*args: Any, **kwargs: Any) -> None:
-            with self._marking("backward"):
-                original(*args, **kwargs)
-
-        hooks = [
-            register_module_forward_pre_hook(lambda *_: self._enter_module()),
-            register_module_forward_hook(lambda *_: self._leave_module(), always_call=True),
-            register_optimizer_step_pre_hook(lambda *_: self._begin("optimizer")),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer)),
-        ]
-        torch.autograd.backward = backward
-        self._begin("step")
+        self._step_began_s = self._now()
         try:
-            yield
+            with Phases(self._now, self._mark, self._stepped).watching():
+                yield
         finally:
-            torch.autograd.backward = original
-            for hook in hooks:
-                hook.remove()
             self._open.close()
 
     def _now(self) -> float:
@@ -220,47 +196,20 @@ class Observer:
             torch.cuda.synchronize(self._device)
         return time.time()
 
-    def _begin(self, what: str) -> None:
-        self._began_s[what] = self._now()
-
-    def _end(self, what: str) -> None:
-        self._marks.append(Mark(what, self._began_s[what], self._now()))
-
-    @contextlib.contextmanager
-    def _marking(self, what: str) -> Iterator[None]:
-        began_s = self._now()  # its own: one backward pass may be within another
-        yield
+    def _mark(self, what: str, began_s: float) -> None:
         self._marks.append(Mark(what, began_s, self._now()))
 
-    def _enter_module(self) -> None:
-        # The outermost call only, and not those of threads that it has call its copies.
-        if threading.get_ident() == self._thread:
-            self._depth += 1
-            if self._depth == 1:
-                self._begin("forward")
-
-    def _leave_module(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._depth -= 1
-            if self._depth == 0:
-                self._end("forward")
-
     def _stepped(self, optimizer: Any) -> None:
-        self._end("optimizer")
         if self._optimizer is None:
             self._optimizer = optimizer
             # Where it computes, which may be the CPU though there is a GPU: one that ranks would have to share, say.
             self._device = next((p.device for p in self._parameters()), self._device)
             self._is_simulating = self._device.type == "cpu"
-        if optimizer is not self._optimizer:
-            return
         self._count += 1
-        self._steps.append(Mark("step", self._began_s["step"], self._marks[-1].end_s))
-        if self._profiler is not None:
-            self._anchor()
+        self._steps.append(Mark("step", self._step_began_s, self._marks[-1].end_s))
         if self._count in self._plan:
             self._change_over()
-        self._begin("step")
+        self._step_began_s = self._now()
 
     def _change_over(self) -> None:
         plan, count = self._plan, self._count
@@ -291,11 +240,6 @@ class Observer:
         self._profiler = self._open.enter_context(
             profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=True)
         )
-        self._anchor()
-
-    def _anchor(self) -> None:
-        with torch.profiler.record_function(ANCHOR):
-            self._anchor_s.append(time.time())
 
     def measured(self, returned: Any) -> Measured:
         """Return what was found, once the function is over."""
@@ -336,21 +280,15 @@ class Observer:
         return min(steps_s, default=math.inf)
 
     def _spans(self) -> list[Sent]:
-        events = list(self._profiler.events() or [])
-        zero_us = next(event.time_range.start for event in events if event.name == ANCHOR)
-
-        def when(us: float) -> float:
-            return self._anchor_s[0] + (us - zero_us) / 1e6
-
         found = []
-        for event in events:
-            start_s, end_s = when(event.time_range.start), when(event.time_range.end)
-            if kind := COLLECTIVE.match(event.name):
-                numbers = sum(math.prod(shape) for shape in event.input_shapes or [] if shape)
+        for event in events_of(self._profiler):
+            if (kind := COLLECTIVE.match(event.name)) and not event.on_device:
+                numbers = sum(math.prod(shape) for shape in event.shapes)
                 # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
-                found.append(Sent(kind[1], numbers, start_s, start_s if event.name.startswith("nccl") else end_s))
+                end_s = event.start_s if event.name.startswith("nccl") else event.end_s
+                found.append(Sent(kind[1], numbers, event.start_s, end_s))
             elif event.name.startswith("ncclDevKernel"):
-                found.append(Sent("on the device", 0, start_s, end_s))
+                found.append(Sent("on the device", 0, event.start_s, event.end_s))
         return found
 
 

@@ -132,8 +132,7 @@ class RankProcess:
             time.sleep(0.001)
         if self.process.exitcode is None:
             self.process._popen.returncode = 255
-        code: int = self.process.exitcode
-        return code
+        return self.process.exitcode
 
     def close(self) -> None:
         """End the process if it lives, and let go of it and its channels. Closing twice does nothing."""

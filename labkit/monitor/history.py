@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from array import array
 from collections import defaultdict
@@ -76,6 +77,15 @@ class _Calls(NamedTuple):
     """Call by call, as many as the call has names."""
 
 
+class Place(NamedTuple):
+    """A place in a history: `since` gives what came after it."""
+
+    sifted: int = 0
+    """How often ranks had gone back."""
+    calls: int = 0
+    values: int = 0
+
+
 Named = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Of one name: which calls have it, and its value in each."""
 
@@ -95,6 +105,7 @@ class History:
         self._waiting_calls = 0
         self._back: dict[int, int] = {}
         """Ranks that have gone back, each to a step."""
+        self._sifted = 0
         self._kinds: dict[tuple[str, ...], int] = {}
         self._lock = threading.Lock()
         self._forget()
@@ -162,6 +173,7 @@ class History:
             if again.any():
                 stays[mine[again.argmax() :]] = False
         self._forget()
+        self._sifted += 1
         ranks, kinds, steps, times_s, values = calls
         values = values[np.repeat(stays, self._widths(calls))]
         self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
@@ -310,6 +322,25 @@ class History:
             if self._frame is None or self._frame[0] != total:
                 self._frame = (total, self._build_frame())
             return self._frame[1].copy()
+
+    def since(self, place: Place) -> tuple[list[Log], Place]:
+        """Return the log calls after a place, each rank's in its own order, and the place after them.
+
+        `Place()` is the first of all; where ranks have gone back meanwhile, all that is left comes once more.
+        """
+        with self._settled():
+            place = place if place.sifted == self._sifted else Place(self._sifted)
+            ranks, kinds, steps, times_s, values = self._kept
+            ranks, kinds, steps = ranks[place.calls :], kinds[place.calls :], steps[place.calls :]
+            times_s, values, names = times_s[place.calls :], values[place.values :], list(self._kinds)
+        edges = np.flatnonzero(np.diff(ranks).astype(bool) | np.diff(kinds).astype(bool)) + 1
+        found, at = [], 0
+        for start, stop in itertools.pairwise([0, *edges.tolist(), len(ranks)] if ranks else []):
+            has = names[kinds[start]]
+            width = (stop - start) * len(has)
+            found.append(Log(ranks[start], has, steps[start:stop], times_s[start:stop], values[at : at + width]))
+            at += width
+        return found, Place(place.sifted, place.calls + len(ranks), place.values + len(values))
 
     def _build_frame(self) -> pd.DataFrame:
         import pandas as pd

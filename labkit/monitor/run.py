@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
+import importlib
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.frames import frames_of
+from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.output import Found, together
 from labkit.monitor.stacks import Stacks
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
-
-_live: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
@@ -107,7 +104,7 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """Everything logged so far: columns `rank`, `step`, `time_s` (since the launch), then one per logged name."""
+        """What was logged: `rank`, `step`, `time_s` since the launch, a column per name. `to_csv(…)` is pandas' own."""
         return self.recorded.frame()
 
     @property
@@ -159,6 +156,14 @@ class Run:
             return [[] for _ in self._state.ranks]
         with self._lock:
             return [rank.output.take_new() for rank in self._state.ranks]
+
+    @property
+    def attached(self) -> list[dict[str, bytes]]:
+        """What wings have sent from each rank, by rank and kind."""
+        return [rank.attached for rank in self._state.ranks]
+
+    trace: Any = property(lambda self: importlib.import_module("labkit.tracing.trace").of_run(self))
+    """What every rank did when, if launched with `trace=…`: a `labkit.tracing.trace.Trace`. Else ValueError."""
 
     @property
     def peak_bytes(self) -> list[int]:
@@ -330,12 +335,12 @@ class Run:
 
         `stopping` is whether they were asked to stop before.
         """
-        _live.add(self)
+        going.add(self)
         try:
             self._follower.begin(job.cells, job.start_s, stopping)
         except BaseException:
             if not self._follower.has_begun:
-                _live.discard(self)
+                going.discard(self)
             raise
 
     def _settle(self) -> None:
@@ -345,7 +350,7 @@ class Run:
             self._status = "failed"
         else:
             self._status = "stopped" if self._state.stop_asked else "finished"
-        _live.discard(self)
+        going.discard(self)
 
     # Showing
 
@@ -358,43 +363,3 @@ class Run:
 
     def __reduce__(self) -> Any:
         raise TypeError("a Run stays in the notebook that launched it; send run.history or run.results instead")
-
-
-def run_of(engine: Engine) -> Run | None:
-    """Return the run that this engine carries, if it is not over."""
-    return next((run for run in list(_live) if run.engine is engine), None)
-
-
-class _Runs:
-    """All runs that are going, as a holder of processes."""
-
-    def processes(self) -> list[holders.HeldProcess]:
-        return [one for run in list(_live) for one in self._of(run)]
-
-    def end(self, pid: int) -> None:
-        for run in list(_live):
-            if pid in run.pids:
-                run.ask_to_stop()
-
-    def _of(self, run: Run) -> list[holders.HeldProcess]:
-        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
-        return [
-            one
-            for rank, (pid, state) in enumerate(ranks)
-            for one in holders.held("run", run.name, rank, pid, state, self)
-        ]
-
-
-_runs = _Runs()
-holders.add(_runs)
-
-
-@atexit.register
-def _end_live_runs() -> None:
-    """Leave no rank behind when the notebook's kernel, or a script, ends."""
-    ending = [run for run in _live if not run.engine.outlives_notebook]
-    for run in ending:
-        run.ask_to_stop()
-        run.engine.kill()
-    for run in ending:
-        run.over.wait(5)  # until its processes have been waited for

@@ -128,6 +128,15 @@ class Collectives(NamedTuple):
     """Why its calls are not known; "" if they are."""
 
 
+class Attached(NamedTuple):
+    """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
+
+    rank: int
+    kind: str
+    """What it is: "trace"."""
+    blob: bytes
+
+
 class Waits(NamedTuple):
     """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
 
@@ -203,6 +212,7 @@ Event = (
     | MemorySeen
     | Stack
     | Collectives
+    | Attached
     | Waits
     | Exit
     | Notice

@@ -48,7 +48,7 @@ def look(rank: int) -> Collectives:
     unknown = ""
     for backend in sorted(_backends()):
         try:
-            entries += _entries(backend)
+            entries += recorded(backend)
         except (AttributeError, TypeError):
             unknown = f"PyTorch {torch.__version__} records no calls of {backend}"
         except (RuntimeError, ValueError) as error:
@@ -74,14 +74,13 @@ def _backends() -> set[str]:
     return {part.rpartition(":")[2] for config in configs for part in str(config).split(",")} - {"fake", "undefined"}
 
 
-def _entries(backend: str) -> list[dict[str, Any]]:
+def recorded(backend: str) -> list[dict[str, Any]]:
     """Return a backend's calls. Raises AttributeError or TypeError where this PyTorch does not record it."""
     c10d: Any = torch._C._distributed_c10d
     if backend not in RECORDED:
         raise AttributeError(backend)
     dumped = c10d._dump_nccl_trace_json() if backend == "nccl" else c10d._dump_fr_trace_json(backend=backend)
-    found: list[dict[str, Any]] = json.loads(dumped).get("entries", [])
-    return found
+    return json.loads(dumped).get("entries", [])
 
 
 def _call(entry: dict[str, Any]) -> tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool]:

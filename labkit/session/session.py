@@ -14,7 +14,8 @@ import torch
 
 from labkit.engines import holders
 from labkit.engines.base import Engine
-from labkit.monitor.run import Run, run_of
+from labkit.monitor.going import run_of
+from labkit.monitor.run import Run
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve

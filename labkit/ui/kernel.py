@@ -110,8 +110,7 @@ def display(thing: Any, **options: Any) -> Any:
 
 def reserve() -> DisplayHandle:
     """Reserve an output under the cell for what is shown there later, with `update`."""
-    handle: DisplayHandle = display({"text/plain": ""}, raw=True, display_id=True)
-    return handle
+    return display({"text/plain": ""}, raw=True, display_id=True)
 
 
 def has_subshells() -> bool:

@@ -1,0 +1,46 @@
+"""Trackers beside the notebook: the curves and arguments of a run in TensorBoard, MLflow, Weights & Biases or trackio.
+
+    labkit.launch(train, lr=0.1, log_to="tensorboard")
+    labkit.launch(train, lr=0.1, log_to=[labkit.tracking.TensorBoard("runs/a", by_rank=True), labkit.tracking.MLflow()])
+
+The notebook's side writes, never a rank, so that it is the same on reserved ranks and on a cluster. A curve is the mean
+over the ranks that log the value, at the steps that all of them have, as in the run's chart; with `by_rank=True` there
+is one for every rank, "loss/rank 0" … Of a run that goes back to a checkpoint and begins again, each step is written
+once.
+
+Each tracker has a thread of its own, which takes what is new from the run's history. So a slow one lags behind, and
+costs the run neither time nor memory; one that fails, or is not done `CLOSE_S` after the run's end, is named, and the
+run is as without it. Where a tracker sends what it gets is its own affair: `WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`.
+
+Anything with `log(step, values)` and `close()` is a tracker (`Tracker`); `follow` gives one to a run that was attached.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.tracking.base import Tracker
+    from labkit.tracking.following import follow
+    from labkit.tracking.mlflow import MLflow
+    from labkit.tracking.tensorboard import TensorBoard
+    from labkit.tracking.trackio import Trackio
+    from labkit.tracking.wandb import Wandb
+
+__all__ = ["MLflow", "TensorBoard", "Tracker", "Trackio", "Wandb", "follow"]
+
+_HOMES = {
+    "MLflow": "mlflow",
+    "TensorBoard": "tensorboard",
+    "Tracker": "base",
+    "Trackio": "trackio",
+    "Wandb": "wandb",
+    "follow": "following",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'labkit.tracking' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"labkit.tracking.{_HOMES[name]}"), name)

@@ -1,0 +1,86 @@
+"""Programs that nobody here wrote, straight from installed packages, with nothing of theirs changed.
+
+| program | on two ranks without a GPU |
+|---|---|
+| `accelerate.test_utils.scripts`: `test_sync` | to its end, as `python -m` runs it |
+| the same: `test_cli`, `test_ops` | to the end, but without a GPU Accelerate itself has every rank alone in them |
+| the same: `test_ddp_comm_hook`, `test_merge_weights` | not tried here: they give DDP `device_ids`, or want GPUs |
+| `lightning.pytorch.demos.boring_classes`: three models and the data | trained by Lightning's Trainer |
+| Lightning's other demos | not tried: they download their data |
+| PyTorch's wheel | has no distributed example that needs neither its test harness nor a download |
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import pytest
+
+import labkit
+from tests.conftest import shared_session
+
+SCRIPTS = {"test_sync": "Test `accumulate` gradient accumulation with optimizer and scheduler"}
+"""Those that Accelerate tests itself with, and what each says towards its end."""
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(2) as ranks:
+        yield ranks
+
+
+# Functions are made in functions: so they travel by value, as from a cell.
+
+
+def module_as_program(name):
+    def program(worker):
+        import os
+        import runpy
+
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # as `accelerate launch --cpu` says it
+        runpy.run_module(name, run_name="__main__")
+        from accelerate import PartialState
+
+        return PartialState().num_processes
+
+    return program
+
+
+def boring(model_name):
+    def train(worker, folder):
+        from lightning.pytorch import Trainer
+        from lightning.pytorch.demos import boring_classes
+
+        trainer = Trainer(
+            accelerator="cpu",
+            strategy="ddp",
+            devices=2,
+            max_epochs=1,
+            limit_train_batches=4,
+            limit_val_batches=1,
+            enable_progress_bar=False,
+            default_root_dir=folder,
+        )
+        trainer.fit(getattr(boring_classes, model_name)(), datamodule=boring_classes.BoringDataModule())
+        return trainer.global_step
+
+    return train
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_accelerates_own_scripts_run_to_their_end(script):
+    pytest.importorskip("accelerate")
+    # On ranks of their own: Accelerate keeps for a process's life how the first program was launched.
+    run = labkit.launch(module_as_program(f"accelerate.test_utils.scripts.{script}"), world_size=2, live=False)
+    assert run.results == [2, 2]
+    assert SCRIPTS[script] in run.output[0]
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("model", ["BoringModel", "ManualOptimBoringModel", "DemoModel"])
+def test_lightnings_demos_train(ranks, model):
+    pytest.importorskip("lightning")
+    with tempfile.TemporaryDirectory() as folder:
+        run = labkit.launch(boring(model), folder, on=ranks, live=False)
+    assert run.results == [4, 4]
