@@ -29,6 +29,7 @@ The wings can be deleted one by one:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
+    ray_cluster  ranks on Ray, for machines without SLURM or a shared folder: each has a run directory of its own
     checkpoint   save and resume on the ranks, bit for bit
     strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
                  `scaling` predicts other numbers of ranks, and whether they can hold it
@@ -91,6 +92,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
+    from labkit.ray_cluster.ray_target import Ray as Ray
     from labkit.session.session import Session as Session
     from labkit.ui.present import show as show
 
@@ -101,6 +103,7 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparing.comparison",
     "Here": "here",
+    "Ray": "ray_cluster.ray_target",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",

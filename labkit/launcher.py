@@ -66,9 +66,9 @@ def launch(
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
-        on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Torchrun(…)`, which also say how
-            many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller `world_size` takes
-            the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
+        on: where, if not on new processes of this machine: `labkit.Slurm(…)`, `labkit.Ray(…)`, `labkit.Torchrun(…)`,
+            which also say how many ranks there are, or ranks that are reserved, a `labkit.Session`. Of those a smaller
+            `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
         log_to: trackers that get the curves and the arguments, too: "tensorboard", "mlflow", "wandb", "trackio",
             `labkit.tracking.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
@@ -79,7 +79,7 @@ def launch(
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
         ModuleNotFoundError: a tracker's library is not installed; likewise.
-        RuntimeError: SLURM did not take the job, or another run holds the reserved ranks.
+        RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
 
     An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped". Running a cell again
@@ -202,7 +202,7 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
-        raise TypeError(f"on is labkit.Slurm(…), labkit.Torchrun(…), a labkit.Session or labkit.Here(), got {on!r:.80}")
+        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
     if world_size is not None and hasattr(on, "first"):
         return on.first(check_world_size(world_size, 0))
     if world_size not in (None, on.world_size):

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 import labkit
-from tests import cluster, prefork
+from tests import cluster, prefork, ray_nodes
 from tests.cluster import DAEMONS
 from tests.progress import Progress
 
@@ -111,9 +111,11 @@ def shared_session(world_size):
 
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`; without the ranks of sessions that tests share, and without what forks them."""
+    the daemons of `tests.cluster`, the nodes of `tests.ray_nodes`; without the ranks of sessions that tests share, and
+    without what forks them."""
     children = []
-    shared = {pid for session in SHARED for pid in session.pids} | prefork.pids()
+    shared = {pid for session in SHARED for pid in [*session.pids, *_driver_of(session)]}
+    shared |= ray_nodes.family() | prefork.pids()
     for child in psutil.Process().children(recursive=True):
         if child.pid in shared:
             continue
@@ -124,6 +126,12 @@ def rank_processes() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return children
+
+
+def _driver_of(session) -> list[int]:
+    """The process that speaks with Ray for a session there."""
+    about = getattr(getattr(session._reserve, "launched", None), "about", {})
+    return [about["driver"]] if "driver" in about else []
 
 
 def listening_ports() -> set[int]:
@@ -195,6 +203,25 @@ def slurm(shared_slurm):
     wait_until(lambda: not shared_slurm.jobs() and not shared_slurm.processes())
     wait_until(shared_slurm.resume)
     assert not jobs, "jobs were left behind"
+
+
+@pytest.fixture(scope="session")
+def shared_ray():
+    """One Ray cluster of two nodes for all tests; `ray_cluster` for those that begin and end with nothing on it."""
+    if why := ray_nodes.missing():
+        pytest.skip(why)
+    with ray_nodes.running() as found:
+        yield found
+
+
+@pytest.fixture
+def ray_cluster(shared_ray):
+    """Two nodes with nothing to do, which have nothing to do afterwards either."""
+    shared_ray.have(2)
+    yield shared_ray
+    wait_until(lambda: not shared_ray.processes())
+    shared_ray.have(2)
+    wait_until(lambda: shared_ray.state()["free"] == 2 * ray_nodes.CPUS)
 
 
 @pytest.fixture

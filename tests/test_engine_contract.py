@@ -1,4 +1,4 @@
-"""What a run needs of whatever carries its ranks: the same tests for processes of this machine, torchrun and SLURM."""
+"""What a run needs of whatever carries its ranks: the same tests for local processes, torchrun, SLURM and Ray."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ ENGINES = {
     "slurm": lambda request, folder: (
         request.getfixturevalue("slurm") and labkit.Slurm(2, 1, folder=folder).engine("contract", None)
     ),
+    "ray": lambda request, folder: labkit.Ray(
+        request.getfixturevalue("ray_cluster").address, 2, placement="STRICT_SPREAD", folder=folder
+    ).engine("contract", None),
 }
 
 
@@ -70,7 +73,7 @@ def a_job(fn, *args):
     return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={})
 
 
-@pytest.fixture(params=["local", "session", "torchrun", pytest.param("slurm", marks=pytest.mark.cluster)])
+@pytest.fixture(params=["local", "session", "torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"])
 def start(request, tmp_path):
     """Start a function on the engine; whatever it has started is ended."""
     started = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -443,6 +444,14 @@ def test_the_batch_script_asks_for_what_is_wanted_and_passes_options_on(exported
     assert lines[-1] == (
         'exec srun --kill-on-bad-exit=1 --ntasks-per-node="$SLURM_NTASKS_PER_NODE" python train.py "$@"'
     )
+
+
+def test_the_script_for_ray_starts_as_many_ranks(exported, tmp_path):
+    exported(TRAIN.format(1), on=labkit.Slurm(nodes=2, ranks_per_node=4))
+    text = (tmp_path / "job/submit_ray.py").read_text()
+    assert "\nRANKS = 8\n" in text
+    compile(text, "submit_ray.py", "exec")
+    assert "python submit_ray.py" in (tmp_path / "job/README.txt").read_text()
 
 
 @pytest.mark.spawns
@@ -935,6 +944,31 @@ def test_torchrun_gives_the_notebooks_weights(moved, job):
     logged = pd.concat(pd.read_json(file, lines=True) for file in sorted(folder.glob("log/*/rank-*.jsonl")))
     assert list(logged.columns) == ["rank", "step", "time_s", "loss", "threads"]
     assert sorted(logged.loss) == pytest.approx(sorted(job[2]), abs=1e-9)
+
+
+@pytest.mark.spawns
+def test_on_ray_it_gives_the_notebooks_weights_and_brings_back_what_was_logged(job, ray_cluster, tmp_path):
+    """As `ray job submit` starts it; that needs Ray's dashboard, which is off here."""
+    folder, weights, losses = job
+    command = [sys.executable, "submit_ray.py", "--out", str(tmp_path), "--", "--steps", "8"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "RAY_ADDRESS": ray_cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        found = result(tmp_path, rank)
+        assert found["weights"] == weights
+        assert not found["labkit"].startswith((str(folder), str(Path(labkit.__file__).parent))), "it was taken along"
+    rows = [file.read_text().splitlines() for file in sorted(tmp_path.glob("log/*/rank-*.jsonl"))]
+    logged = [json.loads(row)["loss"] for lines in rows for row in lines]
+    assert sorted(logged) == pytest.approx(sorted(losses), abs=1e-9)
+    assert not (folder / "log").exists()
 
 
 @pytest.mark.spawns

@@ -1,4 +1,4 @@
-"""Lessons hold with another seed and more ranks, and on a real SLURM."""
+"""Lessons hold with another seed and more ranks, and on a real SLURM and Ray."""
 
 from __future__ import annotations
 
@@ -70,8 +70,19 @@ def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
     with cluster.running() as slurm:
         executed = execute(FOLDER / "15_launchers.ipynb", tmp_path)
         assert slurm.jobs() == []
+    assert_one_hash(executed, "SLURM")
+
+
+@pytest.mark.notebook
+def test_lesson_15_ends_with_the_same_weights_on_a_ray_of_two_nodes(ray_cluster, tmp_path):
+    executed = execute(FOLDER / "15_launchers.ipynb", tmp_path, {"ray": ray_cluster.address, "slurm": "off"})
+    assert_one_hash(executed, "Ray")
+
+
+def assert_one_hash(executed, last):
+    """Check that every launcher of lesson 15 is in its table, the last one among them, with the same weights."""
     cells = nbformat.read(executed, as_version=4).cells
     (table,) = [output for cell in cells if cell.id == "one-hash" for output in cell.outputs]
     weights = dict(re.findall(r"^(\S.*?) +2 +([0-9a-f]{16})…", table.data["text/plain"], re.MULTILINE))
-    assert list(weights) == ["labkit.launch", "torchrun", "torchrun, two nodes", "SLURM"]
+    assert list(weights) == ["labkit.launch", "torchrun", "torchrun, two nodes", last]
     assert len(set(weights.values())) == 1

@@ -1,4 +1,4 @@
-"""A rank that SLURM or torchrun has started: the same `worker`, with a run's directory where others have pipes.
+"""A rank that SLURM, torchrun or Ray has started: the same `worker`, with a run's directory where others have pipes.
 
 `supervisor` starts it, and ends with its launcher; this process ends with its supervisor.
 """
@@ -132,10 +132,12 @@ def _obey_others_only() -> None:
 
 
 def rank_info_here() -> RankInfo:
-    """Return which rank this process is, as torchrun or else SLURM has put it into the environment."""
-    env = os.environ
+    """Return which rank this process is, as torchrun, Ray's `RankHolder` or SLURM has put it into the environment."""
+    env, names = os.environ, ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    if "LABKIT_RANK" in env:
+        return RankInfo(*(int(env[f"LABKIT_{name}"]) for name in names))
     if "TORCHELASTIC_RUN_ID" in env:
-        return RankInfo(*(int(env[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+        return RankInfo(*(int(env[name]) for name in names))
     on_nodes = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1")))
     return RankInfo(
         int(env["SLURM_PROCID"]),
@@ -157,9 +159,9 @@ def _counts(text: str) -> list[int]:
 def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:
     """Return the store through which the ranks find each other.
 
-    torchrun says where: a port that its agents have found free. Under SLURM, and where there is a store `anew` for each
-    job, rank 0 takes a free port of its own and publishes its addresses in the run's directory, so that nobody must
-    know names or free ports beforehand. Bytes alone pass through the store.
+    torchrun says where: a port that its agents have found free. Under SLURM, on Ray, and where there is a store `anew`
+    for each job, rank 0 takes a free port of its own and publishes its addresses in the run's directory, so that nobody
+    must know names or free ports beforehand. Bytes alone pass through the store.
     """
     alone = info.local_world_size == info.world_size
     if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
@@ -209,7 +211,12 @@ def _find(directory: RunDirectory, published: str, info: RankInfo) -> dist.Store
 
 
 def _own_address() -> str:
-    """Return this node's address on the network over which SLURM reached it. No packet is sent to find out."""
+    """Return this node's address on the network over which SLURM reached it. No packet is sent to find out.
+
+    On Ray it is the address by which the other nodes know this one.
+    """
+    if known := os.environ.get("LABKIT_NODE_ADDRESS"):
+        return known
     with contextlib.suppress(OSError, KeyError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["SLURM_LAUNCH_NODE_IPADDR"], 9))
         return str(probe.getsockname()[0])

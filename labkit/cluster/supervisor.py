@@ -1,4 +1,4 @@
-"""Stands between a launcher (SLURM, torchrun) and one rank: starts it, passes requests on, records how it ended.
+"""Stands between a launcher (SLURM, torchrun, Ray) and one rank: starts it, passes requests on, records how it ended.
 
 Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, so that
 it is there at once and does not fail with the rank. What it writes, and where, is `run_directory`'s to read. That of a
@@ -105,7 +105,7 @@ def begin() -> tuple[str, list[int]]:
         signal.signal(number, lambda number, _: signals.append(number))
     # The rank, which inherits this, would die of a question for its stacks that comes before it knows the answer.
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
-    return os.environ["RANK" if is_elastic() else "SLURM_PROCID"], signals
+    return os.environ.get("LABKIT_RANK") or os.environ["RANK" if is_elastic() else "SLURM_PROCID"], signals
 
 
 def is_elastic() -> bool:
@@ -123,8 +123,10 @@ def is_seen(directory: Path, rank: str) -> bool:
 
 def stay_for_the_launcher() -> None:
     """Wait until SLURM has begun to take the machines: a job that ends before is not started again."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return  # on Ray the notebook sees to it
     until_s = time.monotonic() + STAY_S
-    command = ["squeue", "-h", "-o", "%T", "-j", os.environ.get("SLURM_JOB_ID", "")]
+    command = ["squeue", "-h", "-o", "%T", "-j", os.environ["SLURM_JOB_ID"]]
     while time.monotonic() < until_s:
         try:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
@@ -221,10 +223,11 @@ def has_exit(records: Path) -> bool:
 def claim_attempt(directory: Path, rank: str, elastic: bool) -> int:
     """Claim the files of this attempt, and return its number.
 
-    SLURM counts the attempts. torchrun's agents count each for themselves, but the ranks of one attempt have the same
-    store, at a port that no other attempt has.
+    SLURM counts the attempts, and on Ray the notebook does. torchrun's agents count each for themselves, but the ranks
+    of one attempt have the same store, at a port that no other attempt has.
     """
-    attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0)) if not elastic else 0
+    counted = os.environ.get("LABKIT_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT", "0")
+    attempt = int(counted) if not elastic else 0
     while True:
         if not elastic or _is_of_attempt(directory / f"attempt.{attempt}"):
             with contextlib.suppress(FileExistsError):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """Where to launch if not by `mp.spawn`: `Slurm`, `Torchrun`, or ranks that a `Session` has reserved."""
+    """Where to launch if not by `mp.spawn`: `Slurm`, `Ray`, `Torchrun`, or ranks that a `Session` has reserved."""
 
     is_here: bool
     """Whether the ranks are processes of this machine, which share its GPUs and cores."""

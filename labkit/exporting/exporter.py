@@ -55,16 +55,17 @@ def export(
 
     >>> labkit.export(train, "job/", epochs=90)
 
-    The folder holds `train.py` (the function and all that it uses, as source), `job.sbatch`, `requirements.txt` with
-    the versions installed here, `README.txt` with the commands, and in `labkit/` what a rank needs of this package. It
-    can be copied anywhere. With as many ranks, and as many threads on each, it ends with the notebook's weights.
+    The folder holds `train.py` (the function and all that it uses, as source), `job.sbatch`, `submit_ray.py` for a Ray
+    cluster, `requirements.txt` with the versions installed here, `README.txt` with the commands, and in `labkit/` what
+    a rank needs of this package. It can be copied anywhere. With as many ranks, and as many threads on each, it ends
+    with the notebook's weights.
 
     The function's parameters become options of the script: `torchrun … train.py --epochs 3`, `sbatch job.sbatch -e 3`.
 
     Args:
         fn: a function, as `labkit.launch` takes it.
         folder: made if missing. What an earlier export wrote there is replaced; anything else stays.
-        on: what `job.sbatch` asks for; by default one node with two ranks.
+        on: what `job.sbatch` asks for, and how many ranks `submit_ray.py` starts; by default one node with two ranks.
         seed: as `launch` takes it.
         arguments: for `fn`, as `launch` passes them on; what an option gives replaces them.
 
@@ -83,10 +84,12 @@ def export(
     files: dict[str, bytes] = {
         "train.py": text.encode(),
         "job.sbatch": _batch_script(on, fn.__name__).encode(),
+        "submit_ray.py": _ray_script(on).encode(),
         **{name: content.encode() for name, content in copied.items()},
         **carried,
     }
-    sources = [content.decode() for name, content in files.items() if name.endswith(".py")]
+    # What runs on Ray needs Ray, which is there.
+    sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
     files["requirements.txt"] = _requirements(sources).encode()
     files["README.txt"] = _readme(fn.__name__).encode()
     return _write(Path(folder), files)
@@ -233,6 +236,11 @@ def _batch_script(on: Slurm, name: str) -> str:
     return f'{head}\n{where}\n{command} "$@"\n'
 
 
+def _ray_script(on: Slurm) -> str:
+    text = (PACKAGE / "exporting" / "submit_ray.py").read_text()
+    return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
+
+
 def _readme(title: str) -> str:
     return textwrap.dedent(f"""\
         {title}, exported from a notebook by labkit {labkit.__version__}
@@ -241,6 +249,7 @@ def _readme(title: str) -> str:
         train.py          the function and what it uses
         labkit/           what a rank needs of labkit (BSD-3-Clause)
         job.sbatch        for SLURM
+        submit_ray.py     for Ray
         requirements.txt  packages, with the versions that the notebook had
 
         Install, in this folder:
@@ -260,7 +269,12 @@ def _readme(title: str) -> str:
 
             sbatch job.sbatch
 
-        Options of the function: python train.py --help. They work everywhere: sbatch job.sbatch --seed 1
+        On a Ray cluster, whose nodes need see no common folder, but have the packages:
+
+            ray job submit --address http://HOST:8265 --working-dir . -- python submit_ray.py
+
+        Options of the function: python train.py --help. They work everywhere: sbatch job.sbatch --seed 1; for Ray,
+        after two dashes: python submit_ray.py --ranks 4 -- --seed 1
 
         What ranks log is in log/*/rank-*.jsonl, a line per call (pandas.read_json(…, lines=True)); what the function
         returned in log/*/result-*.pt (torch.load).

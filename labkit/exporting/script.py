@@ -109,6 +109,7 @@ class ScriptChannel(Channel):
         if info.rank == 0:
             store.set("labkit/log", self._new_folder().name)
         self._folder = self._log / store.get("labkit/log").decode()
+        self._folder.mkdir(exist_ok=True)  # on another machine than rank 0's, which need not share it
         self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
         return store
 

@@ -80,6 +80,7 @@ class Script:
             f'"""{title}, exported from a notebook by labkit {labkit.__version__} on {made}.\n\n'
             "    torchrun --standalone --nproc-per-node=2 train.py    on this machine\n"
             "    sbatch job.sbatch                                    on a SLURM cluster\n"
+            "    ray job submit … -- python submit_ray.py             on a Ray cluster\n"
             "    python train.py --help                               its options\n\n"
             'README.txt says more.\n"""'
         )

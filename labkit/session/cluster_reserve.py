@@ -1,4 +1,4 @@
-"""The ranks of a session under SLURM or torchrun.
+"""The ranks of a session under SLURM, torchrun or Ray.
 
 One job of the launcher stays; its supervisors (`session.supervisor`) keep the ranks' processes, and replace those that
 end. Words and jobs travel through the session's directory, so that the session outlives the notebook wherever the
@@ -35,7 +35,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 class ClusterReserve:
-    """Ranks that SLURM or torchrun has started. The supervisor of one that has ended starts a new process in its place.
+    """Ranks that a launcher has started. The supervisor of one that has ended starts a new process in its place.
 
     That one job at a time is on the ranks is the session's to see to.
     """

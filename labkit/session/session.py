@@ -26,6 +26,7 @@ from labkit.ui import kernel
 if TYPE_CHECKING:
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
+    from labkit.ray_cluster.ray_target import Ray
 
 END_TOLD_S = 20.0
 """How long it may take to learn why a session is over that is attached to."""
@@ -57,7 +58,7 @@ class Session:
 
     On a cluster, `labkit.Session(on=labkit.Slurm(nodes=2, ranks_per_node=4))`, the ranks are one job that stays; it
     outlives the notebook, and `labkit.attach(job)` gives the session back, with its variables. Under
-    `labkit.Torchrun(…)` they end with the notebook.
+    `labkit.Torchrun(…)` and on `labkit.Ray(…)` they end with the notebook.
 
     Args:
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
@@ -65,8 +66,8 @@ class Session:
         backend: of the cells' process group, as `labkit.launch` has it.
         idle_s: how long the ranks are kept with nothing to do, in s; None: as long as the notebook.
         is_of_a_cell: whether the ranks end when the cell that made them is run again.
-        on: where, if not on this machine: `labkit.Slurm(…)` or `labkit.Torchrun(…)`, which say how many ranks there
-            are.
+        on: where, if not on this machine: `labkit.Slurm(…)`, `labkit.Ray(…)` or `labkit.Torchrun(…)`, which say how
+            many ranks there are.
     """
 
     def __init__(
@@ -76,13 +77,14 @@ class Session:
         backend: str | None = None,
         idle_s: float | None = IDLE_S,
         is_of_a_cell: bool = True,
-        on: Slurm | Torchrun | None = None,
+        on: Slurm | Torchrun | Ray | None = None,
     ) -> None:
         from labkit.launcher import check_backend, check_world_size, ranks_on
 
         if isinstance(on, Session):
             raise TypeError(
-                f"on is labkit.Slurm(…) or labkit.Torchrun(…), got {on!r}, whose ranks are reserved already"
+                "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
+                f"got {on!r}, whose ranks are reserved already"
             )
         gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
         world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size

@@ -14,6 +14,7 @@ import os
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import psutil
 import torch.distributed as dist
@@ -43,10 +44,10 @@ def count(worker, folder, steps):
         time.sleep(0.05)
 
 
-def first_value_s(folder: str) -> tuple[float, float]:
-    """Return seconds from launch until SLURM runs the job, and until a value is seen."""
+def first_value_s(on: Any) -> tuple[float, float]:
+    """Return seconds from launch until the launcher has machines for the ranks, and until a value is seen."""
     began = time.monotonic()
-    run = labkit.launch(tell_the_time, 1, 0, on=labkit.Slurm(nodes=2, folder=folder), wait=False, live=False)
+    run = labkit.launch(tell_the_time, 1, 0, on=on, wait=False, live=False)
     while run.status == "queued":
         time.sleep(0.005)
     running_s = time.monotonic() - began
@@ -57,9 +58,8 @@ def first_value_s(folder: str) -> tuple[float, float]:
     return running_s, seen_s
 
 
-def delays_s(folder: str, values: int) -> list[float]:
+def delays_s(on: Any, values: int) -> list[float]:
     """Return the delay of every value that two ranks log."""
-    on = labkit.Slurm(nodes=2, folder=folder)
     run = labkit.launch(tell_the_time, values, 0.03, on=on, wait=False, live=False)
     seen = [0, 0]
     found = []
@@ -74,6 +74,19 @@ def delays_s(folder: str, values: int) -> list[float]:
                 seen[rank] = steps
     run.wait()
     return found
+
+
+def print_launches(times: list[tuple[float, float]], begins: str) -> None:
+    """Print what `first_value_s` has found."""
+    for what, each in zip((begins, "first value seen"), zip(*times, strict=True), strict=False):
+        print(f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})", flush=True)
+
+
+def print_delays(found_s: list[float]) -> None:
+    """Print what `delays_s` has found."""
+    delays = sorted(1000 * delay for delay in found_s)
+    p99 = delays[int(0.99 * (len(delays) - 1))]
+    print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms", flush=True)
 
 
 def survives_a_kill(folder: str, rank: int) -> bool:
@@ -100,13 +113,10 @@ def main() -> None:
         if options.launches or options.values:
             with cluster.running():
                 time.sleep(4)  # a controller that has just started waits three seconds before its first job
-                times = [first_value_s(folder) for _ in range(options.launches)]
-                for what, each in zip(("job runs", "first value seen"), zip(*times, strict=True), strict=False):
-                    print(f"launch to {what}: median {statistics.median(each):.2f} s ({min(each):.2f}–{max(each):.2f})")
+                on = labkit.Slurm(nodes=2, folder=folder)
+                print_launches([first_value_s(on) for _ in range(options.launches)], "job runs")
                 if options.values:
-                    delays = sorted(1000 * delay for delay in delays_s(folder, options.values))
-                    p99 = delays[int(0.99 * (len(delays) - 1))]
-                    print(f"delay of {len(delays)} values: median {statistics.median(delays):.0f} ms, p99 {p99:.0f} ms")
+                    print_delays(delays_s(on, options.values))
         if options.kills:
             survived = sum(survives_a_kill(folder, trial % 2) for trial in range(options.kills))
             print(f"kill -9 under torchrun: {survived} of {options.kills} restarted, resumed and finished")
