@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 def missing() -> str:
     """Return why no cluster can be started here; "" if one can."""
-    return "" if importlib.util.find_spec("ray") else "no Ray here: pip install 'labkit-torch[ray]'"
+    return "" if importlib.util.find_spec("ray") else "no Ray here: pip install ray"
 
 
 _running: list[RayNodes] = []

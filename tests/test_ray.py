@@ -101,7 +101,7 @@ def test_what_can_never_be_placed_fails_with_what_there_is(launch):
 @pytest.mark.parametrize("listens", [False, True])
 def test_an_address_where_no_cluster_answers_is_refused_in_time(listens, tmp_path):
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("no Ray here: pip install 'labkit-torch[ray]'")
+        pytest.skip("no Ray here: pip install ray")
     with socket.create_server(("127.0.0.2", 0)) as server:
         address = f"127.0.0.2:{server.getsockname()[1]}"
         if not listens:

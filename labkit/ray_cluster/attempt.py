@@ -189,8 +189,8 @@ class Attempt:
             return Ended(
                 rank,
                 f"rank {rank} could not begin: its node ({address}) has no labkit",
-                "Every node needs it, in the version that the notebook has: pip install labkit-torch there, or have "
-                'Ray bring it: runtime_env={"pip": ["labkit-torch"]}.',
+                "Every node needs it, in the version that the notebook has: install it there as here, or have Ray "
+                'bring the folder: runtime_env={"py_modules": [os.path.dirname(labkit.__file__)]}.',
                 may_begin_again=False,
             )
         if "RuntimeEnvSetupError" in why or "runtime environment" in why or "creation task" in why:

@@ -57,7 +57,7 @@ class Ray:
         folder: str | os.PathLike[str] = "labkit-runs",
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ModuleNotFoundError("labkit.Ray needs Ray: pip install 'labkit-torch[ray]'", name="ray")
+            raise ModuleNotFoundError("labkit.Ray needs Ray: pip install ray", name="ray")
         check_whole("world_size", world_size)
         check_whole("max_restarts", max_restarts, least=0)
         if not isinstance(address, str) or not address:
