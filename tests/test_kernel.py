@@ -481,7 +481,7 @@ def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(note
     notebook.run("kept = run_3\n" + launch(4), cell_id="third")
     notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
-    cell = notebook.run("for run in list(labkit.monitor.run._live): run.stop()", cell_id="fifth")
+    cell = notebook.run("for run in list(labkit.monitor.going.going): run.stop()", cell_id="fifth")
     assert cell.error is None
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
 
