@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import launcher
-from labkit.monitor import going
+from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.protocol import events
@@ -115,7 +115,7 @@ def test_what_was_started_is_ended_if_nobody_came_to_follow_it(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run.start(JOB)
     assert engine.calls == ["start", "kill", "close"]
-    assert run not in going.going
+    assert run not in going_runs.going
 
 
 def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):
