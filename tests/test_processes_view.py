@@ -15,6 +15,8 @@ from labkit.process_table import HEADINGS
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 
+pytestmark = pytest.mark.cold  # what a rank takes by itself
+
 
 @pytest.fixture
 def spinning():
