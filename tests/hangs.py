@@ -85,8 +85,9 @@ def another_size_in_detail(at):
         group = dist.new_group()
     finally:
         dist.set_debug_level(dist.DebugLevel.OFF)  # the process may stay, for another way to hang
-    for _ in range(at.before):
+    for number in range(at.before):  # each is checked by another: on a busy machine they take more than a second
         dist.all_reduce(at.total, group=group)
+        at.worker.log(before=number)
     mine = torch.ones(20 if at.is_odd else 64)
     dist.all_gather([torch.empty_like(mine) for _ in range(at.world_size)], mine, group=group)
 
@@ -244,8 +245,9 @@ def plant(worker, row, odd, before, _compiler=torch._dynamo):
     """Meet the others some times, then hang. What DDP imports has come with the function, before the rank counts as
     started."""
     total = torch.ones(1)
-    for _ in range(before):
+    for number in range(before):
         dist.all_reduce(total)
+        worker.log(before=number)
     worker.log(before=before)
     ROWS[row].hangs(Place(worker.rank == odd, odd, worker.rank, worker.world_size, before, total, worker))
 

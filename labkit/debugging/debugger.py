@@ -223,6 +223,8 @@ class Debugger:
         text = self._unshown.pop(self._current, "")
         if before is None or not _same_question(before, self._asking[self._current]):
             self._say(text)
+        elif before.rank != self._current:
+            self._unshown[before.rank] = before.text  # what was shown stands for both; whoever switches sees its own
 
     def _say(self, text: str, echo: bool = False) -> None:
         self.said = (self.said + text)[-KEPT:]
