@@ -80,6 +80,15 @@ def resume(worker, folder, go=None, steps=12, stops_at=(4,)):
     return [p.detach() for p in model.module.parameters()]
 
 
+def check_it_equals_a_local_run(run, folder):
+    """Check that a run of `resume` has a local one's weights, steps and losses, bit for bit, with each step once."""
+    local = labkit.launch(resume, folder, live=False)
+    for mine, other in zip(run.results, local.results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+
+
 def save_when_stopped(worker, folder):
     """Count steps until told to stop; keep how many there were, as a last checkpoint does."""
     step = 0

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit import debugging
 from labkit.debugging import answering
 from labkit.debugging import debugger as debugger_module
 from labkit.debugging.conversation import HOLD, is_move
@@ -273,7 +272,7 @@ def reserved():
 @pytest.fixture
 def watched(monkeypatch):
     """As if a person watched the live view."""
-    monkeypatch.setattr(debugging, "answerer", lambda engine, live, wait: (answering.PANEL, ""))
+    monkeypatch.setattr(answering, "answerer", lambda engine, live, wait: (answering.PANEL, ""))
 
 
 def launch(function, *args, world_size, on, **options):

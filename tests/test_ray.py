@@ -217,11 +217,7 @@ def test_killed_and_preempted_workers_begin_again_and_resume_bit_for_bit(launch,
     (tmp_path / "go.7").touch()
     assert end_of(run) is None
     assert (run.status, run.attempt) == ("finished", 2)
-    local = labkit.launch(elsewhere.resume, tmp_path / "kept by the local run", live=False)
-    for mine, other in zip(run.results, local.results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
-    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    elsewhere.check_it_equals_a_local_run(run, tmp_path / "kept by the local run")
 
 
 @pytest.mark.spawns

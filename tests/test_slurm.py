@@ -270,11 +270,7 @@ def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(lau
     again(2, 10, lambda: slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1"))
     assert end_of(run) is None
     assert (run.status, run.attempt, run.states) == ("finished", 3, ["finished"] * 2)
-    local = labkit.launch(elsewhere.resume, tmp_path / "kept by the local run", live=False)
-    for mine, other in zip(run.results, local.results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
-    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    elsewhere.check_it_equals_a_local_run(run, tmp_path / "kept by the local run")
     later = labkit.attach(run.folder, wait=True)
     assert later.attempt == 3
     assert later.history.equals(run.history)

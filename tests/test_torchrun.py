@@ -111,11 +111,7 @@ def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
     (tmp_path / "go.7").touch()
     assert end_of(run) is None
     assert (run.status, run.attempt) == ("finished", 2)
-    local = labkit.launch(elsewhere.resume, tmp_path / "kept by the local run", live=False)
-    for mine, other in zip(run.results, local.results, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
-    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    elsewhere.check_it_equals_a_local_run(run, tmp_path / "kept by the local run")
     wait_until(lambda: tracker.close.called)
     means = run.history.groupby("step")["loss"].mean()
     assert tracker.log.call_args_list == [call(step, {"loss": mean}) for step, mean in means.items()], "there, too"

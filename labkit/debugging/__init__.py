@@ -16,11 +16,11 @@ Where nobody can answer, the hooks raise at once. On a cluster nobody can: ranks
 
 from __future__ import annotations
 
-from labkit.debugging.answering import answerer
-from labkit.debugging.debugger import Debugger
-from labkit.debugging.hooks import Hooks
-from labkit.monitor.run import Run
-from labkit.protocol.job import Job
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labkit.monitor.run import Run
+    from labkit.protocol.job import Job
 
 MENTIONS = (b"breakpoint", b"set_trace")
 """Names by which a function that was sent by value shows that it may stop."""
@@ -31,6 +31,11 @@ def prepare(run: Run, job: Job, live: bool | None, wait: bool) -> Job:
 
     `live` and `wait` are those of `labkit.launch`.
     """
+    # Not above: every rank imports this package for its hooks, and has no use for the notebook's side.
+    from labkit.debugging.answering import answerer
+    from labkit.debugging.debugger import Debugger
+    from labkit.debugging.hooks import Hooks
+
     if hasattr(run.engine, "work"):  # in this process, where Python's own debugger is at hand
         return job
     way, why_nobody = answerer(run.engine, live, wait)

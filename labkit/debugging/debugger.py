@@ -7,7 +7,6 @@ on (`continue`, `next`) goes to all that stand with it, because in the next coll
 from __future__ import annotations
 
 import html
-import linecache
 import re
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.debugging.answering import PANEL, WAITER, read_line
 from labkit.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
 from labkit.monitor.stacks import rank_list
-from labkit.protocol import events
+from labkit.protocol import events, source
 from labkit.protocol.job import Cell
 
 if TYPE_CHECKING:
@@ -267,8 +266,7 @@ class Debugger:
         return f"{name}, line {ask.line}"
 
     def _source(self, file: str, line: int) -> str | None:
-        cell = self._cells.get(file)
-        lines = cell.text.splitlines() if cell else [text.rstrip("\n") for text in linecache.getlines(file)]
+        lines = source.text_of(file, self._cells).splitlines()
         return lines[line - 1] if line <= len(lines) else None
 
 

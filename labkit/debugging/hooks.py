@@ -9,7 +9,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
-import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labkit.debugging.conversation import HOLD, Conversation, place_of
+from labkit.protocol import source
 from labkit.protocol.job import Job
 from labkit.rank.channels import Channel
 
@@ -153,11 +153,11 @@ class _Installed:
             why = "this is a process that the rank has started, a DataLoader's worker, say (try num_workers=0)"
         if why:
             file, line, _ = place_of(frame)
-            where = self._cells[file].title if file in self._cells else os.path.basename(file)
-            source = linecache.getline(file, line).strip()
-            code = f" ({source})" if source not in ("", what) else ""
+            where = source.place_of(file, line, self._cells)
+            said = source.line_of(file, line, self._cells)
+            code = f" ({said})" if said not in ("", what) else ""
             raise NobodyAnswers(
-                f"rank {self._channel.rank} is at {what} in {where}, line {line}{code}, and nobody can answer: "
+                f"rank {self._channel.rank} is at {what} in {where}{code}, and nobody can answer: "
                 f"{why}. {instead}, or launch it from JupyterLab on this machine"
             )
         hold_timeouts()  # of groups made since, too, for what this rank calls itself
