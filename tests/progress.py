@@ -23,6 +23,7 @@ class Progress:
         self._known: dict[str, float] = self._cache.get(CACHE, {}) if self._cache else {}
         self._took: dict[str, float] = {}
         self._ids: list[str] = []
+        self._done = 0
         self._lines = 0
         self._shown = False
         self._workers = 1
@@ -54,6 +55,7 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+        self._done += report.when == "teardown"
         if self._shown and report.failed:
             self._write(f"{report.outcome.upper()} {report.nodeid}", stays=True)
 
@@ -62,7 +64,7 @@ class Progress:
             return
         if self._reporter.isatty:
             self._write(self.line(), stays=False)
-        elif (due := LINES * len(self._took) // len(self._ids)) > self._lines:
+        elif (due := LINES * self._done // len(self._ids)) > self._lines:
             self._lines = due
             self._write(self.line(), stays=True)
 
@@ -75,7 +77,7 @@ class Progress:
 
     def line(self) -> str:
         """Say how many tests are done, and how long the others will take."""
-        done, all_ = len(self._took), len(self._ids)
+        done, all_ = self._done, len(self._ids)
         left_s = self.left_s() / self._workers
         left = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
         return f"[{100 * done // max(1, all_):3d} %] {done} of {all_}" + (

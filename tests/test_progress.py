@@ -32,8 +32,10 @@ def progress(names, known=None):
 
 
 def took(made, name, *seconds):
-    for phase_s in seconds:
-        made.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=phase_s, failed=False))
+    for phase_s, when in zip(
+        seconds, ("setup", "call", "teardown") if len(seconds) > 1 else ("teardown",), strict=True
+    ):
+        made.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=phase_s, failed=False, when=when))
 
 
 def test_what_is_left_is_what_it_took_the_last_time_and_the_mean_for_what_is_new():

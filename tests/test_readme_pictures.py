@@ -32,7 +32,8 @@ def test_every_lesson_has_a_small_picture_in_the_readme():
     readme = (FOLDER.parent / "README.md").read_text()
     shown = re.findall(r'<img src="(notebooks/images/lessons/\w+\.png)"', readme)
     assert shown == [
-        f"notebooks/images/lessons/{name}.png" for name in re.findall(r"\(notebooks/(\w+)\.ipynb\)", readme)
+        f"notebooks/images/lessons/{name}.png"
+        for name in re.findall(r"^\| \[.+?\]\(notebooks/(\w+)\.ipynb\)", readme, re.M)
     ]
     assert [(FOLDER.parent / source).stem for source in sorted(shown)] == [picture.stem for picture in PICTURES]
     assert readme == make_picture.with_pictures(readme), "python tests/make_picture.py --lessons"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from typing import Any
 
 import labkit
@@ -20,8 +19,6 @@ READY_S = 120.0
 """How long new processes may take to be ready."""
 
 _session: Session | None = None
-_ready: list[int] = []
-"""Processes that are known to be ready."""
 _lock = threading.Lock()
 
 
@@ -79,12 +76,6 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
 
 
 def _wait_until_ready(session: Session) -> None:
-    """Wait until new processes have imported torch."""
-    global _ready
-    deadline = time.monotonic() + READY_S
-    while session.pids != _ready and time.monotonic() < deadline:
-        pids = session.pids
-        if all(rank.state != "starting" for rank in session.ranks):
-            _ready = pids
-        else:
-            time.sleep(0.02)
+    """Let new processes import torch before the time of the answer runs; one that had ended is replaced by then."""
+    if any(rank.state != "idle" for rank in session.ranks):
+        labkit.launch(trial.be_there, world_size=RANKS, on=session, timeout_s=READY_S, live=False, name="get ready")
