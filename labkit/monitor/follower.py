@@ -10,10 +10,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from labkit.engines.base import Engine
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, find
+from labkit.monitor.companion import Companion
 from labkit.monitor.diagnosis import Diagnosis, RankFacts, diagnose, diagnose_ended, diagnose_hang, diagnose_own_error
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.state import RunState
@@ -41,17 +41,21 @@ class Follower:
     """What follows one run. Everything that others read or call holds `lock`."""
 
     def __init__(
-        self, engine: Engine, world_size: int, timeout_s: float | None, when_returned: str, on_end: Callable[[], object]
+        self,
+        engine: Engine,
+        world_size: int,
+        timeout_s: float | None,
+        when_returned: str,
+        on_end: Callable[[], object],
+        companions: list[Companion],
     ) -> None:
-        self.engine = engine
+        self.engine, self._companions = engine, companions
         self.state = RunState(world_size, engine.failure_grace_s, time.monotonic())
         self.lock = threading.RLock()
         self.over = threading.Event()
         """Set once the run has ended and how is final."""
         self.diagnosis: Diagnosis | None = None
         """Why the run failed, once it is over; None if it has not."""
-        self.companion: Any = None
-        """What a wing has put beside the run: it takes every event, and `holds_the_time` while a person is at it."""
         self.cut_short = ""
         """Why ranks that were asked to stop were ended: "in vain", "late", or "" if they ended by themselves."""
         self.cells: Mapping[str, Cell] = {}
@@ -87,16 +91,11 @@ class Follower:
         thread.start()
         self._thread = thread
 
-    def attend(self) -> None:
-        """Let the companion speak with whoever waits for the run, in whose thread this is called."""
-        if self.companion is not None:
-            self.companion.attend()
-
     def take(self, event: events.Event) -> None:
         """Note one event."""
         now_s = time.monotonic()
-        if self.companion is not None:
-            self.companion.take(event)
+        for companion in self._companions:
+            companion.take(event)
         if isinstance(event, events.Waits):
             if self._stopping is not None:
                 self._stopping.take(event, now_s)
@@ -158,7 +157,7 @@ class Follower:
     def mind_the_time(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
         now_s, state = time.monotonic(), self.state
-        if self.companion is not None and self.companion.holds_the_time:
+        if any(companion.holds_the_time for companion in self._companions):
             state.progress_s = now_s
         with self.lock:
             if self._stopping is not None:

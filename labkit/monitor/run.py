@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.engines.base import Engine
+from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.frames import frames_of
@@ -76,6 +76,7 @@ class Run:
         name: str,
         timeout_s: float | None = None,
         when_returned: str = "has returned",
+        beside: list[Companion] | None = None,
     ) -> None:
         self.name = name
         """What the run is called in charts and tables."""
@@ -85,7 +86,9 @@ class Run:
         """Why the run failed, or None."""
         self.engine = engine
         """What carries the ranks."""
-        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle)
+        self.companions = companions(Asked()) if beside is None else beside
+        """What wings have put beside the run."""
+        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle, self.companions)
         self._state, self._lock = self._follower.state, self._follower.lock
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
@@ -234,7 +237,7 @@ class Run:
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.over.is_set():
             try:
-                self._follower.attend()
+                self.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
@@ -250,6 +253,11 @@ class Run:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
             raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
+
+    def attend(self) -> None:
+        """Let companions speak with whoever waits for the run, in whose thread this is called."""
+        for companion in self.companions:
+            companion.attend()
 
     def stop(self, grace_s: float | None = None) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
@@ -319,6 +327,8 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        for companion in list(self.companions):
+            job = companion.begin(self, job)
         try:
             self.engine.start(job)
             self.follow(job)
@@ -340,9 +350,6 @@ class Run:
             if not self._follower.has_begun:
                 going.discard(self)
             raise
-
-    companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
-    """What a wing has put beside the run before its start: `labkit.debugging` does."""
 
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from multiprocessing.queues import SimpleQueue
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.protocol import events
+from labkit.protocol.job import RankHooks
 from labkit.rank import collectives
 from labkit.rank.waiting import look
 
@@ -80,8 +80,8 @@ class Channel:
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
-        self.listen: Callable[[str], object] = lambda word: None
-        """Called with each word from the notebook too, in the thread that receives it; for a wing."""
+        self.hooks: tuple[RankHooks, ...] = ()
+        """The job's, once the rank is at it."""
 
     def send(self, event: events.Event) -> None:
         """Send one event to the notebook."""
@@ -94,7 +94,8 @@ class Channel:
             self.send(look(self.rank))
         elif word == "collectives":
             self.send(collectives.look(self.rank))
-        self.listen(word)
+        for hooks in self.hooks:
+            hooks.hear(word, self)
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""

@@ -181,6 +181,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     """
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
+    channel.hooks = job.hooks
     code = 1
     try:
         if kept := process_group.kept_for(job):
@@ -193,7 +194,9 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        with job.around(job, channel) if job.around else contextlib.nullcontext():
+        with contextlib.ExitStack() as around:
+            for hooks in job.hooks:
+                around.enter_context(hooks.around(job, channel))
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"

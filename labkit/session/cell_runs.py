@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.engines.base import Engine
-from labkit.launcher import prepared
+from labkit.monitor.companion import Asked, companions
 from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.monitor.stacks import Stacks
@@ -151,8 +151,9 @@ class CellRuns:
             cells={**kernel.cells(), **self._cells},
             group=self._group,
         )
-        run = Run(engine, self._world_size, title, timeout_s, when_returned="has run the cell to its end")
-        run.start(prepared(run, job, live=False, wait=True))
+        asked = Asked(live=False, wait=True)
+        run = Run(engine, self._world_size, title, timeout_s, "has run the cell to its end", companions(asked))
+        run.start(job)
         return run
 
     def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
@@ -161,8 +162,7 @@ class CellRuns:
         next_print = time.monotonic() + PRINT_EVERY_S
         at_it = len(asked)
         while not run.over.wait(0.02):
-            if run.companion is not None:
-                run.companion.attend()
+            run.attend()
             now = time.monotonic()
             if now > next_print:
                 next_print = now + PRINT_EVERY_S

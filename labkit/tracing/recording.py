@@ -42,10 +42,14 @@ NO_STEPS = (
 )
 
 
-def traced(call: bytes, steps: int) -> bytes:
-    """Return a call that does what a packed call does, and records so many steps. Raises ValueError for no number."""
+def check_steps(steps: int) -> None:
+    """Raise ValueError for what is no number of steps."""
     if type(steps) is not int or steps < 1:
         raise ValueError(f"trace is a number of steps, at least 1, or None; got {steps!r:.60}")
+
+
+def traced(call: bytes, steps: int) -> bytes:
+    """Return a call that does what a packed call does, and records so many steps."""
     return pack_call(record, (call, steps), {})
 
 

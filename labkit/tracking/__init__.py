@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labkit.monitor.companion import Asked, Companion
     from labkit.tracking.base import Tracker
     from labkit.tracking.following import follow
     from labkit.tracking.mlflow import MLflow
@@ -38,6 +39,15 @@ _HOMES = {
     "Wandb": "wandb",
     "follow": "following",
 }
+
+
+def companion(asked: Asked) -> Companion | None:
+    """Return what takes a run's curves to the trackers that `log_to` names. Raises as `labkit.launch` says."""
+    if asked.log_to is None:
+        return None
+    from labkit.tracking.following import Followed
+
+    return Followed(asked)
 
 
 def __getattr__(name: str) -> Any:

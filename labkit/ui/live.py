@@ -145,7 +145,7 @@ class LiveView(threading.Thread):
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
-        if (panel := getattr(self._run.companion, "panel", None)) is not self._panel:
+        if self._panel is not (panel := next(filter(None, (each.panel for each in self._run.companions)), None)):
             self._panel = panel
             self._box.children = self._children()
         history = self._run.recorded

@@ -1,0 +1,54 @@
+"""What a wing puts beside a run, in the notebook; `labkit.protocol.wings` has the wings that do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from labkit.protocol import events, wings
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    from labkit.monitor.run import Run
+
+
+class Asked(NamedTuple):
+    """What `labkit.launch` was asked for, as far as it concerns wings."""
+
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    world_size: int = 0
+    live: bool | None = None
+    wait: bool = True
+    log_to: Any = None
+    trace: Any = None
+
+
+class Companion:
+    """Beside one run. Each method may be left as it is; those that hear of the run are called with its lock held."""
+
+    holds_the_time = False
+    """Whether `timeout_s` does not run just now: somebody is at a prompt, say."""
+    panel: Any = None
+    """A widget for the live view."""
+
+    def begin(self, run: Run, job: Job) -> Job:
+        """Return the job of a run that is about to start as it is to be, with hooks for its ranks, say."""
+        return job
+
+    def showing(self, run: Run) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which `launch` shows the run, and waits for it."""
+        return contextlib.nullcontext()
+
+    def take(self, event: events.Event) -> None:
+        """Note what an event says."""
+
+    def attend(self) -> None:
+        """Speak with whoever waits for the run, in whose thread this is called now and then."""
+
+
+def companions(asked: Asked) -> list[Companion]:
+    """Return what the wings put beside a run. Raises TypeError, ValueError or ModuleNotFoundError for what none can."""
+    return [found for make in wings.those_with("companion") if (found := make(asked)) is not None]

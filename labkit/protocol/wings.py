@@ -1,0 +1,35 @@
+"""The wings that take part in runs. The core imports none of them; it asks here for those that are there.
+
+A wing takes part by its name in `WINGS` and by functions in its own `__init__`, which says what it does and imports the
+rest when it is needed. These are all there are:
+
+    companion(asked)     what it puts beside a run, a `labkit.monitor.companion.Companion`, or None: it hears the run's
+                         events, gives its job what is to be done in each rank (`labkit.protocol.job.RankHooks`), and
+                         says more of a failure or a wait
+    take_ranks(count)    processes that are ready to be a run's ranks, and `ranks_done(count)` once they are not
+    picture(figure)      a Plotly figure as a PNG, for where no browser draws
+
+Whatever is missing the core does without.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+WINGS = (
+    "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
+    "labkit.tracing",  # what every rank did when: trace=…
+    "labkit.debugging",  # breakpoint() and input() in a rank
+)
+"""Of several that could do the same, the first does."""
+
+
+@functools.cache
+def those_with(name: str) -> list[Callable[..., Any]]:
+    """Return the functions of this name in the wings that are there. For the notebook: a rank gets its job's hooks."""
+    there = [importlib.import_module(wing) for wing in WINGS if importlib.util.find_spec(wing)]
+    return [getattr(wing, name) for wing in there if hasattr(wing, name)]
