@@ -54,6 +54,7 @@ needs them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -184,9 +185,8 @@ def _get_ahead(is_interactive: bool) -> None:
     idle.wait()
     importlib.import_module("labkit.ui.ahead").wait()
     # Where a person watches, the browser draws the pictures.
-    if not is_interactive and importlib.import_module("labkit.ui.png").can_draw():
-        importlib.import_module("matplotlib.backends.backend_agg")
-        importlib.import_module("PIL.Image")
+    if not is_interactive and importlib.util.find_spec("labkit.png"):
+        importlib.import_module("labkit.png").get_ready()
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank

@@ -17,9 +17,9 @@ from labkit.monitor.history import AT_ONCE, FEW, History
 from labkit.monitor.output import RankOutput, together
 from labkit.monitor.run import Run
 from labkit.monitor.stacks import RankStack, Stacks, rank_list
+from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
 from labkit.ui import charts, kernel, live, many, summary
-from labkit.ui.png import picture
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 

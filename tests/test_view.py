@@ -18,10 +18,10 @@ from ipywidgets.widgets.widget import _instances as open_widgets
 import labkit
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
+from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
 from labkit.ui import ahead, charts, kernel, live, present, summary, widgets
 from labkit.ui.lines import Lines
-from labkit.ui.png import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
 

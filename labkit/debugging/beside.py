@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.debugging.answering import answerer
+from labkit.debugging import answering
 from labkit.debugging.debugger import Debugger
 from labkit.debugging.hooks import Hooks
 from labkit.monitor.companion import Asked, Companion
@@ -27,7 +27,7 @@ class Beginning(Companion):
         """Return the job with what its ranks need to be debugged."""
         if hasattr(run.engine, "work"):  # in this process, where Python's own debugger is at hand
             return job
-        way, why_nobody = answerer(run.engine, self._asked.live, self._asked.wait)
+        way, why_nobody = answering.answerer(run.engine, self._asked.live, self._asked.wait)
         if way:
             run.companions.append(Debugger(run, job.cells, way))
         hooks = Hooks(why_nobody, any(name in job.function for name in MENTIONS))

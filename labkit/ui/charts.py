@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, SAMPLES, History
+from labkit.protocol import wings
 from labkit.ui import kernel, many
 from labkit.ui.many import Curve
-from labkit.ui.png import can_draw, picture
 from labkit.ui.tables import STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -68,9 +68,10 @@ class Chart(go.Figure):
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         if kernel.is_interactive():
             return bundle
-        if not can_draw():
-            return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
-        return {**bundle, "image/png": picture(self)}
+        for draw in wings.those_with("picture"):
+            if (picture := draw(self)) is not None:
+                return {**bundle, "image/png": picture}
+        return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
 
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
