@@ -10,7 +10,7 @@ from labkit.protocol import events, wings
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run
+    from labkit.monitor.run import Run, WorkerFailed
 
 
 class Asked(NamedTuple):
@@ -44,6 +44,10 @@ class Companion:
 
     def take(self, event: events.Event) -> None:
         """Note what an event says."""
+
+    def add_to(self, error: WorkerFailed) -> tuple[str, str]:
+        """Return what is to be shown with the run's error, as text and as HTML; "" for nothing."""
+        return "", ""
 
     def attend(self) -> None:
         """Speak with whoever waits for the run, in whose thread this is called now and then."""

@@ -12,7 +12,6 @@ from labkit.engines.base import Engine
 from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
-from labkit.monitor.frames import frames_of
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.output import Found, together
@@ -34,7 +33,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
-        frames: the reader's own frames of the ranks that failed, with what their variables were.
+        frames: the reader's own frames of the ranks that failed, with what their variables were (`labkit.variables`).
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
@@ -42,13 +41,15 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         self.cause = diagnosis.cause
         self.run = run
         self.diagnosis = diagnosis
-        self.frames = frames_of(run.failures, diagnosis.rank, run.cells)
+        self.frames: Any = ()
+        self.added = [companion.add_to(self) for companion in run.companions]
+        """What wings have to say of it, as text and as HTML."""
         super().__init__(diagnosis.headline)
 
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
-        values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
-        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        added = "".join(f"\n\n{text}" for text, _ in self.added if text)
+        return f"{self.diagnosis.headline}\n\n{self.cause}{added}\n{others}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""

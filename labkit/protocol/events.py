@@ -73,8 +73,6 @@ class Failure(NamedTuple):
     traceback: str
     frames: tuple[tuple[str, int, str], ...] = ()
     """(file, line, function) of the traceback, most recent first."""
-    variables: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Of each frame, if it is the reader's own: name and value in words of its variables."""
 
 
 class Ready(NamedTuple):
@@ -133,7 +131,7 @@ class Attached(NamedTuple):
 
     rank: int
     kind: str
-    """What it is: "trace"."""
+    """What it is: "trace", "variables"."""
     blob: bytes
 
 

@@ -24,6 +24,7 @@ WINGS = (
     "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
+    "labkit.variables",  # what variables were when a rank failed
     "labkit.png",  # charts as pictures, where nobody watches
 )
 """Of several that could do the same, the first does."""

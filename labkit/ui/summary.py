@@ -97,8 +97,7 @@ def as_html(run: Run) -> str:
         color = STATE_COLORS["failed"]
         parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
-        if run.error.frames:
-            parts.append(run.error.frames._repr_html_())
+        parts += [added for _, added in run.error.added if added]
         if diagnosis.others:
             items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
             parts.append(
