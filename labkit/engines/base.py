@@ -63,8 +63,8 @@ class Engine(Protocol):
         """
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask the ranks where they stand, which comes as `events.Stack`, and which collectives they have called,
-        which comes as `events.Collectives`; give the ranks asked.
+        """Ask the ranks where they stand, which comes as `events.Stack`, and for "details", which come as
+        `events.Attached`; return the ranks asked.
         """
 
     def kill(self) -> None:

@@ -86,10 +86,10 @@ class LocalEngine:
             process.ask_to_stop()
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask every rank that lives for its stacks and its collectives; give the ranks asked."""
+        """Ask every rank that lives for its stack and for details; return the ranks asked."""
         asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
         for rank in asked:
-            self._ranks[rank].ask_for_collectives()
+            self._ranks[rank].ask_for_details()
         return asked
 
     def say(self, rank: int, word: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import torch.multiprocessing as mp
 
+from labkit.protocol import wings
 from labkit.protocol.job import Job
 from labkit.rank import main
 from labkit.rank.channels import EventQueue, RankPipes
@@ -87,9 +88,9 @@ class RankProcess:
         """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
         self._say("stop")
 
-    def ask_for_collectives(self) -> None:
-        """Have a thread of the process say which collectives its main thread has called."""
-        self._say("collectives")
+    def ask_for_details(self) -> None:
+        """Have a thread of the process say what its job's hooks know of the main one."""
+        self._say("details")
 
     def _say(self, word: str) -> None:
         if self._inbox_lock.acquire(blocking=False):
@@ -186,7 +187,7 @@ def _spawn(count: int) -> list[RankProcess]:
         # multiprocessing's resource tracker, when it starts, takes the mask away.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
-        started = mp.spawn(main.main, args=(ends,), nprocs=count, join=False)
+        started = mp.spawn(main.main, args=(ends, wings.hooks_modules()), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
         end.inbox.close()

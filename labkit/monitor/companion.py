@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from labkit.monitor.diagnosis import NOTHING_MISSED, Finding, Missed, RankFacts
+from labkit.monitor.stacks import Stacks
 from labkit.protocol import events, wings
 from labkit.protocol.job import Job
 
@@ -44,6 +46,21 @@ class Companion:
 
     def take(self, event: events.Event) -> None:
         """Note what an event says."""
+
+    def ask(self, ranks: Collection[int]) -> None:
+        """Note that these ranks are being asked where they stand, and for details."""
+
+    def has_heard(self, ranks: Collection[int]) -> bool:
+        """Return whether these have said enough since; they are waited for only a moment."""
+        return True
+
+    def explain_wait(self, stacks: Stacks) -> Missed:
+        """Return why ranks that stand there wait for each other, if that is known."""
+        return NOTHING_MISSED
+
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
+        return None
 
     def add_to(self, error: WorkerFailed) -> tuple[str, str]:
         """Return what is to be shown with the run's error, as text and as HTML; "" for nothing."""

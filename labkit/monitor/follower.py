@@ -12,9 +12,17 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from labkit.engines.base import Engine
-from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, find
 from labkit.monitor.companion import Companion
-from labkit.monitor.diagnosis import Diagnosis, RankFacts, diagnose, diagnose_ended, diagnose_hang, diagnose_own_error
+from labkit.monitor.diagnosis import (
+    NOTHING_MISSED,
+    Diagnosis,
+    Missed,
+    RankFacts,
+    diagnose,
+    diagnose_ended,
+    diagnose_hang,
+    diagnose_own_error,
+)
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.state import RunState
 from labkit.monitor.stopping import STEPS, Stopping
@@ -27,8 +35,8 @@ KILL_AGAIN_S = 0.5
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
 
-COLLECTIVES_SHARE = 0.4
-"""Of the time that ranks have to say where they stand: how long to wait for which collectives they have called."""
+DETAILS_SHARE = 0.4
+"""Of the time that ranks have to say where they stand: how long to wait for details, that companions ask for."""
 
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
@@ -148,7 +156,8 @@ class Follower:
                 self.diagnosis = self._own_error
             elif state.has_failed or ended is not None:
                 facts = self._facts()
-                self.diagnosis = self._hang or (diagnose_ended(ended, facts) if ended else diagnose(facts))
+                known = [companion.explain_failure for companion in self._companions]
+                self.diagnosis = self._hang or (diagnose_ended(ended, facts) if ended else diagnose(facts, known))
         self._on_end()
         self.over.set()
 
@@ -234,7 +243,8 @@ class Follower:
     def _ask_where_they_stand(self) -> None:
         for rank in self.state.ranks:
             rank.stack_text = ""
-            rank.collectives = None if rank.is_at_work else rank.collectives
+        for companion in self._companions:
+            companion.ask(self.state.at_work)
         self._stacks_asked_s = time.monotonic()
         self._stacks_asked = self.engine.ask_for_stacks() if not self.over.is_set() else []
 
@@ -244,17 +254,17 @@ class Follower:
         Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
         """
         ranks = [self.state.ranks[rank] for rank in self._stacks_asked]
-        patience_s = COLLECTIVES_SHARE * self.engine.stacks_s  # whoever holds Python's lock never says
         if not all(is_complete(rank.stack_text) for rank in ranks):
             return False
-        if any(rank.collectives is None for rank in ranks) and time.monotonic() < self._stacks_asked_s + patience_s:
+        is_late = time.monotonic() >= self._stacks_asked_s + DETAILS_SHARE * self.engine.stacks_s
+        if not is_late and not all(companion.has_heard(self._stacks_asked) for companion in self._companions):
             return False
-        before, self._missed = self._missed, find(self._calls(self._places()))
+        before, self._missed = self._missed, self._explain(self._places())
         if before is None and self._missed.text:
             self._ask_where_they_stand()
             return False
         if before is not None and before != self._missed:
-            self._missed = NOT_KNOWN
+            self._missed = NOTHING_MISSED
         return True
 
     def stacks(self) -> Stacks:
@@ -265,11 +275,11 @@ class Follower:
 
     def missed(self, places: Stacks) -> Missed:
         """Return in which collective ranks missed each other, by what has come."""
-        return self._missed or find(self._calls(places))
+        return self._missed or self._explain(places)
 
-    def _calls(self, places: Stacks) -> list[RankCalls]:
-        said = [rank.collectives for rank in self.state.ranks]
-        return [RankCalls(at.rank, said[at.rank], at.place, at.in_words) for at in places]
+    def _explain(self, places: Stacks) -> Missed:
+        found = (companion.explain_wait(places) for companion in self._companions)
+        return next((missed for missed in found if missed != NOTHING_MISSED), NOTHING_MISSED)
 
     def _places(self) -> Stacks:
         found = Stacks()
@@ -306,7 +316,6 @@ class Follower:
                     out_of_memory=rank.out_of_memory,
                     unseen=rank.unseen,
                     stack=RankStack(number, frames, self.cells) if frames else None,
-                    collectives=rank.collectives,
                 )
             )
         return found

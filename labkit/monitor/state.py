@@ -48,8 +48,6 @@ class RankState:
     output: RankOutput = field(default_factory=RankOutput)
     stack_text: str = ""
     """What came of the newest question where the rank stands, as `faulthandler` writes it."""
-    collectives: events.Collectives | None = None
-    """Which it says it has called, when it was last asked, or failed, or returned before the others."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What wings have sent, by its kind."""
     begins_again: bool = False
@@ -215,7 +213,5 @@ def _take_plain(rank: RankState, event: events.Event) -> None:
             rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
         case events.Stack():
             rank.stack_text += event.text
-        case events.Collectives():
-            rank.collectives = event
         case events.Attached():
             rank.attached[event.kind] = event.blob

@@ -112,26 +112,12 @@ class Stack(NamedTuple):
     text: str
 
 
-class Collectives(NamedTuple):
-    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; sent when it is asked."""
-
-    rank: int
-    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
-    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
-    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """The groups that the rank knows: name, description, ranks."""
-    transfer: tuple[str, int, tuple[int, ...], str] | None = None
-    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
-    unknown: str = ""
-    """Why its calls are not known; "" if they are."""
-
-
 class Attached(NamedTuple):
     """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
 
     rank: int
     kind: str
-    """What it is: "trace", "variables"."""
+    """What it is: "trace", "collectives", "variables"."""
     blob: bytes
 
 
@@ -209,7 +195,6 @@ Event = (
     | Memory
     | MemorySeen
     | Stack
-    | Collectives
     | Attached
     | Waits
     | Exit

@@ -4,8 +4,8 @@ A wing takes part by its name in `WINGS` and by functions in its own `__init__`,
 rest when it is needed. These are all there are:
 
     companion(asked)     what it puts beside a run, a `labkit.monitor.companion.Companion`, or None: it hears the run's
-                         events, gives its job what is to be done in each rank (`labkit.protocol.job.RankHooks`), and
-                         says more of a failure or a wait
+                         events, gives its job what is to be done in each rank (`labkit.protocol.job.RankHooks`, from
+                         the wing's `hooks`), and says more of a failure or a wait
     take_ranks(count)    processes that are ready to be a run's ranks, and `ranks_done(count)` once they are not
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
 
@@ -24,10 +24,17 @@ WINGS = (
     "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
+    "labkit.collectives",  # in which collective ranks missed each other
     "labkit.variables",  # what variables were when a rank failed
     "labkit.png",  # charts as pictures, where nobody watches
 )
 """Of several that could do the same, the first does."""
+
+
+def hooks_modules() -> list[str]:
+    """Return the modules of the wings that are there which a rank imports with its job, so that it can do so ahead."""
+    there = [wing for wing in WINGS if importlib.util.find_spec(wing)]
+    return [f"{wing}.hooks" for wing in there if importlib.util.find_spec(f"{wing}.hooks")]
 
 
 @functools.cache

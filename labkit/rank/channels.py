@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from labkit.protocol import events
 from labkit.protocol.job import RankHooks
-from labkit.rank import collectives
 from labkit.rank.waiting import look
 
 if TYPE_CHECKING:
@@ -88,12 +87,10 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop", or the question which "collectives" this rank has called."""
+        """Receive what the notebook sends: "stop", or what the job's hooks hear."""
         if word == "stop":  # perhaps again, for the answer's sake
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
             self.send(look(self.rank))
-        elif word == "collectives":
-            self.send(collectives.look(self.rank))
         for hooks in self.hooks:
             hooks.hear(word, self)
 

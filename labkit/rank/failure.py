@@ -11,7 +11,6 @@ from types import TracebackType
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
-from labkit.rank import collectives
 from labkit.rank.channels import Channel
 
 OWN_FILES: set[str] = set()
@@ -39,7 +38,6 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     failed_s = time.time() - job.start_s
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
-    channel.send(collectives.look(rank))
     for hooks in job.hooks:
         hooks.failed(error, job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -30,7 +31,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import collectives, dynamo, failure, process_group
+from labkit.rank import dynamo, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -90,10 +91,11 @@ class Inbox:
                 channel.receive(word)
 
 
-def main(index: int, all_ends: list[RankPipes]) -> None:
+def main(index: int, all_ends: list[RankPipes], ahead: Sequence[str] = ()) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job.
+    `index` says which of the ends are this process's; its rank comes with the job. `ahead` are modules to import while
+    there is none.
     """
     ends = all_ends[index]
     handle_signals(ends.stacks.fileno())
@@ -111,6 +113,8 @@ def main(index: int, all_ends: list[RankPipes]) -> None:
         inbox = Inbox(ends)
         if inbox.is_empty:
             get_warm()
+            for module in ahead:
+                importlib.import_module(module)
         ends.queue.put(events.Ready())
         code = do_jobs(inbox.next_part)
     finally:
@@ -194,9 +198,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        with contextlib.ExitStack() as around:
-            for hooks in job.hooks:
-                around.enter_context(hooks.around(job, channel))
+        with hooked(job, channel):
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"
@@ -216,11 +218,20 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     channel.send(events.Memory(rank, *_peak_memory()))
     if job.group is None:
         if code == 0:
-            process_group.leave_together(job, info, lambda: channel.send(collectives.look(rank)))
+            process_group.leave_together(job, info, lambda: channel.receive("details"))
         elif job.reserved:
             process_group.leave()
     _tidy_up(at_exit=not job.reserved)
     return code
+
+
+@contextlib.contextmanager
+def hooked(job: Job, channel: Channel) -> Iterator[None]:
+    """Return the context in which the function is called, as the job's hooks make it."""
+    with contextlib.ExitStack() as around:
+        for hooks in job.hooks:
+            around.enter_context(hooks.around(job, channel))
+        yield
 
 
 def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:

@@ -15,9 +15,10 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labkit.collectives import recorder
 from labkit.protocol import events
 from labkit.protocol.pickling import pack_call
-from labkit.rank import collectives, failure
+from labkit.rank import failure
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, reading
 from labkit.tracing.lines import LineClock
@@ -174,7 +175,7 @@ class Recorder:
         kept, left_out = longest(
             [s for s in reading.spans(found, phases, places) if start_s <= s.start_s < end_s], self._room()
         )
-        world = collectives.look(self._worker.rank)
+        world = recorder.look(self._worker.rank)
         return RankTrace(
             self._worker.rank,
             self._clock.machine,
@@ -208,9 +209,9 @@ def flight_record(from_ns: int) -> list[dict[str, Any]]:
     if not (dist.is_available() and dist.is_initialized()):
         return []
     found = []
-    for backend in collectives.RECORDED:
+    for backend in recorder.RECORDED:
         try:
-            entries = collectives.recorded(backend)
+            entries = recorder.recorded(backend)
         except (AttributeError, TypeError, RuntimeError, ValueError):
             continue  # this PyTorch records none of this backend: calls are matched by their order then
         found += [entry for entry in entries if entry.get("time_created_ns", 0) >= from_ns]

@@ -102,7 +102,7 @@ class Variables(Companion):
 def frames_of(
     failures: list[Failure | None], first: int | None, cells: Mapping[str, Cell], said: Mapping[int, Described]
 ) -> Frames:
-    """Return the reader's frames of all failures, those of the rank `first` first, with what was said of each rank's."""
+    """Return the reader's frames of all failures, those of the rank `first` first; `said` is by rank."""
     given = sorted((f for f in failures if f), key=lambda failure: (failure.rank != first, failure.time_s))
     return Frames(
         FailedFrame(failure.rank, place_of(file, line, cells), function, line_of(file, line, cells), dict(variables))

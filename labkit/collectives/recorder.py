@@ -13,13 +13,11 @@ import os
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-
-from labkit.protocol.events import Collectives
 
 KEPT = 32
 """Newest calls that are told of, of all groups together."""
@@ -38,6 +36,20 @@ DTYPES = {
     "Long": "int64",
 }
 """The recorder's words for types that are not PyTorch's own in lower case."""
+
+
+class Collectives(NamedTuple):
+    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; as it says when it is asked."""
+
+    rank: int
+    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
+    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
+    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """The groups that the rank knows: name, description, ranks."""
+    transfer: tuple[str, int, tuple[int, ...], str] | None = None
+    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
+    unknown: str = ""
+    """Why its calls are not known; "" if they are."""
 
 
 def look(rank: int) -> Collectives:
