@@ -56,7 +56,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
@@ -68,6 +67,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import pitfalls as pitfalls
     from labkit import profiling as profiling
     from labkit import scaling as scaling
+    from labkit import standby as standby
     from labkit import strategies as strategies
     from labkit import tracking as tracking
     from labkit import transformer as transformer
@@ -78,7 +78,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.comparing.comparison import Comparison as Comparison
     from labkit.comparing.launching import compare as compare
     from labkit.comparing.sorting import sortable as sortable
-    from labkit.engines import standby as standby
     from labkit.exercises.checking import check as check
     from labkit.exercises.predicting import predict as predict
     from labkit.exporting.exporter import export as export
@@ -137,7 +136,7 @@ _MODULES = {
     "pitfalls": "pitfalls",
     "profiling": "profiling",
     "scaling": "scaling",
-    "standby": "engines.standby",
+    "standby": "standby",
     "strategies": "strategies",
     "tracking": "tracking",
     "transformer": "transformer",
@@ -172,26 +171,8 @@ def unload_ipython_extension(shell: Any) -> None:
     importlib.import_module("labkit.session.magic").unload(shell)
 
 
-def _get_ahead(is_interactive: bool) -> None:
-    """Do what the first launch and the first chart need while the notebook is idle and the reader reads.
-
-    The ranks come first: a chart has a second's time once its run has begun.
-    """
-    idle = importlib.import_module("labkit.engines.idle")
-    standby = importlib.import_module("labkit.engines.standby")
-    importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
-    if is_interactive:
-        standby.ahead_of_the_first_launch()
-    idle.wait()
-    importlib.import_module("labkit.ui.ahead").wait()
-    # Where a person watches, the browser draws the pictures.
-    if not is_interactive and importlib.util.find_spec("labkit.png"):
-        importlib.import_module("labkit.png").get_ready()
-
-
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
-    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
-    _interactive = importlib.import_module("labkit.ui.kernel").is_interactive()
-    threading.Thread(target=_get_ahead, args=(_interactive,), name="labkit-ahead", daemon=True).start()
+    if importlib.util.find_spec("labkit.ahead"):
+        importlib.import_module("labkit.ahead").begin()

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 import labkit
-from labkit.engines import holders, standby
+from labkit import standby
+from labkit.engines import holders
 from labkit.engines.holders import HeldProcess
 from labkit.process_table import HEADINGS
 from tests import workloads

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.engines import standby
+from labkit import standby
 from labkit.engines.spawn import RankProcess
 from labkit.session import cell_runs, cells
 from tests.conftest import LONG_S, wait_until

@@ -15,9 +15,8 @@ from multiprocessing.connection import Connection, wait
 import psutil
 import torch.distributed as dist
 
-from labkit.engines import standby
-from labkit.engines.spawn import RankProcess
-from labkit.protocol import events
+from labkit.engines.spawn import RankProcess, spawn
+from labkit.protocol import events, wings
 from labkit.protocol.job import Job
 from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
 from labkit.rank.store import open_store
@@ -130,13 +129,15 @@ class LocalEngine:
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
-        return standby.take(self.world_size)
+        ranks: list[RankProcess] = next(iter(wings.those_with("take_ranks")), spawn)(self.world_size)
+        return ranks
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
         for process in ranks:
             process.close()
-        standby.done(self.world_size)
+        for done in wings.those_with("ranks_done"):
+            done(self.world_size)
 
     def _listen(self, rank: int, job: Job) -> None:
         """Send the rank its job, then turn what comes from it into records, until it is gone."""

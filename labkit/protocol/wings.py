@@ -26,6 +26,7 @@ WINGS = (
     "labkit.debugging",  # breakpoint() and input() in a rank
     "labkit.collectives",  # in which collective ranks missed each other
     "labkit.variables",  # what variables were when a rank failed
+    "labkit.standby",  # ranks spawned ahead
     "labkit.png",  # charts as pictures, where nobody watches
 )
 """Of several that could do the same, the first does."""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from labkit.engines import standby
+from labkit import standby
 from labkit.engines.holders import unique_bytes
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import LEAVE_S, RankProcess, spawn

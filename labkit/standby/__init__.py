@@ -7,7 +7,7 @@ the notebook since (the environment, the folder, the path) is not used.
 
 This code assumes that `take` and `done` come in pairs, from any thread; that what a spawned process inherits is what
 `_surroundings` compares; and that to spawn is dear while the notebook computes, so that it is done only when no run is
-going and the notebook is idle (`engines.idle`); what other programs do on the machine is no matter.
+going and the notebook is idle (`standby.idle`); what other programs do on the machine is no matter.
 
 After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
 imported. Each takes some hundred MB (`memory()` says how much). `off()`, or LABKIT_STANDBY=off in the environment, does
@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.engines import holders, idle
+from labkit.engines import holders
+from labkit.standby import idle
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
@@ -270,3 +271,6 @@ class _Standby:
 
 _holder = _Standby()
 holders.add(_holder)
+
+# By these names the core asks for them; see `labkit.protocol.wings`.
+take_ranks, ranks_done = take, done
