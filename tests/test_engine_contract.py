@@ -13,6 +13,7 @@ import labkit
 from labkit.collectives import recorder
 from labkit.collectives.hooks import SaysCalls
 from labkit.engines.local import LocalEngine
+from labkit.in_vain.hooks import SaysWaits
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
@@ -21,7 +22,7 @@ from tests.conftest import LONG_S, shared_session, wait_until
 
 pytestmark = pytest.mark.spawns
 
-HOOKS = (SaysCalls(),)
+HOOKS = (SaysCalls(), SaysWaits())
 """Whatever carries the ranks brings them their words, and the notebook their answers."""
 
 ENGINES = {
@@ -131,12 +132,13 @@ def test_ranks_say_where_they_stand_and_stop_at_a_common_step(start):
     assert run.engine.ask_for_stacks() == [0, 1]
     run.until(lambda: all("in spin" in "".join(event.text for event in run.of(events.Stack, rank)) for rank in (0, 1)))
     run.until(lambda: {event.rank for event in run.of(events.Attached)} == {0, 1})
+    assert {event.kind for event in run.of(events.Attached)} == {"collectives"}
     said = [recorder.Collectives(*pickle.loads(event.blob)) for event in run.of(events.Attached)]
     assert {call[2] for each in said for call in each.calls} == {"barrier"}
     run.engine.ask_to_stop()
     run.engine.ask_to_stop()
     run.until_over()
-    assert {event.rank for event in run.of(events.Waits)} == {0, 1}
+    assert {event.rank for event in run.of(events.Attached) if event.kind == "waits"} == {0, 1}
     assert [event.code for event in run.of(events.Exit)] == [0, 0]
     first, second = run.values("loss", 0), run.values("loss", 1)
     assert first == second

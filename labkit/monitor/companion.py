@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.monitor.diagnosis import NOTHING_MISSED, Finding, Missed, RankFacts
@@ -61,6 +61,17 @@ class Companion:
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
         return None
+
+    def stop(self, now_s: float, quiet_s: float) -> None:
+        """Note that the ranks are being asked to stop; data may be on its way for `quiet_s`. By `time.monotonic()`."""
+
+    def stops_in_vain(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
+        """Return whether no rank that is at work can return anything before its grace ends, at `end_s`."""
+        return False
+
+    def asks_to_stop_again(self, at_work: Set[int], now_s: float) -> bool:
+        """Return whether the ranks are to be asked once more, for the sake of their answers."""
+        return False
 
     def add_to(self, error: WorkerFailed) -> tuple[str, str]:
         """Return what is to be shown with the run's error, as text and as HTML; "" for nothing."""

@@ -25,7 +25,7 @@ from labkit.monitor.diagnosis import (
 )
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.state import RunState
-from labkit.monitor.stopping import STEPS, Stopping
+from labkit.monitor.stopping import STEPS
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 
@@ -70,7 +70,7 @@ class Follower:
         self.start_s = time.time()
         self.end_s: float | None = None
         self._timeout_s, self._when_returned, self._on_end = timeout_s, when_returned, on_end
-        self._stopping: Stopping | None = None
+        self._stop_asked_s: float | None = None
         self._stop_grace_s: float | None = None
         self._stacks_asked: list[int] = []
         self._stacks_asked_s = 0.0
@@ -104,10 +104,6 @@ class Follower:
         now_s = time.monotonic()
         for companion in self._companions:
             companion.take(event)
-        if isinstance(event, events.Waits):
-            if self._stopping is not None:
-                self._stopping.take(event, now_s)
-            return
         since_launch_s, ended_by_us = self.elapsed_s, False
         if isinstance(event, events.Exit):
             ended_by_us = self.engine.killed(event.rank)
@@ -117,7 +113,7 @@ class Follower:
     def _follow(self) -> None:
         try:
             while not self.state.is_over:
-                for event in self.engine.poll(timeout_s=POLL_STOPPING_S if self._stopping else POLL_S):
+                for event in self.engine.poll(timeout_s=POLL_S if self._stop_asked_s is None else POLL_STOPPING_S):
                     with self.lock:
                         self.take(event)
                 self.mind_the_time()
@@ -169,8 +165,8 @@ class Follower:
         if any(companion.holds_the_time for companion in self._companions):
             state.progress_s = now_s
         with self.lock:
-            if self._stopping is not None:
-                self._mind_the_stop(self._stopping, now_s)
+            if self._stop_asked_s is not None and not self.cut_short:
+                self._mind_the_stop(self._stop_asked_s + self.grace_s, now_s)
         if now_s >= state.end_by_s:
             state.end_by_s = now_s + KILL_AGAIN_S
             self.engine.kill()
@@ -205,10 +201,11 @@ class Follower:
                 return
             if grace_s is not None:
                 self._stop_grace_s = grace_s
-            if self._stopping is not None:
+            if self._stop_asked_s is not None:
                 return
-            self.state.stop_asked = True
-            self._stopping = Stopping(time.monotonic(), self.engine.quiet_s)
+            self.state.stop_asked, self._stop_asked_s = True, time.monotonic()
+            for companion in self._companions:
+                companion.stop(self._stop_asked_s, self.engine.quiet_s)
             if any(rank.phase in ("starting", "queued") for rank in self.state.ranks):
                 self.engine.kill()  # nothing to keep
             else:
@@ -221,16 +218,14 @@ class Follower:
             return self._stop_grace_s
         return max(self.engine.stop_grace_s, STEPS * self.state.pace.longest_step_s)
 
-    def _mind_the_stop(self, stopping: Stopping, now_s: float) -> None:
-        """End ranks that were asked to stop when their grace is over, or nothing can come of it; see `stopping`."""
-        end_s, at_work = stopping.began_s + self.grace_s, self.state.at_work
-        in_vain = stopping.in_vain(at_work, end_s, now_s)
-        if self.cut_short:
-            return
+    def _mind_the_stop(self, end_s: float, now_s: float) -> None:
+        """End ranks that were asked to stop when their grace is over, or nothing can come of it."""
+        at_work = self.state.at_work
+        in_vain = any(companion.stops_in_vain(at_work, end_s, now_s) for companion in self._companions)
         if in_vain or now_s >= end_s:
             self.cut_short = "in vain" if in_vain else "late"
             self.state.end_by_s = min(self.state.end_by_s, now_s)
-        elif stopping.ask_again(at_work, now_s):
+        elif any(companion.asks_to_stop_again(at_work, now_s) for companion in self._companions):
             self.engine.ask_to_stop()
 
     # Where the ranks stand

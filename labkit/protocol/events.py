@@ -117,23 +117,8 @@ class Attached(NamedTuple):
 
     rank: int
     kind: str
-    """What it is: "trace", "collectives", "variables"."""
+    """What it is: "trace", "collectives", "variables", "waits"."""
     blob: bytes
-
-
-class Waits(NamedTuple):
-    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
-
-    rank: int
-    what: str
-    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
-    nothing, for it was at work."""
-    at: str
-    """Equal for two looks at the same wait."""
-    left_s: float
-    """How long it was going to sleep on."""
-    used_s: float
-    """Processor time of the rank's process so far, without that of answering."""
 
 
 class Exit(NamedTuple):
@@ -196,7 +181,6 @@ Event = (
     | MemorySeen
     | Stack
     | Attached
-    | Waits
     | Exit
     | Notice
     | Restarted

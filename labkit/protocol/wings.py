@@ -25,6 +25,7 @@ WINGS = (
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
     "labkit.collectives",  # in which collective ranks missed each other
+    "labkit.in_vain",  # a stop that waits for nothing that cannot come
     "labkit.variables",  # what variables were when a rank failed
     "labkit.standby",  # ranks spawned ahead
     "labkit.png",  # charts as pictures, where nobody watches

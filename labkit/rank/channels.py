@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from labkit.protocol import events
 from labkit.protocol.job import RankHooks
-from labkit.rank.waiting import look
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -88,9 +87,8 @@ class Channel:
 
     def receive(self, word: str) -> None:
         """Receive what the notebook sends: "stop", or what the job's hooks hear."""
-        if word == "stop":  # perhaps again, for the answer's sake
+        if word == "stop":  # perhaps again, for hooks that answer
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
-            self.send(look(self.rank))
         for hooks in self.hooks:
             hooks.hear(word, self)
 
