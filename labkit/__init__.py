@@ -5,12 +5,12 @@
     cell: run = labkit.launch(train, world_size=2)
             │ launcher      check the arguments, pickle the function by value
             ▼
-       engines/  ── mp.spawn | standby | a session ───► rank/      signals, device, seeds, process group
+       engines/  ── mp.spawn ─────────────────────────► rank/      signals, device, seeds, process group
             │                                             │        train(worker, …) → worker.log(loss=…)
             ▼                                             ▼
        monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
             │         or by file
-            │  follower → state (pure) → history, output; diagnosis, stacks, stopping
+            │  follower → state (pure) → history, output; diagnosis, stacks
             ▼
        ui/       live widgets | still picture | text lines → charts
 
@@ -20,12 +20,25 @@ These are the core. Each room imports only those below it in this list, and none
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
-                 `stopping` how long to wait on Stop
-    engines      where ranks come from: `local`, by `spawn`; `standby` has some ready; `holders` lists them all
+                 `stopping` how long to wait on Stop; `companion` is what a wing puts beside a run
+    engines      where ranks come from: `local`, by `spawn`; `holders` lists who holds any
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's;
+                 `wings` names those that take part in a run, and how
 
-The wings can be deleted one by one:
+The wings can be deleted one by one. These take part in every run that is theirs:
+
+    standby      ranks that are spawned ahead, so that a launch does not wait for them
+    collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
+    variables    what variables were when a rank failed
+    in_vain      a stop does not wait for ranks that wait for what cannot come
+    many         more ranks than can be drawn one by one: a band, and who stands apart
+    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
+    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
+    tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
+    png          charts as pictures, where nobody watches
+
+The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
@@ -35,14 +48,12 @@ The wings can be deleted one by one:
                  `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     charts       bars, parts laid end to end, time lines, for whatever was measured
-    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
-    tracking     the other way round: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
-    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
+    ahead        what the first launch and chart need, got while the reader reads
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     process_table  every process that labkit holds, with a button to end it

@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.monitor.history import History
+from labkit.monitor.history import new_history
 from labkit.monitor.output import RankOutput
 from labkit.monitor.stopping import Pace
 from labkit.protocol import events
@@ -73,7 +73,7 @@ class RunState:
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
         self.ranks = [RankState() for _ in range(world_size)]
-        self.recorded = History(world_size)
+        self.recorded = new_history(world_size)
         """What was logged, in the form that charts draw."""
         self.pace = Pace(world_size)
         self.notice = ""

@@ -8,6 +8,7 @@ rest when it is needed. These are all there are:
                          the wing's `hooks`), and says more of a failure or a wait
     take_ranks(count)    processes that are ready to be a run's ranks, and `ranks_done(count)` once they are not
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
+    history(world_size)  what takes in the log calls of so many ranks, and `asking(run)`, their part of the live view
 
 Whatever is missing the core does without.
 """
@@ -28,6 +29,7 @@ WINGS = (
     "labkit.in_vain",  # a stop that waits for nothing that cannot come
     "labkit.variables",  # what variables were when a rank failed
     "labkit.standby",  # ranks spawned ahead
+    "labkit.many",  # more ranks than can be drawn one by one
     "labkit.png",  # charts as pictures, where nobody watches
 )
 """Of several that could do the same, the first does."""
@@ -44,3 +46,8 @@ def those_with(name: str) -> list[Callable[..., Any]]:
     """Return the functions of this name in the wings that are there. For the notebook: a rank gets its job's hooks."""
     there = [importlib.import_module(wing) for wing in WINGS if importlib.util.find_spec(wing)]
     return [getattr(wing, name) for wing in there if hasattr(wing, name)]
+
+
+def first(name: str, *args: Any) -> Any:
+    """Return what the first wing returns that has a function of this name and returns anything; else None."""
+    return next((found for call in those_with(name) if (found := call(*args)) is not None), None)

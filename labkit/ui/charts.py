@@ -11,10 +11,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from labkit.monitor.history import MEAN, SAMPLES, History
+from labkit.monitor.history import MEAN, Curve, History
 from labkit.protocol import wings
-from labkit.ui import kernel, many
-from labkit.ui.many import Curve
+from labkit.ui import kernel
 from labkit.ui.tables import STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -68,9 +67,8 @@ class Chart(go.Figure):
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         if kernel.is_interactive():
             return bundle
-        for draw in wings.those_with("picture"):
-            if (picture := draw(self)) is not None:
-                return {**bundle, "image/png": picture}
+        if (picture := wings.first("picture", self)) is not None:
+            return {**bundle, "image/png": picture}
         return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
 
     def to_plotly_json_small(self) -> dict[str, Any]:
@@ -105,18 +103,6 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     return figure
 
 
-def _curves(history: History, ranks: Sequence[int] = ()) -> list[Curve]:
-    """Return every curve of a history: for each name, each rank and then the mean; of many ranks, the band."""
-    if history.is_many:
-        return many.curves(history, ranks)
-    return [
-        Curve(name, label, label, x, y)
-        for name in list(history.names)
-        if name != SAMPLES
-        for label, (x, y) in history.curves(name).items()
-    ]
-
-
 def compact(values: Any) -> Any:
     """Return numbers in half the size of doubles in a saved notebook, and more digits than a chart can show."""
     values = np.asarray(values, dtype=np.float64)
@@ -133,8 +119,8 @@ def single(values: Any) -> Any:
 
 def _line(curve: Curve) -> go.Scatter:
     look: dict[str, Any]
-    if curve.key in many.EDGES:
-        said, _, fill = many.EDGES[curve.key]
+    if curve.edge is not None:
+        said, fill = curve.edge
         look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}
         look |= {"fill": "tonexty", "fillcolor": fill} if fill else {}
     else:
@@ -151,17 +137,17 @@ def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
     for trace, curve in zip(traces, curves, strict=True):
         trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
         in_legend |= {curve.label} if len(curve.x) else set()
-        if curve.key not in many.EDGES:
+        if curve.edge is None:
             trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
 
 
 def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Chart:
     """Draw all that was logged: a panel per name; in it a curve per rank, and their mean.
 
-    Of more than 16 ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a
-    curve for each of the few ranks that stand apart, and of `ranks`.
+    Of many ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a curve for
+    each of the few ranks that stand apart, and of `ranks`.
     """
-    curves = _curves(history, ranks)
+    curves = history.drawn(ranks)
     names = list(dict.fromkeys(curve.name for curve in curves))
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
@@ -207,7 +193,7 @@ def _mark_not_finite(figure: go.Figure, history: History, names: list[str], colu
 
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = _curves(history, ranks)
+    curves = history.drawn(ranks)
     found = history.first_not_finite
     is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
     if is_marked != (found is not None and found.name in {curve.name for curve in curves}):

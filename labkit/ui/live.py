@@ -16,7 +16,8 @@ import ipywidgets as widgets
 
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
-from labkit.ui import ahead, kernel, many, summary
+from labkit.protocol import wings
+from labkit.ui import ahead, kernel, summary
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -70,10 +71,10 @@ class LiveView(threading.Thread):
             layout=widgets.Layout(width="120px" if is_deaf else "90px", flex="0 0 auto", margin="2px 12px 2px 0"),
         )
         self._button.on_click(lambda _: self._stop_clicked())
-        shown = 0 if run.recorded.is_many else run.world_size
+        self._asking = wings.first("asking", run)
+        shown = 0 if self._asking else run.world_size
         self._texts = [widgets.HTML() for _ in range(shown)]
         self._seen = [""] * shown
-        self._asking = Asking(run) if run.recorded.is_many else None
         self._tabs = self._asking.output if self._asking else widgets.Tab(self._texts)
         self._tabs.layout.display = "none"
         for rank in range(shown):
@@ -186,7 +187,7 @@ class LiveView(threading.Thread):
         for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
-                self._texts[rank].value = output_html(tail)
+                self._texts[rank].value = summary.output_html(tail)
                 self._tabs.layout.display = None
 
     def _browser_answered(self, change: Any) -> None:
@@ -215,43 +216,6 @@ class LiveView(threading.Thread):
         self._run.ask_to_stop()
 
 
-class Asking:
-    """Two boxes in the view of many ranks: which of them to show besides, and what to look for in all ranks' output."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._drawn: object = None
-        self.boxes = [
-            widgets.Text(placeholder=says, continuous_update=False, layout=widgets.Layout(width="min(320px, 100%)"))
-            for says in ("ranks to show besides: 3, 40-43", "words to find in all ranks' output")
-        ]
-        self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
-        self.output = widgets.HTML()
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks that are asked for."""
-        return many.read_ranks(self.boxes[0].value, self._run.world_size)
-
-    def draw(self) -> None:
-        """Bring the output up to date, if there is more of it, or other words are looked for."""
-        words = self.boxes[1].value.strip()
-        asked_for = words, self.ranks, self._run.output_count
-        if self._drawn != asked_for:
-            self._drawn = asked_for
-            lines = many.output_lines(self._run, words, self.ranks) if self._run.output_count else []
-            self.output.value = output_html("\n".join(lines))
-            self.output.layout.display = None if lines else "none"
-
-
-def output_html(text: str) -> str:
-    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
-    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
-    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
-    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
-    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
-
-
 def title_html(run: Run) -> str:
     """Return the run's name, phase and seconds, and the time that is left if that can be told."""
     again = f" · started again {run.attempt}×" if run.attempt else ""
@@ -272,14 +236,16 @@ def notice_html(run: Run) -> str:
 def states_html(run: Run, asked: Sequence[int] = ()) -> str:
     """Return a table of the ranks: state, step, progress, rates and last values.
 
-    Of many it has the few that `many.listed` chooses, each with why, and those that are asked for.
+    Of many it has only some, each with why; those that are asked for, say.
     """
     states, history = run.states, run.recorded
-    if not history.is_many:
-        return ranks_html((rank, state, _progress_cells(run, rank, state)) for rank, state in enumerate(states))
-    why = many.listed(states, history, asked)
-    rows = [(rank, states[rank], [said, *_progress_cells(run, rank, states[rank])]) for rank, said in why.items()]
-    return many.headline_html(states, history) + ranks_html(rows)
+    why = history.listed(states, asked)
+    rows = [
+        (rank, states[rank], [*([said] if said else []), *_progress_cells(run, rank, states[rank])])
+        for rank, said in why.items()
+    ]
+    headline = html.escape(history.headline(states))
+    return (f'<div style="line-height:1.4">{headline}</div>' if headline else "") + ranks_html(rows)
 
 
 def _progress_cells(run: Run, rank: int, state: str) -> list[str]:
