@@ -21,7 +21,7 @@ These are the core. Each room imports only those below it in this list, and none
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
                  `stopping` how long to wait on Stop; `companion` is what a wing puts beside a run
-    engines      where ranks come from: `local`, by `spawn`; `holders` lists who holds any
+    engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's;
                  `wings` names those that take part in a run, and how

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def cores() -> int:
@@ -43,3 +47,12 @@ def out_of_memory_kills() -> int:
             return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
+
+
+def unique_bytes(process: psutil.Process) -> int:
+    """Return what a process has for itself alone, in bytes; where the system does not tell, all that is resident.
+
+    Raises psutil.Error if it has ended.
+    """
+    memory = process.memory_full_info()
+    return int(getattr(memory, "uss", 0) or memory.rss)

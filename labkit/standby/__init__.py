@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.engines import holders
+from labkit.protocol.system import unique_bytes
 from labkit.standby import idle
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
+    from labkit.process_table.holders import HeldProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
@@ -111,7 +112,7 @@ def warm() -> bool:
 
 def memory() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
+    return [unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
@@ -256,11 +257,13 @@ def _drop() -> None:
 class _Standby:
     """The standby ranks as a holder of processes."""
 
-    def processes(self) -> list[holders.HeldProcess]:
+    def processes(self) -> list[HeldProcess]:
+        from labkit.process_table.holders import held
+
         with _lock:
             _look_who_is_warm()
             there = [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
-        return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
+        return [one for pid, state in there for one in held("standby", "", None, pid, state, self)]
 
     def end(self, pid: int) -> None:
         with _lock:
@@ -270,7 +273,12 @@ class _Standby:
 
 
 _holder = _Standby()
-holders.add(_holder)
+
+
+def holders() -> list[_Standby]:
+    """Return what has the processes that stand by, for `labkit.processes`."""
+    return [_holder]
+
 
 # By these names the core asks for them; see `labkit.protocol.wings`.
 take_ranks, ranks_done = take, done
