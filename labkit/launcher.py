@@ -129,7 +129,7 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     watcher = None
     with contextlib.ExitStack() as showing:
         for companion in run.companions:
-            showing.enter_context(companion.showing(run))
+            showing.enter_context(companion.showing())
         try:
             watcher = present.watch(run, live, wait)
             if hasattr(run.engine, "work"):  # in this very process, and thread

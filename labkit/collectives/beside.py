@@ -17,7 +17,7 @@ from labkit.protocol.events import Attached, Event
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run
+    pass
 
 
 class Calls(Companion):
@@ -26,9 +26,9 @@ class Calls(Companion):
     def __init__(self) -> None:
         self._said: dict[int, Collectives] = {}
 
-    def begin(self, run: Run, job: Job) -> Job:
+    def begin(self, job: Job) -> Job:
         """Return the job with what answers in its ranks."""
-        return job._replace(hooks=(*job.hooks, SaysCalls()))
+        return job.with_hooks(SaysCalls())
 
     def take(self, event: Event) -> None:
         """Note what a rank says."""

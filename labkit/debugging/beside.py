@@ -11,7 +11,7 @@ from labkit.monitor.companion import Asked, Companion
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run
+    pass
 
 MENTIONS = (b"breakpoint", b"set_trace")
 """Names by which a function that was sent by value shows that it may stop."""
@@ -23,12 +23,12 @@ class Beginning(Companion):
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 
-    def begin(self, run: Run, job: Job) -> Job:
+    def begin(self, job: Job) -> Job:
         """Return the job with what its ranks need to be debugged."""
+        run = self.run
         if hasattr(run.engine, "work"):  # in this process, where Python's own debugger is at hand
             return job
         way, why_nobody = answering.answerer(run.engine, self._asked.live, self._asked.wait)
         if way:
             run.companions.append(Debugger(run, job.cells, way))
-        hooks = Hooks(why_nobody, any(name in job.function for name in MENTIONS))
-        return job._replace(hooks=(*job.hooks, hooks))
+        return job.with_hooks(Hooks(why_nobody, any(name in job.function for name in MENTIONS)))

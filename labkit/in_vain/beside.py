@@ -17,7 +17,7 @@ from labkit.protocol.events import Attached, Event
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run
+    pass
 
 # A stop is obeyed in `worker.log`, at a step that the ranks agree on, so a rank that computes, or waits for a disk or
 # for the network, must be given time; one that is stuck in a collective will never log, and who pressed Stop watches.
@@ -52,26 +52,28 @@ class InVain(Companion):
     def __init__(self) -> None:
         self._stopping: Stopping | None = None
 
-    def begin(self, run: Run, job: Job) -> Job:
+    def begin(self, job: Job) -> Job:
         """Return the job with what answers in its ranks."""
-        return job._replace(hooks=(*job.hooks, SaysWaits()))
+        return job.with_hooks(SaysWaits())
 
     def take(self, event: Event) -> None:
         """Note what a rank answers."""
-        if self._stopping is not None and isinstance(event, Attached) and event.kind == KIND:
-            self._stopping.take(Waits(*pickle.loads(event.blob)), time.monotonic())
+        if isinstance(event, Attached) and event.kind == KIND and (stopping := self._begun()):
+            stopping.take(Waits(*pickle.loads(event.blob)), time.monotonic())
 
-    def stop(self, now_s: float, quiet_s: float) -> None:
-        """Begin to take answers in."""
-        self._stopping = Stopping(now_s, quiet_s)
+    def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
+        """Return whether no rank that is at work can return anything by `end_s`; ask again those that may know more."""
+        stopping = self._begun()
+        if stopping is None or stopping.in_vain(at_work, end_s, now_s):
+            return stopping is not None
+        if now_s < end_s and stopping.ask_again(at_work, now_s):
+            self.run.engine.ask_to_stop()
+        return False
 
-    def stops_in_vain(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
-        """Return whether no rank that is at work can return anything by `end_s`."""
-        return self._stopping is not None and self._stopping.in_vain(at_work, end_s, now_s)
-
-    def asks_to_stop_again(self, at_work: Set[int], now_s: float) -> bool:
-        """Return whether it is time to hear once more from those that are at work."""
-        return self._stopping is not None and self._stopping.ask_again(at_work, now_s)
+    def _begun(self) -> Stopping | None:
+        if self._stopping is None and self.run.stop_asked_s is not None:
+            self._stopping = Stopping(self.run.stop_asked_s, self.run.engine.quiet_s)
+        return self._stopping
 
 
 class Stopping:

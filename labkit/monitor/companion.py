@@ -31,16 +31,18 @@ class Asked(NamedTuple):
 class Companion:
     """Beside one run. Each method may be left as it is; those that hear of the run are called with its lock held."""
 
+    run: Run
+    """Filled in by the run, when it is made."""
     holds_the_time = False
     """Whether `timeout_s` does not run just now: somebody is at a prompt, say."""
     panel: Any = None
     """A widget for the live view."""
 
-    def begin(self, run: Run, job: Job) -> Job:
-        """Return the job of a run that is about to start as it is to be, with hooks for its ranks, say."""
+    def begin(self, job: Job) -> Job:
+        """Return the run's job as it is to be, `job.with_hooks(…)` for its ranks, say. It is about to start."""
         return job
 
-    def showing(self, run: Run) -> contextlib.AbstractContextManager[Any]:
+    def showing(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which `launch` shows the run, and waits for it."""
         return contextlib.nullcontext()
 
@@ -62,15 +64,11 @@ class Companion:
         """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
         return None
 
-    def stop(self, now_s: float, quiet_s: float) -> None:
-        """Note that the ranks are being asked to stop; data may be on its way for `quiet_s`. By `time.monotonic()`."""
+    def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
+        """Return whether no rank that is at work can return anything before its grace ends; it was asked to stop.
 
-    def stops_in_vain(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
-        """Return whether no rank that is at work can return anything before its grace ends, at `end_s`."""
-        return False
-
-    def asks_to_stop_again(self, at_work: Set[int], now_s: float) -> bool:
-        """Return whether the ranks are to be asked once more, for the sake of their answers."""
+        Times are of `time.monotonic()`. Called now and then; may ask the ranks again, for the sake of their answers.
+        """
         return False
 
     def add_to(self, error: WorkerFailed) -> tuple[str, str]:

@@ -70,7 +70,8 @@ class Follower:
         self.start_s = time.time()
         self.end_s: float | None = None
         self._timeout_s, self._when_returned, self._on_end = timeout_s, when_returned, on_end
-        self._stop_asked_s: float | None = None
+        self.stop_asked_s: float | None = None
+        """When the run was asked to stop, as `time.monotonic()`."""
         self._stop_grace_s: float | None = None
         self._stacks_asked: list[int] = []
         self._stacks_asked_s = 0.0
@@ -113,7 +114,7 @@ class Follower:
     def _follow(self) -> None:
         try:
             while not self.state.is_over:
-                for event in self.engine.poll(timeout_s=POLL_S if self._stop_asked_s is None else POLL_STOPPING_S):
+                for event in self.engine.poll(timeout_s=POLL_S if self.stop_asked_s is None else POLL_STOPPING_S):
                     with self.lock:
                         self.take(event)
                 self.mind_the_time()
@@ -165,8 +166,8 @@ class Follower:
         if any(companion.holds_the_time for companion in self._companions):
             state.progress_s = now_s
         with self.lock:
-            if self._stop_asked_s is not None and not self.cut_short:
-                self._mind_the_stop(self._stop_asked_s + self.grace_s, now_s)
+            if self.stop_asked_s is not None and not self.cut_short:
+                self._mind_the_stop(self.stop_asked_s + self.grace_s, now_s)
         if now_s >= state.end_by_s:
             state.end_by_s = now_s + KILL_AGAIN_S
             self.engine.kill()
@@ -201,11 +202,9 @@ class Follower:
                 return
             if grace_s is not None:
                 self._stop_grace_s = grace_s
-            if self._stop_asked_s is not None:
+            if self.stop_asked_s is not None:
                 return
-            self.state.stop_asked, self._stop_asked_s = True, time.monotonic()
-            for companion in self._companions:
-                companion.stop(self._stop_asked_s, self.engine.quiet_s)
+            self.state.stop_asked, self.stop_asked_s = True, time.monotonic()
             if any(rank.phase in ("starting", "queued") for rank in self.state.ranks):
                 self.engine.kill()  # nothing to keep
             else:
@@ -221,12 +220,10 @@ class Follower:
     def _mind_the_stop(self, end_s: float, now_s: float) -> None:
         """End ranks that were asked to stop when their grace is over, or nothing can come of it."""
         at_work = self.state.at_work
-        in_vain = any(companion.stops_in_vain(at_work, end_s, now_s) for companion in self._companions)
+        in_vain = any(companion.mind_the_stop(at_work, end_s, now_s) for companion in self._companions)
         if in_vain or now_s >= end_s:
             self.cut_short = "in vain" if in_vain else "late"
             self.state.end_by_s = min(self.state.end_by_s, now_s)
-        elif any(companion.asks_to_stop_again(at_work, now_s) for companion in self._companions):
-            self.engine.ask_to_stop()
 
     # Where the ranks stand
 

@@ -266,7 +266,7 @@ class History:
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
     def drawn(self, asked: Sequence[int] = ()) -> list[Curve]:
-        """Return every curve of the chart: for each name, each rank and then the mean. `asked` are ranks to be shown."""
+        """Return the curves of a chart: of each name each rank and then the mean. `asked` are ranks to be shown."""
         names = [name for name in list(self.names) if name != SAMPLES]
         return [Curve(name, key, key, x, y) for name in names for key, (x, y) in self.curves(name).items()]
 

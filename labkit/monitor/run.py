@@ -89,6 +89,8 @@ class Run:
         """What carries the ranks."""
         self.companions = companions(Asked()) if beside is None else beside
         """What wings have put beside the run."""
+        for companion in self.companions:
+            companion.run = self
         self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle, self.companions)
         self._state, self._lock = self._follower.state, self._follower.lock
         self.over = self._follower.over
@@ -296,6 +298,11 @@ class Run:
         self.engine.kill()
 
     @property
+    def stop_asked_s(self) -> float | None:
+        """When the run was asked to stop from here, as `time.monotonic()`, or None."""
+        return self._follower.stop_asked_s
+
+    @property
     def stopping(self) -> bool:
         """Whether the run was asked to stop and is not over yet."""
         return self._state.stop_asked and not self.over.is_set()
@@ -329,7 +336,7 @@ class Run:
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
         for companion in list(self.companions):
-            job = companion.begin(self, job)
+            job = companion.begin(job)
         try:
             self.engine.start(job)
             self.follow(job)

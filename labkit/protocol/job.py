@@ -75,6 +75,10 @@ class Job(NamedTuple):
     hooks: tuple[RankHooks, ...] = ()
     """What wings do in each rank."""
 
+    def with_hooks(self, hooks: RankHooks) -> Job:
+        """Return the job with these, too."""
+        return self._replace(hooks=(*self.hooks, hooks))
+
 
 class RankInfo(NamedTuple):
     """Where a rank is among the others."""

@@ -9,7 +9,7 @@ from labkit.protocol.job import Job
 from labkit.tracing.recording import check_steps, traced
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run
+    pass
 
 
 class Recorded(Companion):
@@ -19,6 +19,6 @@ class Recorded(Companion):
         check_steps(steps)
         self._steps = steps
 
-    def begin(self, run: Run, job: Job) -> Job:
+    def begin(self, job: Job) -> Job:
         """Return the job with a function that does what it did, and is recorded."""
         return job._replace(function=traced(job.function, self._steps))

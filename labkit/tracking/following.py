@@ -51,9 +51,9 @@ class Followed(Companion):
         parameters["world_size"] = asked.world_size
         self._trackers, self._parameters = trackers(asked.log_to), plain(parameters)
 
-    def showing(self, run: Run) -> Following:
+    def showing(self) -> Following:
         """Return what minds the trackers, and is waited for with the run."""
-        return Following(run, self._trackers, self._parameters)
+        return Following(self.run, self._trackers, self._parameters)
 
 
 def follow(run: Run, log_to: Any, parameters: Mapping[str, Any] | None = None) -> None:

@@ -14,7 +14,7 @@ from labkit.protocol.source import is_readers, line_of, place_of
 from labkit.variables.hooks import KIND, Describes
 
 if TYPE_CHECKING:
-    from labkit.monitor.run import Run, WorkerFailed
+    from labkit.monitor.run import WorkerFailed
 
 Described = Sequence[Sequence[tuple[str, str]]]
 """Of each frame of a failure, if it is the reader's own: name and value in words of its variables."""
@@ -84,9 +84,9 @@ class Variables(Companion):
     def __init__(self) -> None:
         self._said: dict[int, Described] = {}
 
-    def begin(self, run: Run, job: Job) -> Job:
+    def begin(self, job: Job) -> Job:
         """Return the job with what describes variables in its ranks."""
-        return job._replace(hooks=(*job.hooks, Describes()))
+        return job.with_hooks(Describes())
 
     def take(self, event: Event) -> None:
         """Note what a rank says."""
