@@ -36,10 +36,22 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in 
 
 LAUNCH = """
 import sys
+import time
 
 def train(worker):
     worker.log(loss=1.0)
     return worker.rank
+
+def fail(worker):
+    worker.log(loss=1.0)
+    if worker.rank:
+        raise ValueError("bad batch")
+    import torch.distributed as dist
+    dist.barrier()
+
+def stuck(worker):
+    worker.log(loss=1.0)
+    time.sleep(1e6)
 
 if __name__ == "__main__":
     for folder in sys.argv[1:]:  # torch stays; labkit is another copy each time
@@ -52,6 +64,16 @@ if __name__ == "__main__":
         assert run.results == [0, 1], run.results
         assert len(run.figure().data) and "loss" in run.history
         labkit.show(run)
+        if len(sys.argv) > 2 and folder is sys.argv[-1]:  # without any wing
+            try:
+                labkit.launch(fail, world_size=2, live=False, timeout_s=60)
+            except labkit.WorkerFailed as error:
+                assert str(error).startswith("rank 1 failed: ValueError: bad batch (after logging step 0)"), error
+            run = labkit.launch(stuck, world_size=2, live=False, wait=False)
+            while run.recorded.progress(0).last_step is None:
+                time.sleep(0.01)
+            assert "rank 0 is in" in str(run.stacks()), run.stacks()
+            assert run.stop().status == "stopped"
         print("stands:", folder, flush=True)
 """
 

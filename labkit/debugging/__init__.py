@@ -3,7 +3,7 @@
     the notebook's kernel                                 each rank
     ─────────────────────                                 ─────────
     answering   who can answer, if anybody
-    companion   puts `hooks` into the job ──────────────► hooks    in place of breakpoint, set_trace, input
+    beside      puts `hooks` into the job ──────────────► hooks    in place of breakpoint, set_trace, input
     debugger    which rank is at which prompt ◄─ Asks ─── prompt   Python's own pdb, whose input and output
     panel       the same under the cell       ── LINE ──►          are this conversation
 
