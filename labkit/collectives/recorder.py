@@ -96,7 +96,7 @@ def recorded(backend: str) -> list[dict[str, Any]]:
 
 
 def _call(entry: dict[str, Any]) -> tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool]:
-    """Return one call as `events.Collectives` has it."""
+    """Return one call as `Collectives` has it."""
     sizes = tuple(tuple(map(int, size)) for size in entry["input_sizes"])
     (dtype,) = entry["input_dtypes"][:1] or [""]
     # gloo's calls stay "scheduled", but one that has ended is "retired"; NCCL's say so themselves.
