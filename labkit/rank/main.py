@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -225,13 +225,12 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     return code
 
 
-@contextlib.contextmanager
-def hooked(job: Job, channel: Channel) -> Iterator[None]:
+def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
     """Return the context in which the function is called, as the job's hooks make it."""
     with contextlib.ExitStack() as around:
         for hooks in job.hooks:
             around.enter_context(hooks.around(job, channel))
-        yield
+        return around.pop_all()
 
 
 def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
