@@ -22,6 +22,9 @@ MANIFEST = "manifest.json"
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; what was saved before is as it was."""
 
+    def __str__(self) -> str:
+        return f'{self.args[0]}\nWhat to do: help("labkit.errors.checkpoint")'
+
 
 def folders(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, whole or not, oldest first."""

@@ -19,6 +19,7 @@ from labkit.monitor.output import Found, together
 from labkit.monitor.stacks import Stacks
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,9 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
-        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        # An error of labkit's own that a rank raised has named its page, which says more than that a rank failed.
+        page = "" if "labkit.errors." in self.cause else f"\n\n{more(self.diagnosis.page)}"
+        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip() + page
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -244,7 +247,8 @@ class Run:
                 self.ask_to_stop()
             if late:
                 raise TimeoutError(
-                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
+                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
+                    + more("still_going")
                 )
         if self.error is not None:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
@@ -275,7 +279,8 @@ class Run:
                 said = f" ({self.notice})" if self.notice else ""
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
-                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again"
+                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
+                    + more("still_going")
                 )
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:

@@ -16,6 +16,7 @@ from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
+from labkit.protocol.pages import more
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -281,7 +282,7 @@ class Session:
     def wait(self, timeout_s: float | None = None) -> Session:
         """Block until no run holds the ranks. Raises TimeoutError if one still does after `timeout_s` seconds."""
         if not self._turns.wait(timeout_s):
-            raise TimeoutError(f"run {self.busy_with!r} still holds these ranks after {timeout_s} s")
+            raise TimeoutError(f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{more('session')}")
         return self
 
     def close(self) -> None:
@@ -339,7 +340,8 @@ class Session:
     def _check_open(self) -> None:
         if self.over:
             raise RuntimeError(
-                f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session"
+                f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session\n"
+                + more("session")
             )
 
 
