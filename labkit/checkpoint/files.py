@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; what was saved before is as it was."""
 
     def __str__(self) -> str:
-        return f'{self.args[0]}\nWhat to do: help("labkit.errors.checkpoint")'
+        # The pages do not travel with an exported training.
+        page = '\nWhat to do: help("labkit.errors.checkpoint")' if find_spec("labkit.errors") else ""
+        return f"{self.args[0]}{page}"
 
 
 def folders(folder: Path) -> list[Path]:

@@ -7,11 +7,6 @@ the group has called it. The rank that returned will never call it, so the other
 
     rank 0 returned while rank 1 was still in a collective with it: every rank must take part in the same collectives
 
-    What rank 1 met:
-
-    Traceback of rank 1
-    RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer
-
 ## What to do
 
 * Did one rank have fewer batches? Give all as many: `DistributedSampler` does, and
