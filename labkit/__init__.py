@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import benchmark as benchmark
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
+    from labkit import errors as errors
     from labkit import exercises as exercises
     from labkit import integrations as integrations
     from labkit import pitfalls as pitfalls
@@ -131,6 +132,7 @@ _MODULES = {
     "checkpoint": "checkpoint",
     "course": "lessons.course",
     "datasets": "lessons.datasets",
+    "errors": "errors",
     "exercises": "exercises",
     "integrations": "integrations",
     "models": "lessons.models",

@@ -28,8 +28,17 @@ import labkit.errors
 from tests.course_pages import Lesson, course, index
 
 TEMPLATES = Path(__file__).parent / "site_templates"
-HANDED_OUT = ("monitor.history", "monitor.stacks", "monitor.frames", "tracing.trace", "rank.worker")
-"""Modules of what public functions return, or hand to the reader's."""
+SHOWN = {
+    "engines.standby": ("on", "off", "pids", "memory"),
+    "engines.holders": ("HeldProcess",),
+    "exercises.result": ("Result",),
+    "monitor.frames": ("Frames", "FailedFrame"),
+    "monitor.output": ("Found",),
+    "monitor.stacks": ("Stacks", "RankStack"),
+    "process_table": ("Processes",),
+    "tracing.trace": ("Trace",),
+}
+"""Of modules that are not public, or not all of it, what readers use: what public functions return, most of all."""
 
 BACK = '<p><a href="../index.html">← labkit: where to begin</a></p>'
 
@@ -51,16 +60,20 @@ def error_pages() -> list[str]:
 
 
 def documented() -> dict[str, pdoc.doc.Module]:
-    """Return every module that has a page: the public ones, what they hand out, the errors."""
+    """Return every module that has a page: the public ones, those of what they return, the errors."""
     for name in labkit.__all__:
         getattr(labkit, name)  # pdoc sees what is there; these come when they are first asked for
-    names = [f"labkit.{path}" for path in (*labkit._MODULES.values(), *HANDED_OUT, "errors")]
+    names = [f"labkit.{path}" for path in dict.fromkeys([*labkit._MODULES.values(), *SHOWN])]
     names += [f"labkit.errors.{page}" for page in error_pages()]
     modules = [importlib.import_module(name) for name in names]
     for module in modules:
         for name in getattr(module, "__all__", ()):
             module.__dict__.setdefault(name, getattr(module, name))
-    return {module.__name__: pdoc.doc.Module(module) for module in (labkit, *modules)}
+    pages = {module.__name__: pdoc.doc.Module(module) for module in (labkit, *modules)}
+    for path, shown in SHOWN.items():
+        page = pages[f"labkit.{path}"]
+        page.members = {name: page.members[name] for name in shown}  # type: ignore[misc]
+    return pages
 
 
 def write_reference(out: Path) -> None:
