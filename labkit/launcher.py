@@ -57,7 +57,7 @@ def launch(
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
 
     Args:
-        fn: what every rank calls; its first parameter is the `labkit.rank.worker.Worker`.
+        fn: what every rank calls; its first parameter is the `labkit.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".

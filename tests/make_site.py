@@ -29,6 +29,8 @@ from tests.course_pages import Lesson, course, index
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
+    "comparing.accelerator": ("VirtualDevices",),
+    "comparing.measuring": ("Measured",),
     "engines.standby": ("on", "off", "pids", "memory"),
     "engines.holders": ("HeldProcess",),
     "exercises.result": ("Result",),

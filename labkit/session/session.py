@@ -46,10 +46,10 @@ class Session:
     >>> ranks.run("x = torch.arange(4.) + rank; dist.all_reduce(x)")   # or a cell that begins with %%ranks
     >>> x_by_rank = ranks.values("x")
 
-    Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks
-    (`labkit.session.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory
-    pool. Cells keep their variables from one to the next, and a process group of their own, which a launch in between
-    ends: tensors and modules stay, groups and DDP modules are then to be made anew.
+    Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks. It does see
+    what was left in modules, in `__main__` by cells, and in CUDA's memory pool. Cells keep their variables from one to
+    the next, and a process group of their own, which a launch in between ends: tensors and modules stay, groups and DDP
+    modules are then to be made anew.
 
     A rank that raises keeps its process. One that dies, or that has to be ended with its run, is replaced; the next
     launch waits for the new process only, and says so.
