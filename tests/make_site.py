@@ -18,6 +18,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import jinja2
 import pdoc.doc
 import pdoc.render
 from markupsafe import Markup
@@ -74,7 +75,7 @@ def documented() -> dict[str, pdoc.doc.Module]:
     pages = {module.__name__: pdoc.doc.Module(module) for module in (labkit, *modules)}
     for path, shown in SHOWN.items():
         page = pages[f"labkit.{path}"]
-        page.members = {name: page.members[name] for name in shown}  # type: ignore[misc]
+        page.members = {name: page.members[name] for name in shown}
     return pages
 
 
@@ -97,10 +98,10 @@ def write_reference(out: Path) -> None:
 
 
 def copy_lessons(notebooks: Path, out: Path) -> bool:
-    """Copy the pages of the executed lessons; return whether there are any."""
+    """Copy the executed lessons and their pages; return whether there are any."""
     out.mkdir(parents=True, exist_ok=True)
-    for page in notebooks.glob("*.html"):
-        shutil.copy(page, out)
+    for file in (*notebooks.glob("*.html"), *notebooks.glob("*.ipynb")):
+        shutil.copy(file, out)
     if not (out / "index.html").exists():
         index(out, {})
     first = out / "index.html"
@@ -110,7 +111,8 @@ def copy_lessons(notebooks: Path, out: Path) -> bool:
 
 def first_page(out: Path, have_lessons: bool) -> Path:
     """Write the page with the three beginnings, and return it."""
-    pdoc.render.env.filters["code"] = code
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    templates.filters["code"] = code
     lessons = course()
 
     def lesson_link(lesson: Lesson) -> Markup:
@@ -122,7 +124,7 @@ def first_page(out: Path, have_lessons: bool) -> Path:
         return Markup(f'<a href="reference/labkit.html#{path}"><code>{html.escape(title or path)}</code></a>')
 
     page = out / "index.html"
-    text = pdoc.render.env.get_template("index.html.jinja2").render(
+    text = templates.get_template("index.html.jinja2").render(
         lessons=lessons,
         by_number={lesson.name.partition("_")[0]: lesson for lesson in lessons},
         have_lessons=have_lessons,
