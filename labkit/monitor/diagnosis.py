@@ -14,6 +14,7 @@ from typing import NamedTuple
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
 from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
 from labkit.protocol.events import Collectives, Failure, JobEnded
+from labkit.protocol.pages import more
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -88,6 +89,11 @@ class Diagnosis(NamedTuple):
     """A line for each other rank, or for several that fared alike."""
     page: str
     """In `labkit.errors`: what the message means, and what to do."""
+
+    @property
+    def what_to_do(self) -> str:
+        """The line that names the page; "" where the cause is an error of labkit's own, which has named a better one."""
+        return "" if "labkit.errors." in self.cause else more(self.page)
 
 
 # The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?

@@ -49,9 +49,8 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
-        # An error of labkit's own that a rank raised has named its page, which says more than that a rank failed.
-        page = "" if "labkit.errors." in self.cause else f"\n\n{more(self.diagnosis.page)}"
-        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip() + page
+        text = f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
