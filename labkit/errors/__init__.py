@@ -19,8 +19,8 @@ A message ends with the line that shows its page, wherever labkit is installed a
   `watch="nan"`.
 * `labkit.errors.still_going`: The time that a call was to wait is over, and the run is not. It goes
   on.
-* `labkit.errors.bad_argument`: `labkit.launch` was given something of no use. No process has been
-  started.
+* `labkit.errors.bad_argument`: A launch or a session was given something of no use. No process has
+  been started.
 * `labkit.errors.cannot_be_sent`: A function, an argument or a result cannot travel between notebook
   and ranks.
 * `labkit.errors.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type

@@ -1,4 +1,4 @@
-"""`labkit.launch` was given something of no use. No process has been started.
+"""A launch or a session was given something of no use. No process has been started.
 
 The message says what was found and what was expected. Everything is checked before any rank begins,
 because a mistake that is found on a rank costs seconds, and comes as many times as there are ranks.

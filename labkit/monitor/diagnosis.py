@@ -92,7 +92,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def what_to_do(self) -> str:
-        """The line that names the page; "" where the cause is an error of labkit's own, which has named a better one."""
+        """The line that names the page; "" where the cause is an error of labkit's own, which has named one."""
         return "" if "labkit.errors." in self.cause else more(self.page)
 
 

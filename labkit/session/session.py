@@ -16,7 +16,7 @@ from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
-from labkit.protocol.pages import more
+from labkit.protocol.pages import more, naming
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -82,16 +82,17 @@ class Session:
     ) -> None:
         from labkit.launcher import check_backend, check_world_size, ranks_on
 
-        if isinstance(on, Session):
-            raise TypeError(
-                "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
-                f"got {on!r}, whose ranks are reserved already"
-            )
-        gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
-        world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
-        backend = check_backend(backend, world_size, gpus)
-        if idle_s is not None and not idle_s > 0:
-            raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
+        with naming("bad_argument"):
+            if isinstance(on, Session):
+                raise TypeError(
+                    "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
+                    f"got {on!r}, whose ranks are reserved already"
+                )
+            gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
+            world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
+            backend = check_backend(backend, world_size, gpus)
+            if idle_s is not None and not idle_s > 0:
+                raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
         made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
         kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s}
