@@ -9,8 +9,9 @@ because a mistake that is found on a rank costs seconds, and comes as many times
 
 ## What to do
 
-* "cannot be called as …": the function's first parameter is the worker, `def train(worker,
-  steps):`. Launch passes on every argument that is not its own: `labkit.launch(train, steps=100)`.
+* "cannot be called as …": the function's first parameter is the worker,
+  `def train(worker, steps):`. Launch passes on every argument that is not its own:
+  `labkit.launch(train, steps=100)`.
 * "has a parameter called 'name'": launch keeps that word for itself. Rename yours, or bind it:
   `functools.partial(train, name=…)`.
 * "needs a GPU of its own for each": NCCL takes one rank per GPU. `backend="gloo"`, or fewer ranks.

@@ -23,7 +23,7 @@ has gone, and that is not their fault.
 * Nothing is lost: `run = error.run` has the history, output and results until then. `error.frames`
   has your frames, with what the variables were.
 * Only one rank fails? Ask what is different there: its share of the data (the last batch is
-  smaller), its rank in an `if`. Then run that rank's work alone: `labkit.launch(train,
-  on=labkit.Here())` raises in the notebook's own process, where `%debug` works. Or put
-  `breakpoint()` above the line.
+  smaller), its rank in an `if`. Then run that rank's work alone:
+  `labkit.launch(train, on=labkit.Here())` raises in the notebook's own process, where `%debug`
+  works. Or put `breakpoint()` above the line.
 """
