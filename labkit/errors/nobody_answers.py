@@ -10,8 +10,8 @@ the run.
 
 ## What to do
 
-* In a notebook that somebody watches, with ranks on this machine: launch it from a cell, without
-  `wait=False`. The question comes below the cell.
+* In a notebook that somebody watches, with ranks on this machine: launch it from a cell. The
+  question comes below the cell.
 * On a cluster, under torchrun, headless: take the call out, or set `PYTHONBREAKPOINT=0`. For one
   rank's work use `labkit.launch(train, on=labkit.Here())`.
 * In a `DataLoader`'s worker: `num_workers=0`.
