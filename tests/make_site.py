@@ -32,16 +32,16 @@ TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
     "comparing.accelerator": ("VirtualDevices",),
     "comparing.measuring": ("Measured",),
-    "engines.standby": ("on", "off", "pids", "memory"),
-    "engines.holders": ("HeldProcess",),
     "exercises.result": ("Result",),
-    "monitor.frames": ("Frames", "FailedFrame"),
-    "monitor.output": ("Found",),
-    "monitor.stacks": ("Stacks", "RankStack"),
-    "process_table": ("Processes",),
+    "monitor.frames": ("FailedFrame", "Frames"),
+    "monitor.run": ("Found", "Stacks"),
+    "monitor.stacks": ("RankStack",),
+    "process_table": ("HeldProcess", "Processes"),
+    "standby": ("memory", "off", "on", "pids"),
     "tracing.trace": ("Trace",),
 }
-"""Of modules that are not public, or not all of it, what readers use: what public functions return, most of all."""
+"""What readers use of modules that are not public, or not all of it: what public functions return, most of all. By a
+module that has it; its page is that of the module that defines it."""
 
 BACK = '<p><a href="../index.html">← labkit: where to begin</a></p>'
 
@@ -66,16 +66,21 @@ def documented() -> dict[str, pdoc.doc.Module]:
     """Return every module that has a page: the public ones, those of what they return, the errors."""
     for name in labkit.__all__:
         getattr(labkit, name)  # pdoc sees what is there; these come when they are first asked for
-    names = [f"labkit.{path}" for path in dict.fromkeys([*labkit._MODULES.values(), *SHOWN])]
-    names += [f"labkit.errors.{page}" for page in error_pages()]
-    modules = [importlib.import_module(name) for name in names]
-    for module in modules:
+    shown: dict[str, list[str]] = {}
+    for path, names in SHOWN.items():
+        module = importlib.import_module(f"labkit.{labkit._MODULES.get(path, path)}")
+        for name in names:
+            shown.setdefault(getattr(module, name).__module__, []).append(name)
+    paths = [f"labkit.{path}" for path in labkit._MODULES.values()]
+    paths += [f"labkit.errors.{page}" for page in error_pages()]
+    pages = {"labkit": pdoc.doc.Module(labkit)}
+    for path in dict.fromkeys([*paths, *shown]):
+        module = importlib.import_module(path)
         for name in getattr(module, "__all__", ()):
             module.__dict__.setdefault(name, getattr(module, name))
-    pages = {module.__name__: pdoc.doc.Module(module) for module in (labkit, *modules)}
-    for path, shown in SHOWN.items():
-        page = pages[f"labkit.{path}"]
-        page.members = {name: page.members[name] for name in shown}
+        pages[path] = pdoc.doc.Module(module)
+        if path in shown:
+            pages[path].members = {name: pages[path].members[name] for name in shown[path]}
     return pages
 
 
