@@ -25,7 +25,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
   and ranks.
 * `labkit.errors.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type
   the answer.
-* `labkit.errors.tpu`: A backend for TPUs was asked for. Ranks compute on GPUs or on CPU cores.
+* `labkit.errors.tpu`: TPUs are not supported: ranks compute on GPUs or on CPU cores.
 * `labkit.errors.checkpoint`: A checkpoint could not be written or read. What was saved before is as
   it was.
 * `labkit.errors.session`: Reserved ranks (`labkit.Session`, `%%ranks`) are held by another run, or

@@ -1,4 +1,4 @@
-"""A backend for TPUs was asked for. Ranks compute on GPUs or on CPU cores.
+"""TPUs are not supported: ranks compute on GPUs or on CPU cores.
 
 TPUs are programmed through PyTorch/XLA, whose ranks are started and synchronised in ways of its
 own. On a TPU machine, in Colab or Kaggle, `labkit.launch` does work, but on the machine's CPU
