@@ -16,6 +16,7 @@ import pkgutil
 import re
 import shutil
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import jinja2
@@ -62,25 +63,31 @@ def error_pages() -> list[str]:
     return listed
 
 
+class ModulePage(pdoc.doc.Module):
+    """A module under the name by which readers know it: `labkit.datasets`, wherever it lies."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        super().__init__(module)
+        self.modulename, self.taken_from = name, (name, "")
+        for each in getattr(module, "__all__", ()):
+            module.__dict__.setdefault(each, getattr(module, each))  # which comes when it is first asked for
+
+
 def documented() -> dict[str, pdoc.doc.Module]:
     """Return every module that has a page: the public ones, those of what they return, the errors."""
-    for name in labkit.__all__:
-        getattr(labkit, name)  # pdoc sees what is there; these come when they are first asked for
+    modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
+    modules |= {f"labkit.errors.{page}": importlib.import_module(f"labkit.errors.{page}") for page in error_pages()}
+    pages = {name: ModulePage(module, name) for name, module in {"labkit": labkit, **modules}.items()}
+    pages["labkit"].submodules = [pages[f"labkit.{name}"] for name in sorted(labkit._MODULES)]
     shown: dict[str, list[str]] = {}
     for path, names in SHOWN.items():
         module = importlib.import_module(f"labkit.{labkit._MODULES.get(path, path)}")
         for name in names:
             shown.setdefault(getattr(module, name).__module__, []).append(name)
-    paths = [f"labkit.{path}" for path in labkit._MODULES.values()]
-    paths += [f"labkit.errors.{page}" for page in error_pages()]
-    pages = {"labkit": pdoc.doc.Module(labkit)}
-    for path in dict.fromkeys([*paths, *shown]):
-        module = importlib.import_module(path)
-        for name in getattr(module, "__all__", ()):
-            module.__dict__.setdefault(name, getattr(module, name))
-        pages[path] = pdoc.doc.Module(module)
-        if path in shown:
-            pages[path].members = {name: pages[path].members[name] for name in shown[path]}
+    found = {page.obj.__name__: page for page in pages.values()}
+    for home, names in shown.items():
+        page = found.get(home) or pages.setdefault(home, ModulePage(importlib.import_module(home), home))
+        page.members = {name: page.members[name] for name in names}
     return pages
 
 
@@ -146,7 +153,7 @@ def entry(path: str) -> Entry:
     """Return the link to a public name, or to the page of an error."""
     parent, _, name = path.rpartition(".")
     thing = getattr(importlib.import_module(parent), name, None) or importlib.import_module(path)
-    at = f"{thing.__name__.replace('.', '/')}.html" if inspect.ismodule(thing) else f"labkit.html#{name}"
+    at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"labkit.html#{name}"
     return Entry(path if parent == "labkit" else name, f"reference/{at}", code(first_sentence(thing)))
 
 
