@@ -26,7 +26,7 @@ These are the core. Each room imports only those below it in this list, and none
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's, and
                  `pages`, which names the page of an error
 
-The wings can be deleted one by one:
+The wings, each of which can be deleted:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory

@@ -15,6 +15,7 @@ import inspect
 import pkgutil
 import re
 import shutil
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -102,11 +103,14 @@ def write_reference(out: Path) -> None:
     )
     pdoc.render.env.globals["dark_code"] = dark
     modules = documented()
-    for module in modules.values():
-        file = out / f"{module.fullname.replace('.', '/')}.html"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(pdoc.render.html_module(module, modules), encoding="utf-8")
-    (out / "search.js").write_text(pdoc.render.search_index(modules), encoding="utf-8")
+    with warnings.catch_warnings():
+        # Of a NamedTuple's __init__, which Python makes in no module of ours.
+        warnings.filterwarnings("ignore", "Error parsing type annotation", UserWarning)
+        for module in modules.values():
+            file = out / f"{module.fullname.replace('.', '/')}.html"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(pdoc.render.html_module(module, modules), encoding="utf-8")
+        (out / "search.js").write_text(pdoc.render.search_index(modules), encoding="utf-8")
 
 
 def copy_lessons(notebooks: Path, out: Path) -> bool:

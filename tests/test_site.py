@@ -128,7 +128,7 @@ def test_lists_of_arguments_are_shown_as_lists(site):
 def test_without_lessons_the_site_says_how_to_run_them(tmp_path):
     assert not make_site.copy_lessons(tmp_path / "nothing", tmp_path / "lessons")
     page = make_site.first_page(tmp_path, have_lessons=False)
-    assert "make notebooks" in page.read_text()
+    assert "make&nbsp;notebooks" in page.read_text()
     assert (tmp_path / "lessons" / "index.html").read_text().count("not run") > 30
 
 

@@ -67,7 +67,7 @@ class Run:
     """
 
     show: ClassVar[Callable[[Run], object] | None] = None
-    """How a run shows itself in a cell. `labkit.ui` fills it in: this side knows nothing of charts."""
+    """How a run shows itself in a cell. The user interface fills it in: this side knows nothing of charts."""
     draw: ClassVar[Callable[[Run, Sequence[int]], Any] | None] = None
     """How `figure` draws it; likewise."""
 
@@ -346,7 +346,7 @@ class Run:
             raise
 
     companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
-    """What a wing has put beside the run before its start: `labkit.debugging` does."""
+    """What a wing has put beside the run before its start: the debugger does."""
 
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis
