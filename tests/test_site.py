@@ -18,8 +18,6 @@ import labkit
 from tests import course_pages, make_site
 from tests.browser import CHROMIUM, CHROMIUM_ARGUMENTS, LONG_S
 
-pytestmark = pytest.mark.spawns  # node, where it is installed, prepares the search
-
 ROOT = Path(__file__).parent.parent
 SCREENSHOTS = ROOT / "build" / "screenshots"
 
@@ -103,9 +101,9 @@ def test_from_every_page_a_link_leads_back(site):
 def test_the_search_knows_every_name_and_every_error(site):
     index = (site / "reference" / "search.js").read_text()
     for name in set(labkit.__all__) - set(labkit._MODULES):
-        assert f'"labkit.{name}"' in index
+        assert f'"fullname": "labkit.{name}"' in index
     for page in make_site.error_pages():
-        assert f'"labkit.errors.{page}"' in index
+        assert f'"fullname": "labkit.errors.{page}"' in index
 
 
 def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
@@ -144,6 +142,7 @@ def chromium():
 
 
 @pytest.mark.browser
+@pytest.mark.spawns
 def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(site, chromium):
     page = chromium.new_page()
     page.set_default_timeout(1000 * LONG_S)
@@ -153,16 +152,16 @@ def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(
     page.goto((site / "index.html").as_uri())
     page.locator("input[type=search]").fill("launch")
     page.keyboard.press("Enter")
-    result = page.locator(".search-result a", has_text="labkit.launch")
-    result.first.wait_for()
+    found = page.locator(".search-result > a")
+    found.first.wait_for()
+    assert found.first.inner_text().startswith("def labkit.launch(")
     box = page.locator("nav.pdoc input[type=search]")
     assert box.input_value() == "launch"
     box.click()
     box.press("Control+a")
-    page.keyboard.type("timeout_s")
-    found = page.locator(".search-result a", has_text=re.compile("^labkit.errors.hang$"))
-    found.wait_for()
-    found.click()
+    page.keyboard.type("timeout_s hang")
+    found.first.filter(has_text=re.compile("^labkit.errors.hang$")).wait_for()
+    found.first.click()
     page.locator("h2", has_text="What to do").wait_for()
     assert page.url.endswith("/reference/labkit/errors/hang.html")
     assert {urlsplit(url).scheme for url in asked} <= {"file", "data"}
@@ -174,6 +173,7 @@ SHOWN = {"first": "index.html", "reference": "reference/labkit.html", "error": "
 
 
 @pytest.mark.browser
+@pytest.mark.spawns
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [800, 1280, 400])
 def test_pages_fit_and_can_be_read_in_both_themes(width, scheme, site, chromium):
