@@ -23,8 +23,8 @@ These are the core. Each room imports only those below it in this list, and none
                  `stopping` how long to wait on Stop; `companion` is what a wing puts beside a run
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's;
-                 `wings` names those that take part in a run, and how
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
+                 `pages` names the page of an error, and `wings` those that take part in a run, and how
 
 The wings can be deleted one by one. These take part in every run that is theirs:
 
@@ -56,6 +56,7 @@ The others:
     ahead        what the first launch and chart need, got while the reader reads
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
+    errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
     process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -73,6 +74,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import benchmark as benchmark
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
+    from labkit import errors as errors
     from labkit import exercises as exercises
     from labkit import integrations as integrations
     from labkit import pitfalls as pitfalls
@@ -140,6 +142,7 @@ _MODULES = {
     "checkpoint": "checkpoint",
     "course": "lessons.course",
     "datasets": "lessons.datasets",
+    "errors": "errors",
     "exercises": "exercises",
     "integrations": "integrations",
     "models": "lessons.models",

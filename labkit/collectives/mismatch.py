@@ -50,7 +50,7 @@ def _met_in_different_collectives(
         place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
         headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(calls)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
-    return blamed, headline, "\n\n".join([*others, cause])
+    return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
 
 
 def _last_calls(calls: list[RankCalls]) -> str:
@@ -68,7 +68,7 @@ def _announced_different_collectives(cause: str, ranks: list[RankFacts]) -> Find
     if len(groups) < 2:
         return None
     where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
-    return groups[0][0][0], f"ranks met in different collectives: {where}", cause
+    return groups[0][0][0], f"ranks met in different collectives: {where}", cause, "different_collectives"
 
 
 def _came_late(culprit: RankFacts, cause: str) -> Finding | None:
@@ -76,7 +76,7 @@ def _came_late(culprit: RankFacts, cause: str) -> Finding | None:
     if late is None:
         return None
     blamed = int(late[1])
-    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause
+    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause, "hang"
 
 
 def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]) -> Finding | None:

@@ -15,6 +15,7 @@ from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.monitor.stacks import Stacks
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.pages import more
 from labkit.protocol.pickling import dumps, pack_call
 from labkit.protocol.system import cores
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
@@ -224,5 +225,7 @@ def _pack_variables(values: Mapping[str, Any]) -> bytes:
         try:
             dumps(value)
         except Exception as error:
-            raise ValueError(f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}") from error
+            raise ValueError(
+                f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
+            ) from error
     return dumps(dict(values))

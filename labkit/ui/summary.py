@@ -102,6 +102,7 @@ def as_html(run: Run) -> str:
             parts.append(
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
+        parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
     output = {rank: text for rank, text in enumerate(run.output) if text}
     shown = [rank for rank in dict.fromkeys([0, *run.recorded.listed(run.states)]) if rank in output]
     if others := len(output) - len(shown):
