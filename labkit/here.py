@@ -170,6 +170,7 @@ class HereEngine:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             self._channel.send(events.Stack(0, file.read()))
+        self._channel.receive("collectives")
         return [0]
 
     def kill(self) -> None:

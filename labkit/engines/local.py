@@ -16,6 +16,7 @@ import psutil
 import torch.distributed as dist
 
 from labkit.engines import standby
+from labkit.engines.silence import Silences, look_at
 from labkit.engines.spawn import RankProcess
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -35,7 +36,8 @@ class LocalEngine:
     outlives_notebook = False
     stop_grace_s = 2.0
     failure_grace_s = 0.4
-    stacks_s = 2.5
+    stacks_s = 10.0
+    """For those alone of which `Silences` cannot tell whether they will answer."""
     quiet_s = 0.0
     folder: None = None
 
@@ -50,6 +52,7 @@ class LocalEngine:
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
         self._look_due_s = 0.0
+        self._silences = Silences({})
         self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: Job) -> None:
@@ -74,6 +77,7 @@ class LocalEngine:
             arrived.append(self._events.get(timeout=timeout_s))
             while len(arrived) < BACKLOG:
                 arrived.append(self._events.get_nowait())
+        arrived += self._silences.end_with(arrived)
         if time.monotonic() > self._look_due_s:
             self._look_due_s = time.monotonic() + LOOK_EVERY_S
             seen = [(rank, peak_resident_bytes(process.pid)) for rank, process in self._at_work()]
@@ -87,7 +91,9 @@ class LocalEngine:
 
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that lives for its stacks and its collectives; give the ranks asked."""
-        asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
+        ranks = self._at_work()
+        self._silences = Silences({rank: functools.partial(look_at, process.pid) for rank, process in ranks})
+        asked = [rank for rank, process in ranks if process.ask_for_stacks()]
         for rank in asked:
             self._ranks[rank].ask_for_collectives()
         return asked

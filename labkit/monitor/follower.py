@@ -16,7 +16,7 @@ from labkit.engines.base import Engine
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, find
 from labkit.monitor.diagnosis import Diagnosis, RankFacts, diagnose, diagnose_ended, diagnose_hang, diagnose_own_error
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
-from labkit.monitor.state import RunState
+from labkit.monitor.state import RankState, RunState
 from labkit.monitor.stopping import STEPS, Stopping
 from labkit.protocol import events
 from labkit.protocol.job import Cell
@@ -27,8 +27,8 @@ KILL_AGAIN_S = 0.5
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
 
-COLLECTIVES_SHARE = 0.4
-"""Of the time that ranks have to say where they stand: how long to wait for which collectives they have called."""
+SLOWEST = 4
+"""Of the time that an answer of a rank has just taken, how much the others have at least."""
 
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
@@ -61,7 +61,9 @@ class Follower:
         self._stopping: Stopping | None = None
         self._stop_grace_s: float | None = None
         self._stacks_asked: list[int] = []
-        self._stacks_asked_s = 0.0
+        self._stacks_asked_s = self._answered_s = 0.0
+        self._given_up: dict[int, set[str]] = {}
+        """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
         self._missed: Missed | None = None
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
@@ -106,6 +108,8 @@ class Follower:
             ended_by_us = self.engine.killed(event.rank)
             since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
         self.state.take(event, now_s, since_launch_s, ended_by_us)
+        if isinstance(event, (events.Stack, events.Collectives)):
+            self._answered_s = now_s
 
     def _follow(self) -> None:
         try:
@@ -178,7 +182,7 @@ class Follower:
         if self._hang_asked_s is None or self._hang_asked_s < self.state.progress_s:
             self._hang_asked_s = now_s  # anew, if a rank made progress after it was asked last
             self.ask_for_stacks()
-        elif self._hang is None and (self.stacks_have_come() or now_s - self._hang_asked_s > self.engine.stacks_s):
+        elif self._hang is None and self.stacks_have_come():
             ranks = self.state.ranks
             silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
             first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
@@ -229,29 +233,30 @@ class Follower:
 
     def ask_for_stacks(self) -> None:
         """Ask every rank where it stands; what it answered before is forgotten."""
-        self._missed = None
+        self._missed, self._given_up = None, {}
         self._ask_where_they_stand()
 
     def _ask_where_they_stand(self) -> None:
         for rank in self.state.ranks:
-            rank.stack_text = ""
+            rank.stack_text, rank.is_mute = "", False
             rank.collectives = None if rank.is_at_work else rank.collectives
         self._stacks_asked_s = time.monotonic()
         self._stacks_asked = self.engine.ask_for_stacks() if not self.over.is_set() else []
 
     def stacks_have_come(self) -> bool:
-        """Return whether all that were asked have answered: twice, where they seem to have missed each other.
+        """Return whether all that were asked have answered, or will not; twice, where they seem to have missed others.
 
         Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
         """
-        ranks = [self.state.ranks[rank] for rank in self._stacks_asked]
-        patience_s = COLLECTIVES_SHARE * self.engine.stacks_s  # whoever holds Python's lock never says
-        if not all(is_complete(rank.stack_text) for rank in ranks):
-            return False
-        if any(rank.collectives is None for rank in ranks) and time.monotonic() < self._stacks_asked_s + patience_s:
+        ranks = {number: self.state.ranks[number] for number in self._stacks_asked}
+        missing = {number: _missing(rank) for number, rank in ranks.items()}
+        is_awaited = any(missing[n] - self._given_up.get(n, set()) for n, rank in ranks.items() if not rank.is_mute)
+        patience_s = max(self.engine.stacks_s, SLOWEST * (self._answered_s - self._stacks_asked_s))
+        if is_awaited and time.monotonic() < self._stacks_asked_s + patience_s:
             return False
         before, self._missed = self._missed, find(self._calls(self._places()))
         if before is None and self._missed.text:
+            self._given_up = missing
             self._ask_where_they_stand()
             return False
         if before is not None and before != self._missed:
@@ -311,3 +316,9 @@ class Follower:
                 )
             )
         return found
+
+
+def _missing(rank: RankState) -> set[str]:
+    """Return what a rank that was asked where it stands has not said."""
+    said = {"stack": is_complete(rank.stack_text), "collectives": rank.collectives is not None}
+    return {what for what, is_there in said.items() if not is_there}

@@ -294,13 +294,12 @@ class Run:
     def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
-        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers, a few on
-        a cluster.
+        Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
+        is suspended, or whose native code keeps Python's lock; on a cluster ten.
         """
         with self._lock:
             self._follower.ask_for_stacks()
-        deadline = time.monotonic() + self.engine.stacks_s
-        while not self._follower.stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+        while not self._follower.stacks_have_come() and not self.over.is_set():
             time.sleep(0.005)
         with self._lock:
             return self._follower.stacks()

@@ -50,6 +50,8 @@ class RankState:
     """What came of the newest question where the rank stands, as `faulthandler` writes it."""
     collectives: events.Collectives | None = None
     """Which it says it has called, when it was last asked, or failed, or returned before the others."""
+    is_mute: bool = False
+    """Whether it has been given up that it answers the newest question where it stands."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What wings have sent, by its kind."""
     begins_again: bool = False
@@ -217,5 +219,7 @@ def _take_plain(rank: RankState, event: events.Event) -> None:
             rank.stack_text += event.text
         case events.Collectives():
             rank.collectives = event
+        case events.Mute():
+            rank.is_mute = True
         case events.Attached():
             rank.attached[event.kind] = event.blob

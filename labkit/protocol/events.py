@@ -128,6 +128,12 @@ class Collectives(NamedTuple):
     """Why its calls are not known; "" if they are."""
 
 
+class Mute(NamedTuple):
+    """The rank was asked where it stands, could have answered by now, and has not: nobody need wait for it."""
+
+    rank: int
+
+
 class Attached(NamedTuple):
     """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
 
@@ -212,6 +218,7 @@ Event = (
     | MemorySeen
     | Stack
     | Collectives
+    | Mute
     | Attached
     | Waits
     | Exit

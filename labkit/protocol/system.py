@@ -36,6 +36,23 @@ def resident_bytes() -> int:
     return 0
 
 
+def processor_use(pid: int) -> tuple[float, bool]:
+    """Return the processor time that the threads of a process have used, in s, and whether any is at work.
+
+    That is: whether it runs, would if a core were free, or waits for a disk. (0.0, False) where only Linux would tell.
+    """
+    if sys.platform != "linux":
+        return 0.0, False
+    used, at_work = 0, False
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as row:  # it may just have ended
+                state, *fields = row.read().rpartition(")")[2].split()
+                used += int(fields[10]) + int(fields[11])
+                at_work = at_work or state in "RD"
+    return used / os.sysconf("SC_CLK_TCK"), at_work
+
+
 def out_of_memory_kills() -> int:
     """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
     try:
