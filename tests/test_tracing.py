@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import labkit
 from labkit.cluster import run_directory
 from labkit.monitor.state import RunState
+from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, intervals, reading, recording
@@ -27,7 +28,7 @@ from labkit.tracing.findings import by_line, steps_of
 from labkit.tracing.lines import LineClock
 from labkit.tracing.meeting import RankTime
 from labkit.tracing.phases import Phases
-from labkit.tracing.reading import Event, Places
+from labkit.tracing.reading import Places
 from labkit.tracing.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
 from labkit.tracing.trace import Trace
 from tests.conftest import shared_session
