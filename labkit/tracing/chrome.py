@@ -2,7 +2,7 @@
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process, and a
 lane a thread. Slices of one thread must lie within each other or apart, or viewers draw them wrongly: collectives that
-go on at the same time get a lane each. Times are microseconds since the first traced step began on any rank.
+go on at the same time get a lane each. Times are microseconds since the first slice began on any rank.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ STEPS, PHASES = "steps", "parts of a step"
 
 def as_json(ranks: Sequence[RankTrace], met: Sequence[Meeting], name: Mapping[Place, str]) -> dict[str, Any]:
     """Return the trace as the file has it."""
-    zero_s = min((step[0] for rank in ranks for step in rank.steps), default=0.0)
-    events: list[dict[str, Any]] = []
+    of_ranks = []
     for rank in ranks:
         mine = {id(meeting.calls[rank.rank]): meeting for meeting in met if rank.rank in meeting.calls}
-        lanes = _lanes(rank, mine, name)
+        of_ranks.append((rank, _lanes(rank, mine, name)))
+    # Perfetto drops what begins before 0, and the optimizer of the step before may reach into the first that is traced.
+    zero_s = min((one[2] for _, lanes in of_ranks for slices in lanes.values() for one in slices), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, lanes in of_ranks:
         events += _names(rank, list(lanes))
         for tid, slices in enumerate(lanes.values()):
             found = [_complete(rank.rank, tid, one, zero_s) for one in slices]
