@@ -14,10 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
+
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 CHROMIUM = os.environ.get("LABKIT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 CHROMIUM_ARGUMENTS = [
@@ -158,3 +161,24 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
             server.kill()
             server.wait()
         keep.cleanup()
+
+
+@contextlib.contextmanager
+def lab_and_its_end(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
+    """Do as `lab`, for a test; when it has stopped, JupyterLab, its kernels and their ranks have all ended."""
+    from tests.conftest import rank_processes  # here alone: it prepares a process for tests
+
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with lab(folder, width, height) as jupyterlab:
+        yield jupyterlab
+    deadline = time.monotonic() + LONG_S
+    while rank_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert rank_processes() == [], "ranks have outlived their kernel"
+
+
+def write(folder: Path, name: str, *sources: str) -> None:
+    """Write a notebook of code cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / name)

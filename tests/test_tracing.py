@@ -601,7 +601,7 @@ def check_trace_events(path):
         slices.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
     for thread, found in slices.items():
         open_until = []
-        for start, end in sorted(found, key=lambda each: (each[0], -each[1])):
+        for start, end in sorted(found, key=lambda each: each[0]):  # what begins together, in the file's order
             while open_until and open_until[-1] <= start:
                 open_until.pop()
             assert not open_until or end <= open_until[-1], f"slices of {thread} overlap and do not nest"
