@@ -22,7 +22,7 @@ def as_json(ranks: Sequence[RankTrace], met: Sequence[Meeting], name: Mapping[Pl
     for rank in ranks:
         mine = {id(meeting.calls[rank.rank]): meeting for meeting in met if rank.rank in meeting.calls}
         of_ranks.append((rank, _lanes(rank, mine, name)))
-    # Perfetto drops what begins before 0, and the optimizer of the step before may reach into the first that is traced.
+    # Perfetto drops what begins before 0, as a backward pass may in which an optimizer steps, and so ends a step.
     zero_s = min((one[2] for _, lanes in of_ranks for slices in lanes.values() for one in slices), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, lanes in of_ranks:
