@@ -174,11 +174,11 @@ def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
     run.stop(0)
 
 
-def waiting(rank, *calls):
-    """What a rank says that waits in the last of its calls."""
-    told = tuple(("0", n, kind, ((1,),), "float32", n < len(calls)) for n, kind in enumerate(calls, 1))
+def waiting(rank, *calls, done=False, line=7):
+    """What a rank says that waits in the last of its calls or, `done`, does something else."""
+    told = tuple(("0", n, kind, ((1,),), "float32", done or n < len(calls)) for n, kind in enumerate(calls, 1))
     group = ("0", "default_pg", (0, 1))
-    return [events.Stack(rank, STACK.format(line=7)), events.Collectives(rank, told, (group,))]
+    return [events.Stack(rank, STACK.format(line=line)), events.Collectives(rank, told, (group,))]
 
 
 def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_waited_for_again():
@@ -195,6 +195,35 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     answered(run, answers(2)[:1])
     assert run._follower.stacks_have_come()
     assert run._follower.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    run.stop(0)
+
+
+AGAIN = {
+    "is in a loop, at another line now": ([("all_reduce",), ("all_reduce", "all_reduce")], 1, True),
+    "has come since": ([("all_reduce", "all_reduce"), ("all_reduce", "all_reduce")], 1, False),
+}
+"""What the ranks have called when they are asked again, the line at which rank 0 stands, and whether they still miss."""
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_call_wherever_they_stand(what):
+    calls, line, missed = AGAIN[what]
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._follower.ask_for_stacks()
+    answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
+    assert not run._follower.stacks_have_come()
+    answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
+    assert run._follower.stacks_have_come()
+    text = run._follower.stacks().missed
+    if missed:
+        assert text.startswith(
+            "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "
+        )
+        assert text.endswith(f"its last was all_reduce #1, and it is at cell.py, line {line}")
+    else:
+        assert text == "", "it went on"
     run.stop(0)
 
 

@@ -52,6 +52,7 @@ def test_a_rank_is_said_to_be_mute_once_and_only_while_an_answer_is_awaited():
     assert found == [[], [events.Mute(1), events.Mute(3)], [], [], []]
 
 
+@pytest.mark.spawns
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what others' threads do")
 def test_the_system_tells_whether_a_process_is_at_work_and_how_long_it_was():
     loop = subprocess.Popen([sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)

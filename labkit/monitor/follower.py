@@ -65,6 +65,8 @@ class Follower:
         self._given_up: dict[int, set[str]] = {}
         """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
         self._missed: Missed | None = None
+        self._missed_anywhere: Missed | None = None
+        """The same, wherever the ranks stand."""
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
@@ -233,7 +235,7 @@ class Follower:
 
     def ask_for_stacks(self) -> None:
         """Ask every rank where it stands; what it answered before is forgotten."""
-        self._missed, self._given_up = None, {}
+        self._missed, self._missed_anywhere, self._given_up = None, None, {}
         self._ask_where_they_stand()
 
     def _ask_where_they_stand(self) -> None:
@@ -254,12 +256,16 @@ class Follower:
         patience_s = max(self.engine.stacks_s, SLOWEST * (self._answered_s - self._stacks_asked_s))
         if is_awaited and time.monotonic() < self._stacks_asked_s + patience_s:
             return False
-        before, self._missed = self._missed, find(self._calls(self._places()))
+        places = self._places()
+        self._missed = find(self._calls(places))
+        # A rank in a loop stands at one line and then at another, and misses the same call.
+        nowhere = Stacks(RankStack(at.rank, [], {}, at.note) for at in places)
+        before, self._missed_anywhere = self._missed_anywhere, find(self._calls(nowhere))
         if before is None and self._missed.text:
             self._given_up = missing
             self._ask_where_they_stand()
             return False
-        if before is not None and before != self._missed:
+        if before is not None and before != self._missed_anywhere:
             self._missed = NOT_KNOWN
         return True
 
