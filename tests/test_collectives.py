@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import labkit
 from labkit.cluster import run_directory
 from labkit.monitor.collectives import Call, RankCalls, content, differing, find
 from labkit.protocol.events import Collectives
 from labkit.rank import collectives
+from labkit.rank.channels import Channel
 from tests import hangs, workloads
 from tests.conftest import shared_session, wait_for_step
 
@@ -288,6 +290,28 @@ def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
 
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", older, raising=False)
     assert alone(lambda: collectives.look(0)).unknown == f"PyTorch {torch.__version__} records no calls of gloo"
+
+
+def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
+    def groups():
+        known = distributed_c10d._world.pg_group_ranks
+        monkeypatch.setitem(known, dist.GroupMember.NON_GROUP_MEMBER, {1: 0, 2: 1})  # as after new_group([1, 2])
+        found = collectives.look(0).groups
+        monkeypatch.undo()
+        return found
+
+    assert alone(groups) == (("0", "default_pg", (0,)),)
+
+
+def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
+    channel, sent = Channel(), []
+    channel.send = sent.append
+    monkeypatch.setattr(collectives, "look", lambda rank: {}["what a library has done to PyTorch"])
+    channel.receive("collectives")
+    assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
+    channel.receive("stop")
+    assert channel.stop_asked_s
+    assert [type(event).__name__ for event in sent] == ["Waits"]
 
 
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path):

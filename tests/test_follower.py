@@ -202,7 +202,7 @@ AGAIN = {
     "is in a loop, at another line now": ([("all_reduce",), ("all_reduce", "all_reduce")], 1, True),
     "has come since": ([("all_reduce", "all_reduce"), ("all_reduce", "all_reduce")], 1, False),
 }
-"""What the ranks have called when they are asked again, the line at which rank 0 stands, and whether they still miss."""
+"""What ranks have called when they are asked again, the line at which rank 0 stands, and whether it is still missed."""
 
 
 @pytest.mark.parametrize("what", AGAIN)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
@@ -88,13 +89,19 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop", or the question which "collectives" this rank has called."""
-        if word == "stop":  # perhaps again, for the answer's sake
-            self.stop_asked_s = self.stop_asked_s or time.monotonic()
-            self.send(look(self.rank))
-        elif word == "collectives":
-            self.send(collectives.look(self.rank))
-        self.listen(word)
+        """Receive what the notebook sends: "stop", or the question which "collectives" this rank has called.
+
+        Raises nothing: what cannot be answered is printed, and the thread that calls this hears the next word.
+        """
+        try:
+            if word == "stop":  # perhaps again, for the answer's sake
+                self.stop_asked_s = self.stop_asked_s or time.monotonic()
+                self.send(look(self.rank))
+            elif word == "collectives":
+                self.send(collectives.look(self.rank))
+            self.listen(word)
+        except Exception:
+            traceback.print_exc()
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""
