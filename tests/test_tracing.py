@@ -594,11 +594,14 @@ def check_trace_events(path):
             assert (event["pid"], event["tid"]) not in slices
             named.add((event["pid"], event["tid"], event["name"]))
             continue
-        assert {(event["pid"], event["tid"], "thread_name"), (event["pid"], 0, "process_name")} <= named
+        assert (event["pid"], event["tid"], "thread_name") in named
+        assert any((pid, what) == (event["pid"], "process_name") for pid, _, what in named)
         assert event["ts"] >= 0, "Perfetto drops what begins before"
         assert event["dur"] >= 0
         start, length = int(1000 * event["ts"]), int(1000 * event["dur"])  # as Perfetto reads them
         slices.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
+    tids = [tid for _, tid in slices]
+    assert sorted(tids) == sorted(set(tids) - {0} - {pid for pid, _ in slices}), "Perfetto mixes lanes up by them"
     for thread, found in slices.items():
         open_until = []
         for start, end in sorted(found, key=lambda each: each[0]):  # what begins together, in the file's order
