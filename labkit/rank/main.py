@@ -286,10 +286,8 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
-    # The run's id says that somebody has started all ranks, so that nobody starts them once more (Lightning would); the
-    # last two, that there is a store at that port already: `rpc.init_rpc`, say, would have rank 0 open one.
+    # The last of them says that somebody has started all ranks, so that nobody starts them once more (Lightning would).
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
-    os.environ.update(TORCHELASTIC_USE_AGENT_STORE=str(True), TORCHELASTIC_RESTART_COUNT="0")
     return join_store("127.0.0.1", job.port, info.world_size)
 
 
