@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +21,7 @@ from labkit.engines.local import LocalEngine
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import cores
+from labkit.protocol.system import cores, has_tpu
 from labkit.ui import kernel, present
 
 TAKE_PART = ("labkit.debugging",)
@@ -93,6 +95,8 @@ def launch(
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
+    if is_here and not gpus:
+        _say_once_that_tpus_are_not_used()
     on = None if on is None else ranks_on(on, world_size)
     world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
     backend = check_backend(backend, world_size, gpus)
@@ -197,6 +201,13 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
             "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
         ) from None
+
+
+@functools.cache
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
+        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
+        warnings.warn(said, stacklevel=3)
 
 
 def ranks_on(on: Any, world_size: Any) -> Target:

@@ -49,8 +49,8 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does in
-    Colab and Kaggle.
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does
+    in Colab and Kaggle.
     """
 
     _repr_html_ = None  # would put a script that needs the network into the notebook

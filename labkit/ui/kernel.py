@@ -58,8 +58,8 @@ def is_interactive() -> bool:
 def draws_plotly() -> bool:
     """Return whether the front end is known to draw Plotly's data, and needs no picture beside it.
 
-    Colab's and Kaggle's own pages are not: there Plotly brings a page with a script (`plotly.io.renderers`), which fails
-    in turn where VS Code shows Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, January 2026).
+    Colab's and Kaggle's own pages are not: there Plotly shows a page with a script (`plotly.io.renderers`). That fails
+    in turn where VS Code has Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01), as data do not.
     """
     return not {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"} & set(os.environ)
 
@@ -138,7 +138,7 @@ def has_subshells() -> bool:
 
 def has_been_given_a_subshell() -> bool:
     """Return whether a front end has opened a subshell, as JupyterLab 4.4 and Notebook 7.4 do for the first widget."""
-    thread = getattr(shell().kernel, "shell_channel_thread", None)
+    thread = getattr(getattr(shell(), "kernel", None), "shell_channel_thread", None)
     return thread is not None and bool(thread.manager.list_subshell())
 
 
