@@ -270,9 +270,16 @@ class Run:
         return self
 
     def wait_for_the_end(self) -> None:
-        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
-        began_s = time.monotonic()
-        while not self.over.wait(0.1):
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        began_s, interrupted = time.monotonic(), False
+        while not self.over.is_set():
+            try:
+                self.over.wait(0.1)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self.engine.kill()
             if time.monotonic() - began_s > self._follower.grace_s + END_S:
                 said = f" ({self._state.notice})" if self._state.notice else ""
                 raise TimeoutError(

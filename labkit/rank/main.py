@@ -251,8 +251,8 @@ def _keep_pipes() -> None:
     They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
     closing the notebook learns that the rank has ended.
     """
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
             os.set_inheritable(int(name), int(name) <= 2)
 
 
