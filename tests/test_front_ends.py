@@ -73,7 +73,8 @@ def notebook(tmp_path_factory):
 
 
 SENT = {
-    # The address of the cell's document, and the cell's own metadata: vscode-jupyter's cellExecution.ts, 2023.
+    # The address of the cell's document, and the cell's own metadata: vscode-jupyter's cellExecution.ts at
+    # 00593cb90954, read on 2026-11-22.
     "VS Code": lambda cell: {"cellId": f"vscode-notebook-cell:/home/me/a.ipynb#{cell}", "collapsed": False},
     # colabtools' _history.py at 3c07d776a9d3, 2026-04-07.
     "Colab": lambda cell: {"colab": {"cell_id": cell}},

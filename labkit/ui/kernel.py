@@ -77,8 +77,9 @@ def this_execution() -> Execution | None:
     if here is None:
         return None
     metadata = (getattr(here, "parent_header", None) or {}).get("metadata", {})
-    # JupyterLab's, Notebook's and VS Code's name for it (vscode-jupyter's cellExecution.ts sends the address of the
-    # cell's document), and Colab's (colabtools' _history.py at 3c07d776a9d3, 2026-04-07).
+    # JupyterLab's, Notebook's and VS Code's name for it (vscode-jupyter's cellExecution.ts at 00593cb90954, read on
+    # 2026-11-22, sends the address of the cell's document), and Colab's (colabtools' _history.py at 3c07d776a9d3 of
+    # 2026-04-07).
     cell = metadata.get("cellId") or metadata.get("colab", {}).get("cell_id")
     text = here.history_manager.input_hist_raw[-1] if here.history_manager else ""
     return Execution(cell or text, here.execution_count)
