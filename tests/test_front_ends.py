@@ -217,7 +217,7 @@ def test_a_watched_chart_has_a_picture_where_the_page_may_not_draw_plotlys_data(
 @pytest.mark.spawns
 @pytest.mark.kernel
 def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkeypatch):
-    """In the environment of Kaggle's Save & Run All, which runs a notebook so."""
+    """With what Kaggle says of itself in Save & Run All, where nobody watches either."""
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     sources = (
         "import labkit\n%load_ext labkit",
