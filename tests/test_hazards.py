@@ -183,6 +183,25 @@ def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(noteb
     assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
 
 
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
+    notebook.run("%load_ext labkit")
+    cell = notebook.start(f"""
+        %%ranks 2
+        open(f"{tmp_path}/{{rank}}", "w").close()
+        while True:
+            pass
+    """)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    notebook.interrupt()
+    time.sleep(0.1)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None or cell.error["ename"] == "KeyboardInterrupt"
+    assert notebook.run("%%ranks --end\nrank").stdout.endswith("[rank 0] 0\n[rank 1] 1\n")
+
+
 def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
     """As when the first came while the live view was still being made."""
     engine = FakeEngine()
