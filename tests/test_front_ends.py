@@ -31,14 +31,6 @@ HOSTED = {
     "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com", **TPU},
 }
 
-STARTUP = """
-import sys, types
-sys.path.insert(0, {packages!r})
-import os
-if "COLAB_RELEASE_TAG" in os.environ:
-    import google.colab.output
-"""
-
 OUTPUT = '''
 """As much of google.colab.output as anywidget asks for (colabtools' output/_widgets.py at 3c07d776a9d3)."""
 
@@ -143,35 +135,53 @@ def test_a_front_end_that_does_not_know_widgets_has_words_instead(notebook):
     assert view["text/plain"] == kernel.NO_WIDGETS
 
 
+@pytest.fixture
+def hosted(notebook, request, tmp_path):
+    """The kernel in a hosted notebook's environment, without subshells, which neither has."""
+    notebook.run(f"""
+        import sys
+        from labkit.ui import kernel
+        before, subshells = dict(os.environ), kernel.has_subshells
+        os.environ.update({HOSTED[request.param]!r})
+        sys.path.insert(0, {packages(tmp_path, request.param)!r})
+        kernel.has_subshells = lambda: False
+    """)
+    yield notebook
+    notebook.run("""
+        os.environ.clear()
+        os.environ.update(before)
+        del sys.path[0]
+        kernel.has_subshells = subshells
+    """)
+
+
 @pytest.mark.spawns
 @pytest.mark.kernel
-@pytest.mark.parametrize("name", HOSTED)
-def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(name, tmp_path):
-    """With a kernel without subshells, as both have, on a machine with a TPU (pytorch/xla #2753, #9303)."""
-    startup = tmp_path / "ipython" / "profile_default" / "startup" / "hosted.py"
-    startup.parent.mkdir(parents=True)
-    startup.write_text(STARTUP.format(packages=packages(tmp_path / "packages", name)))
-    notebook = Notebook(tmp_path, **HOSTED[name])
-    try:
-        notebook.run(SPIN + "\nlabkit.ui.kernel.has_subshells = lambda: False")
-        cell = notebook.start("run = labkit.launch(spin)", watched=True)
-        notebook.listen_until(lambda: "FigureWidget" in notebook.open_comms.values())
-        assert (notebook.button["description"], notebook.button["disabled"]) == ("use kernel ■", True)
-        notebook.interrupt()
-        notebook.finish(cell)
-        notebook.listen_until(cell.charts)
-        assert cell.error is None
-        assert "spin: stopped" in cell.html
-        assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "a page that draws neither has its text"
-        assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
-        again = notebook.run("%load_ext labkit\nprint(labkit.launch(lambda worker: str(worker.device)).results)")
-        assert "['cpu', 'cpu']" in again.stdout
-        assert "TPU" not in again.stderr, "said once"
-        assert notebook.run("%%ranks 2\nrank").stdout == "[rank 0] 0\n[rank 1] 1\n"
-        if name == "colab":
-            assert notebook.value("sys.modules['google.colab.output'].enabled") == 1, "or no live chart is drawn"
-    finally:
-        notebook.close()
+@pytest.mark.parametrize("hosted", HOSTED, indirect=True)
+def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(hosted, request):
+    """On a machine with a TPU, too (pytorch/xla #2753, #9303)."""
+    is_colab = "colab" in request.node.name
+    if is_colab:
+        hosted.run("import google.colab.output as output")
+    hosted.run("labkit.launcher._say_once_that_tpus_are_not_used.cache_clear()")
+    open_before = dict(hosted.open_comms)
+    cell = hosted.start("run = labkit.launch(spin)", watched=True)
+    hosted.listen_until(
+        lambda: "FigureWidget" in [hosted.open_comms[n] for n in set(hosted.open_comms) - set(open_before)]
+    )
+    assert (hosted.button["description"], hosted.button["disabled"]) == ("use kernel ■", True), "from the beginning"
+    hosted.interrupt()
+    hosted.finish(cell)
+    hosted.listen_until(cell.charts)
+    assert cell.error is None
+    assert "spin: stopped" in cell.html
+    assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
+    assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
+    again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
+    assert "[rank 1] cpu" in again.stdout
+    assert "TPU" not in again.stderr, "said once"
+    if is_colab:
+        assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +248,7 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
     assert "train: finished · 2 ranks · step 2 · loss 2" in data[0]["text/html"]
     assert set(data[1]) == {PLOTLY, "image/png", "text/plain"}
     assert ranks[0].text == "[rank 0] 0\n[rank 1] 1\n"
-    assert "local_indices: wrong" in checked[0].data["text/plain"]
+    assert "local_indices, the reference solution: right" in checked[0].data["text/plain"]
 
 
 # A terminal: real
@@ -302,11 +312,8 @@ def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_pat
         terminal.type("print('status', run.status, len(set(run.history['rank'])))")
         terminal.see("status stopped 2\r\n")
         if program == "IPython":
-            terminal.type("%load_ext labkit")
-            terminal.type("%%ranks 2", "rank + 40", "")
-        else:
-            terminal.type("ranks = labkit.Session(2)", "ranks.run('rank + 40')")
-        terminal.see(r"\[rank 1\] 41")
+            terminal.type("%load_ext labkit", "%%ranks 2", "rank + 40", "", "")
+            terminal.see(r"\[rank 1\] 41")
         terminal.type("def local_indices(samples, rank, world_size, epoch, seed):", "    return []", "", "")
         terminal.type("labkit.check(local_indices)")
         terminal.see("local_indices: wrong")
