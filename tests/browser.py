@@ -119,6 +119,20 @@ class Lab:
         return [error for error in self.errors if not any(word in error for word in QUIET)]
 
 
+APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
+
+SERVER = f"""
+import importlib, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from tests import prefork
+del sys.path[0]
+prefork.forker()  # begins to import torch
+with prefork.in_use():
+    importlib.import_module(sys.argv.pop(1)).main()
+"""
+"""JupyterLab or Notebook, whose kernels, and their ranks, begin with torch imported."""
+
+
 @contextlib.contextmanager
 def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
     """Start JupyterLab, or "notebook", over a folder and show it in a browser; stop both afterwards."""
@@ -138,7 +152,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-m", app, "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-c", SERVER, APPS[app], "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
