@@ -12,6 +12,9 @@ from tests.test_browser import LAST_STEP, SCREENSHOTS, STAYS, screenshot, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
 
+ITS_OWN = "Cannot read properties of undefined (reading 'schema')"
+"""What Notebook 7.6 says now and then while it opens: its menus ask for `plugins[name].schema` of settings to come."""
+
 CELLS = (
     "import time, labkit, torch.distributed as dist\n%load_ext labkit",
     """
@@ -79,4 +82,4 @@ def test_in_notebook_7_curves_grow_stop_is_obeyed_and_cells_run_on_ranks(page):
     saved = (page.folder / "seven.ipynb").read_text()
     assert "widget-view+json" not in saved
     assert "application/vnd.plotly.v1+json" in saved
-    assert page.real_errors() == []
+    assert [error for error in page.real_errors() if error not in ITS_OWN] == []
