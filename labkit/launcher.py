@@ -95,8 +95,7 @@ def launch(
     _check_call(fn, args, kwargs, own)
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    if is_here and not gpus:
-        _say_once_that_tpus_are_not_used()
+    _say_once_that_tpus_are_not_used(is_here and not gpus)
     on = None if on is None else ranks_on(on, world_size)
     world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
     backend = check_backend(backend, world_size, gpus)
@@ -204,8 +203,8 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
 
 
 @functools.cache
-def _say_once_that_tpus_are_not_used() -> None:
-    if has_tpu():
+def _say_once_that_tpus_are_not_used(has_nothing_else: bool) -> None:
+    if has_nothing_else and has_tpu():
         said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
         warnings.warn(said, stacklevel=3)
 
