@@ -20,6 +20,7 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores, has_tpu
 from labkit.ui import kernel, present
@@ -58,7 +59,7 @@ def launch(
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
 
     Args:
-        fn: what every rank calls; its first parameter is the `labkit.rank.worker.Worker`.
+        fn: what every rank calls; its first parameter is the `labkit.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
@@ -92,14 +93,14 @@ def launch(
     """
     own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
     own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to, "trace": trace}
-    _check_call(fn, args, kwargs, own)
-    is_here = on is None or getattr(on, "is_here", False)
-    gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    _say_once_that_tpus_are_not_used(is_here and not gpus)
-    on = None if on is None else ranks_on(on, world_size)
-    world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
-    backend = check_backend(backend, world_size, gpus)
-    _check_options(timeout_s, seed, name, live, watch)
+    with naming("bad_argument"):
+        _check_call(fn, args, kwargs, own)
+        is_here = on is None or getattr(on, "is_here", False)
+        gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
+        on = None if on is None else ranks_on(on, world_size)
+        world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
+        backend = check_backend(backend, world_size, gpus)
+        _check_options(timeout_s, seed, name, live, watch)
     show, call = show_run, pack_call(fn, args, kwargs)
     # Two wings, which nothing else here needs.
     if log_to is not None:
@@ -203,10 +204,10 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
 
 
 @functools.cache
-def _say_once_that_tpus_are_not_used(has_nothing_else: bool) -> None:
-    if has_nothing_else and has_tpu():
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
         said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
-        warnings.warn(said, stacklevel=3)
+        warnings.warn(said, stacklevel=4)
 
 
 def ranks_on(on: Any, world_size: Any) -> Target:
@@ -233,6 +234,8 @@ def check_world_size(world_size: Any, gpus: int) -> int:
 
 def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
     """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
+    if gpus == 0:
+        _say_once_that_tpus_are_not_used()
     if backend is None:
         if gpus is None:
             return None  # the ranks will find out what GPUs they have
@@ -242,6 +245,8 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
     for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
         library = part.rpartition(":")[2].lower()
+        if library == "xla":
+            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
         if library not in known:
             raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
         if not dist.is_backend_available(library):

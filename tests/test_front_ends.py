@@ -205,7 +205,7 @@ def test_a_tpu_is_known_by_its_package_and_the_environment(environment, is_insta
     launcher._say_once_that_tpus_are_not_used.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         for _ in range(2):
-            launcher._say_once_that_tpus_are_not_used(True)
+            launcher._say_once_that_tpus_are_not_used()
     assert len(said) == found
     launcher._say_once_that_tpus_are_not_used.cache_clear()
 
