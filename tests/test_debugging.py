@@ -1,6 +1,7 @@
 """`breakpoint()` and `input()` in ranks: who is asked, who gets a line, what is held meanwhile, and where it raises.
 
-Most ranks here are threads (`tests.debugged`); those of the last part are processes, driven through the widget.
+Asked for in pytorch #115517 and torchtitan #652. Most ranks here are threads (`tests.debugged`); those of the last part
+are processes, driven through the widget.
 """
 
 from __future__ import annotations

@@ -153,12 +153,14 @@ class LocalEngine:
         sources = {reader, output, stacks, process.sentinel}
         while True:
             ready = wait(list(sources))
+            # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
+            is_last = process.sentinel in ready
             # What a rank had printed when it sent a event comes before it. A pipe holds no more than one read takes.
             if output in ready or (reader in ready and output in sources and output.poll()):
                 data = _read(output)
                 if text := decoder.decode(data, final=not data):
                     self._events.put(events.Output(rank, text))
-                if not data:
+                if not data or is_last:
                     sources.discard(output)
             if stacks in ready:
                 if data := _read(stacks):

@@ -30,6 +30,9 @@ STARTING_S = 120.0
 SLOWEST = 4
 """Of the time that an answer of a rank has just taken, how much the others have at least."""
 
+FIRST_STEP_S = 60.0
+"""How long ranks that have begun may log nothing before they are asked, once, where they stand."""
+
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
 
@@ -69,6 +72,8 @@ class Follower:
         """The same, wherever the ranks stand."""
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
+        self._first_step_asked_s: float | None = None
+        self._no_first_step = ""
         self._own_error: Diagnosis | None = None
         self._thread: threading.Thread | None = None
 
@@ -178,6 +183,9 @@ class Follower:
             if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
                 with self.lock:
                     self._end_the_hang(self._timeout_s, now_s)
+                return
+        with self.lock:
+            self._mind_the_first_step(now_s)
 
     def _end_the_hang(self, timeout_s: float, now_s: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""
@@ -193,6 +201,26 @@ class Follower:
             if self._hang.rank is not None:
                 ranks[self._hang.rank].phase = "failed"
             self.state.has_failed, self.state.end_by_s = True, now_s
+
+    def _mind_the_first_step(self, now_s: float) -> None:
+        """Have ranks of which none has logged anything for long say where they stand, though nobody has asked."""
+        state = self.state
+        if self._no_first_step or state.recorded.names or state.stop_asked or not state.at_work:
+            return
+        if not {rank.phase for rank in state.ranks} <= {"running", "finished"}:
+            return
+        if self._first_step_asked_s is None:
+            if now_s - state.progress_s > FIRST_STEP_S:
+                self._first_step_asked_s = now_s
+                self.ask_for_stacks()
+        elif self.stacks_have_come() or now_s - self._first_step_asked_s > self.engine.stacks_s:
+            self._no_first_step = f"no rank has logged anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+
+    @property
+    def notice(self) -> str:
+        """What a cluster says of the run, and where ranks stand that are long in coming to a first step."""
+        said = "" if self.state.recorded.names or self.over.is_set() else self._no_first_step
+        return "\n".join(filter(None, (self.state.notice, said)))
 
     # Stopping
 

@@ -181,8 +181,10 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say."""
-        return self._state.notice
+        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
+        logged anything for a minute after they began.
+        """
+        return self._follower.notice
 
     @property
     def attempt(self) -> int:
@@ -271,11 +273,18 @@ class Run:
         return self
 
     def wait_for_the_end(self) -> None:
-        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
-        began_s = time.monotonic()
-        while not self.over.wait(0.1):
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        began_s, interrupted = time.monotonic(), False
+        while not self.over.is_set():
+            try:
+                self.over.wait(0.1)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self.engine.kill()
             if time.monotonic() - began_s > self._follower.grace_s + END_S:
-                said = f" ({self.notice})" if self.notice else ""
+                said = f" ({self._state.notice})" if self._state.notice else ""
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
                     "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"

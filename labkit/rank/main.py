@@ -237,11 +237,23 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
 def _redirect_output(output: Connection) -> None:
     """Make `output` this process's stdout and stderr, for Python and for native code."""
     if os.name == "posix":
+        _keep_pipes()
         for stream, descriptor in (("stdout", 1), ("stderr", 2)):
             os.dup2(output.fileno(), descriptor)
             # Anew: the old one may believe that it writes to a file.
             setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
     output.close()
+
+
+def _keep_pipes() -> None:
+    """Have programs that are started here get none of this process's pipes but those of stdout and stderr.
+
+    They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
+    closing the notebook learns that the rank has ended.
+    """
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
+            os.set_inheritable(int(name), int(name) <= 2)
 
 
 def set_up(job: Job, info: RankInfo) -> torch.device:

@@ -49,7 +49,8 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here.
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does
+    in Colab and Kaggle.
     """
 
     _repr_html_ = None  # would put a script that needs the network into the notebook
@@ -66,7 +67,7 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive():
+        if kernel.is_interactive() and kernel.draws_plotly():
             return bundle
         if not can_draw():
             return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
