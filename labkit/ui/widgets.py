@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -24,25 +25,8 @@ class WidthKeeper(anywidget.AnyWidget):
     watches the box, and tells the charts in it what they listen for.
     """
 
-    _esm = """
-    function render({ el }) {
-      const watcher = new ResizeObserver(() => {
-        const box = el.parentElement;
-        if (!box) return;
-        watcher.observe(box);  // grows when a chart comes; `el` alone would only say when the width changes
-        for (const chart of box.querySelectorAll(".js-plotly-plot")) {
-          const drawn = chart.querySelector(".main-svg");
-          if (drawn && Math.abs(chart.clientWidth - drawn.clientWidth) > 1) {
-            window.dispatchEvent(new Event("resize"));
-            return;
-          }
-        }
-      });
-      watcher.observe(el);
-      return () => watcher.disconnect();
-    }
-    export default { render };
-    """
+    # Its `initialize` also gives the page a rule by which charts take the theme's own colour for what is written.
+    _esm = Path(__file__).with_name("page.js")
 
 
 def close(widgets: Iterable[Any]) -> None:
