@@ -46,10 +46,12 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
             that it is unsolved. By default "mine" where a person runs the notebook, and "solution" where none does.
 
     The answer is tried with 1, 2, 3 and 4 ranks that the exercises keep for themselves, on inputs that the learner has
-    not seen. What the clock says against it is believed only if the ranks had the cores to run on; if not, it gets a
-    second try with thrice the patience. The result is a diagnosis in any case: an answer that raises, hangs, exits or prints without end is wrong,
-    and the next check works. Raises ValueError if there is no exercise of this name, TypeError for what is no function,
-    and AssertionError if the reference itself is refused.
+    not seen. The result is a diagnosis in any case: an answer that raises, hangs, exits or prints without end is wrong,
+    and the next check works. What the clock on the wall says against an answer is believed if the ranks had cores to
+    run on; if not, the answer is tried again, with thrice the patience.
+
+    Raises ValueError if there is no exercise of this name, TypeError for what is no function, and AssertionError if the
+    reference itself is refused.
     """
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"check() takes the function that you have written, got a {type(function).__name__}")
