@@ -52,9 +52,9 @@ BROKEN = {
         {"world_size": 2},
     ),
     "03_collectives: another place": (
-        "dist.reduce_scatter_tensor(piece, x.clone())",
-        "dist.reduce_scatter_tensor(piece, x.flip(0).contiguous())",
-        "reduce-scatter: rank r gets the sum of place r",
+        "list(x.split(1))",
+        "list(x.flip(0).split(1))",
+        "scatter: rank r gets piece r",
         {"world_size": 2},
     ),
     "04_data_parallel": (
@@ -253,6 +253,11 @@ BROKEN = {
         "whole.qkv.weight.chunk(world_size, dim=0)[0]",
         "heads add up",
     ),
+    "22_cutting_layers: the same batch": (
+        "times * batch_size, sequence",
+        "batch_size, sequence",
+        "rows send with the batch, columns do not",
+    ),
     "23_cutting_the_sequence": (
         "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
         "mean = mean + (scores - both).exp() @ values",
@@ -268,6 +273,11 @@ BROKEN = {
         "layer.exchange = transformer.expert_parallel.exchange",
         "layer.exchange = lambda slots, apply: slots",
         "positions come back from their experts",
+    ),
+    "25_experts: as many experts": (
+        "functools.partial(double, count)",
+        "functools.partial(double, experts)",
+        "with more experts DDP sends more",
     ),
     "26_will_it_fit": (
         'largest_batch(limit, model, "FSDP2", 8, 2048, precision="bf16", recompute=recompute)',
