@@ -71,7 +71,7 @@ class Chart(go.Figure):
         if kernel.is_interactive():
             from labkit.ui.widgets import WidthKeeper, close_later
 
-            close_later([WidthKeeper()], has_answered=False)  # not shown: for the rule that it gives the page
+            close_later([WidthKeeper()], has_answered=False)  # not shown: for the style that it gives the page
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
         # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
         kernel.display(self.bundle(), raw=True)

@@ -1,19 +1,4 @@
-// What the page does for its charts. See widgets.py.
-
-// What labkit's charts write and draw in INK (tables.py), a grey that can be read on any ground, JupyterLab's themes
-// show in the colour of their own text. Plotly itself cannot be told: it takes no CSS variable for a colour.
-const RULE = ["fill", "stroke"].map(part =>
-  `[data-jp-theme-light] .js-plotly-plot [style*="${part}: rgb(121, 121, 121)"] ` +
-  `{ ${part}: var(--jp-ui-font-color1) !important; }`
-).join("\n");
-
-function initialize() {
-  if (document.getElementById("labkit-ink")) return;
-  const style = document.createElement("style");
-  style.id = "labkit-ink";
-  style.textContent = RULE;
-  document.head.append(style);
-}
+// Has the charts in a box redrawn when they are not as wide as the box. See WidthKeeper in widgets.py.
 
 function render({ el }) {
   const watcher = new ResizeObserver(() => {
@@ -32,4 +17,4 @@ function render({ el }) {
   return () => watcher.disconnect();
 }
 
-export default { initialize, render };
+export default { render };

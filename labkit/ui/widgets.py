@@ -25,8 +25,8 @@ class WidthKeeper(anywidget.AnyWidget):
     watches the box, and tells the charts in it what they listen for.
     """
 
-    # Its `initialize` also gives the page a rule by which charts take the theme's own colour for what is written.
-    _esm = Path(__file__).with_name("page.js")
+    _esm = Path(__file__).with_name("page.js").read_text()
+    _css = Path(__file__).with_name("page.css").read_text()  # becomes part of the page, and stays when this is closed
 
 
 def close(widgets: Iterable[Any]) -> None:
