@@ -116,7 +116,8 @@ HARD_TO_READ = """cell => {
     const ground = numbers(getComputedStyle(probe).backgroundColor);
     probe.remove();
     const luminance = color => {
-        const [r, g, b] = color.map(part => part / 255).map(p => p <= 0.04045 ? p / 12.92 : ((p + 0.055) / 1.055) ** 2.4);
+        const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = color.map(part => linear(part / 255));
         return 0.2126 * r + 0.7152 * g + 0.0722 * b;
     };
     const contrast = color => {
@@ -139,8 +140,8 @@ HARD_TO_READ = """cell => {
     }
     return wrong;
 }"""
-"""Words of less than 4.5 : 1, which WCAG 2 asks of small text, and charts that are not transparent. Of curves the palest of
-Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
+"""Words of less than 4.5 : 1, which WCAG 2 asks of small text, and charts that are not transparent. Of curves, the
+palest of Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +178,7 @@ def settle(page, index):
 
 
 def look_at(page, kinds):
-    """At every width, and in the dark: nothing of these charts is wider than its cell, or lies over a panel, or is pale.
+    """At every width, and in the dark: nothing of these charts is wider than its cell, lies over a panel, or is pale.
 
     First in a window of the same width that is only higher: no chart may lose its height for that.
     """

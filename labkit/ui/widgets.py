@@ -23,10 +23,12 @@ class WidthKeeper(anywidget.AnyWidget):
     Plotly's `FigureWidget` is drawn before it is part of the page, 700 px wide, and then looks only when the window
     changes: not when the file browser is opened, and not when it has become part of a page that is narrower. So this
     watches the box, and tells the charts in it what they listen for.
+
+    Its style becomes part of the page, and stays there when this is closed: by it charts follow JupyterLab's theme.
     """
 
     _esm = Path(__file__).with_name("page.js").read_text()
-    _css = Path(__file__).with_name("page.css").read_text()  # becomes part of the page, and stays when this is closed
+    _css = Path(__file__).with_name("page.css").read_text()
 
 
 def close(widgets: Iterable[Any]) -> None:
