@@ -207,7 +207,7 @@ def test_a_plain_function_that_does_not_end_is_stopped(monkeypatch):
 
 
 needs_linux = pytest.mark.skipif(not waited_for_core_s() > 0, reason="the system does not say how long cores were busy")
-SPIN = "import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"
+SPIN = "import os\nos.sched_setaffinity(0, {core})\nprint(1, flush=True)\nwhile True: pass"
 
 
 @needs_linux
@@ -216,8 +216,10 @@ def test_a_slow_answer_has_its_time_on_a_busy_machine():
     """Others have its core for most of the time: the wall clock goes on, the answer's own time hardly does."""
     cores = os.sched_getaffinity(0)
     core = {min(cores)}
-    others = [subprocess.Popen([sys.executable, "-c", SPIN.format(core=core)]) for _ in range(4)]
+    command = [sys.executable, "-c", SPIN.format(core=core)]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
     try:
+        assert [other.stdout.read(1) for other in others] == [b"1"] * 4, "all are at it"
         os.sched_setaffinity(0, core)
         began_s = time.monotonic()
         with time_limit(limit_s=0.5, computing_s=0.4):
@@ -229,7 +231,7 @@ def test_a_slow_answer_has_its_time_on_a_busy_machine():
         os.sched_setaffinity(0, cores)
         for other in others:
             other.kill()
-            other.wait()
+            other.communicate()
     assert took_s > 0.5, "longer than the limit"
 
 
