@@ -105,6 +105,40 @@ LIES_OVER = """cell => {
     return wrong;
 }"""
 
+HARD_TO_READ = """cell => {
+    const probe = document.body.appendChild(document.createElement('div'));
+    probe.style.background = 'var(--jp-layout-color0)';
+    const numbers = color => color.match(/[\\d.]+/g).map(Number);
+    const ground = numbers(getComputedStyle(probe).backgroundColor);
+    probe.remove();
+    const luminance = color => {
+        const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = color.map(part => linear(part / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = color => {
+        const alpha = color[3] ?? 1, seen = [0, 1, 2].map(i => alpha * color[i] + (1 - alpha) * ground[i]);
+        const [low, high] = [luminance(seen), luminance(ground)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const wrong = [], words = '.xtick text, .ytick text, .legendtext, .gtitle, .xtitle, .ytitle';
+    for (const plot of cell.querySelectorAll('.js-plotly-plot')) {
+        const paper = numbers(getComputedStyle(plot.querySelector('.main-svg')).backgroundColor);
+        if (paper[3] !== 0) wrong.push(`lies on a ground of its own: ${paper}`);
+        for (const text of plot.querySelectorAll(words)) {
+            const ratio = contrast(numbers(getComputedStyle(text).fill));
+            if (ratio < 4.5) wrong.push(`${text.classList} ${text.textContent}: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+        for (const line of plot.querySelectorAll('.scatterlayer path.js-line')) {
+            const ratio = contrast(numbers(getComputedStyle(line).stroke));
+            if (ratio < 2.2) wrong.push(`a curve: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+    }
+    return wrong;
+}"""
+"""Words of less than 4.5 : 1, which WCAG 2 asks of small text, and charts that are not transparent. Of curves, the
+palest of Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
@@ -132,7 +166,7 @@ def settle(page, index):
 
 
 def look_at(page, kinds):
-    """At every width, and in the dark: nothing of these charts is wider than its cell, or lies over a panel.
+    """At every width, and in the dark: nothing of these charts is wider than its cell, lies over a panel, or is pale.
 
     First in a window of the same width that is only higher: no chart may lose its height for that.
     """
@@ -143,7 +177,8 @@ def look_at(page, kinds):
             page.page.set_viewport_size({"width": width, "height": 1300})
             for kind in kinds:
                 cell = settle(page, list(CHARTS).index(kind))
-                for test in (TOO_WIDE, LIES_OVER):
+                is_labkits = kind not in ("labkit.show", "explore")  # Plotly Express has a look of its own
+                for test in (TOO_WIDE, LIES_OVER, *[HARD_TO_READ] * is_labkits):
                     wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
                 name = kind.replace(" ", "_").replace("()", "")
                 cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png")
