@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from ipywidgets.widgets.widget import _instances as open_widgets
+from ipywidgets.widgets import widget as widget_module
 
 import labkit
 from labkit.monitor.output import LINES_KEPT
@@ -24,6 +24,9 @@ from labkit.ui.lines import Lines
 from labkit.ui.png import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
+
+open_widgets = widget_module._instances if hasattr(widget_module, "_instances") else widget_module.Widget.widgets
+"""By id; ipywidgets before 8 has the second name."""
 
 
 class NoRanks:
