@@ -92,7 +92,8 @@ def test_what_was_typed_in_a_cell_travels_to_a_process_that_does_not_have_it(cel
     assert (len(images), images.spoilt) == (4, 3)
     assert unpickled(cell.Sample(1, 2)) == (1, 2)
     assert unpickled(cell.load).__code__ == cell.load.__code__
-    assert unpickled([pytest, os.getpid, io.StringIO]) == [pytest, os.getpid, io.StringIO], "all else by its name"
+    assert unpickled(lambda number: number + len(images))(1) == 5
+    assert unpickled([pytest.fixture, os.getpid, io.StringIO]) == [pytest.fixture, os.getpid, io.StringIO], "all else by its name"
 
 
 @pytest.mark.usefixtures("by_value")
@@ -138,3 +139,10 @@ def test_they_end_with_a_rank_that_is_killed(cell, method):
         labkit.launch(cell.die, method, world_size=1, live=False)
     (row,) = failure.value.run.history.to_dict("records")
     wait_until(lambda: not any(lives(int(row[name])) for name in ("pid_0", "pid_1")))
+
+
+@pytest.mark.spawns
+def test_in_the_notebooks_own_process_they_load_it_too_and_afterwards_all_is_as_before(cell):
+    run = labkit.launch(cell.load, "spawn", on=labkit.Here(), live=False)
+    assert run.results[0][0][0] == [[0.0, 0.0], [1.0, 1.0]]
+    assert not hasattr(ForkingPickler, "reducer_override")

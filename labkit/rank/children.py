@@ -2,12 +2,12 @@
 
 The problem. From Python 3.14 on such a process is no fork of the rank: it comes from a server (`forkserver`). What it
 is given is pickled, and a function or a class then travels by the name of its module. What was typed in a cell is in
-`__main__`, which in the new process is another. A forked worker, too, sends its batches so. And a worker notices that
-the rank was killed only by its parent, which is the server, and that lives as long as the worker.
+`__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so. And a
+worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
 
-The solution. What is of `__main__` travels by value, and whoever has received such a thing sends so from then on. The
-server, and what it forks, ends with the rank (`fork_server`). After a job it is ended: the next one may have another
-environment and print elsewhere.
+The solution. Such things travel by value, and whoever has received one sends so from then on. The server, and what it
+forks, ends with the rank (`fork_server`). After a job it is ended: the next one may have another environment, and print
+elsewhere.
 """
 
 from __future__ import annotations
@@ -55,26 +55,33 @@ def _name_no_sockets() -> None:
 
 
 def prepare() -> None:
-    """Have what is of `__main__` travel by value to those processes, and their server end with this one."""
+    """Have what is typed in cells travel to those processes, and their server end with this one."""
     multiprocessing.set_forkserver_preload(["labkit.rank.fork_server"])
-    _send_by_value()
+    send_by_value()
 
 
-def _send_by_value() -> None:
+def send_by_value() -> None:
+    """Have what has no name elsewhere travel by value from this process, by multiprocessing's pipes and queues."""
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduce
 
 
+def send_by_name() -> None:
+    """Have it travel as ever."""
+    del ForkingPickler.reducer_override
+
+
 def _reduce(_: Any, value: Any) -> Any:
-    if isinstance(value, (FunctionType, type)) and value.__module__ in ("__main__", "__mp_main__"):
+    if isinstance(value, (FunctionType, type)):
         name = value.__qualname__
-        return _receive, (name if _in_main(name) is value else "", dumps(value))
+        if value.__module__ in ("__main__", "__mp_main__") or "<" in name:  # a lambda; made inside a function
+            return _receive, (name if _in_main(name) is value else "", dumps(value))
     return NotImplemented
 
 
 def _receive(name: str, pickled: bytes) -> Any:
     """Return what is called so in this process's own `__main__`, as in a fork it is; else what was sent."""
-    _send_by_value()
+    send_by_value()
     found = _in_main(name)
     return cloudpickle.loads(pickled) if found is None else found
 
