@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import pickle
@@ -93,7 +92,8 @@ def test_what_was_typed_in_a_cell_travels_to_a_process_that_does_not_have_it(cel
     assert unpickled(cell.Sample(1, 2)) == (1, 2)
     assert unpickled(cell.load).__code__ == cell.load.__code__
     assert unpickled(lambda number: number + len(images))(1) == 5
-    assert unpickled([pytest.fixture, os.getpid, io.StringIO]) == [pytest.fixture, os.getpid, io.StringIO], "all else by its name"
+    by_name = [pytest.fixture, os.getpid, dict]
+    assert unpickled(by_name) == by_name
 
 
 @pytest.mark.usefixtures("by_value")
