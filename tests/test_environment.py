@@ -59,6 +59,14 @@ def test_the_floors_are_the_oldest_versions_that_are_tested():
         assert set(tested[len(given) :]) <= {"0"}, f"{requirement} would also take versions before the one tested"
 
 
+def test_the_versions_of_python_are_said_alike():
+    said = [
+        c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
+    ]
+    assert PROJECT["requires-python"] == f">={said[0]}"
+    assert f"Python {said[0]}, " in README
+
+
 def test_the_tests_with_the_oldest_versions_exist():
     for name in (ROOT / ".ci" / "oldest-tests.txt").read_text().split():
         file, *test = name.split("::")
@@ -148,5 +156,5 @@ print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "
 def test_ci_forbids_skips_and_installs_its_browser():
     script = (ROOT / ".ci" / "run").read_text()
     forbidding, testing = "export LABKIT_FORBID_SKIPS=1\n", "\nmake test "
-    assert 0 < script.index(forbidding) < script.index(testing)
+    assert 0 < script.index(forbidding) < script.index(testing) < script.index("make test-oldest")
     assert "chromium" in script
