@@ -60,11 +60,9 @@ def test_the_floors_are_the_oldest_versions_that_are_tested():
 
 
 def test_the_versions_of_python_are_said_alike():
-    said = [
-        c.rpartition(" ")[2] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: 3.")
-    ]
-    assert PROJECT["requires-python"] == f">={said[0]}"
-    assert f"Python {said[0]}, " in README
+    oldest, *_ = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={oldest}"
+    assert f"It needs Python {oldest}, " in README
 
 
 def test_the_tests_with_the_oldest_versions_exist():
