@@ -87,7 +87,8 @@ def _receive(name: str, pickled: bytes) -> Any:
 
 
 def _in_main(name: str) -> Any:
-    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), sys.modules["__main__"])
+    main: Any = sys.modules["__main__"]
+    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), main)
 
 
 def end_children() -> None:
