@@ -42,7 +42,7 @@ lab: setup
 
 test: setup
 	$(BIN)/python -m compileall -q labkit tests  # once, and not in each of a thousand processes
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-long:
 	LABKIT_LONG=1 $(MAKE) test

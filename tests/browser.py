@@ -117,6 +117,19 @@ class Lab:
         return [error for error in self.errors if not any(word in error for word in QUIET)]
 
 
+SERVER = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
+from tests import prefork
+del sys.path[0]
+prefork.forker()  # begins to import torch
+with prefork.in_use():
+    from jupyterlab.labapp import main
+    main()
+"""
+"""JupyterLab, whose kernels, and their ranks, begin with torch imported."""
+
+
 @contextlib.contextmanager
 def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
     """Start JupyterLab over a folder and show it in a browser; stop both afterwards."""
@@ -136,7 +149,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-c", SERVER, "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),

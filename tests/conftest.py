@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -239,12 +240,25 @@ def busy_cores():
         os.kill(pid, signal.SIGKILL)
 
 
+TAKES_S = {"notebook": 15, "cluster": 15, "browser": 10, "kernel": 4, "spawns": 1}
+"""What a test with this marker takes, roughly, on two cores."""
+
+
+def _takes_s(item):
+    return max((seconds for marker, seconds in TAKES_S.items() if item.get_closest_marker(marker)), default=0.01)
+
+
 def pytest_collection_modifyitems(config, items):
-    if os.environ.get("LABKIT_LONG"):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    if not os.environ.get("LABKIT_LONG"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    if getattr(config.option, "dist", "no") == "loadfile" or hasattr(config, "workerinput"):
+        # The files that take longest first, so that no worker is left with one of them while the others have nothing.
+        file_s = Counter()
+        for item in items:
+            file_s[item.path] += _takes_s(item)
+        items.sort(key=lambda item: (-file_s[item.path], item.path))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -429,7 +429,7 @@ def test_a_prediction_is_answered_by_the_run(in_a_folder):
     another = labkit.predict("And rank 3?", "yes", "no")
     another.say("yes")
     assert "right" in another.reveal("yes")._repr_html_()
-    assert repr(exercises.tally()) == "you predicted 1 of 2 right (3 were asked for)"
+    assert repr(exercises.tally()) == "you predicted 1 of 2 right, of 3 asked for"
 
 
 def test_a_prediction_whose_answer_is_no_option_fails(in_a_folder):
@@ -440,7 +440,7 @@ def test_a_prediction_whose_answer_is_no_option_fails(in_a_folder):
         guess.say("c")
     with pytest.raises(ValueError, match="at least two different options"):
         labkit.predict("Why?", "a")
-    assert repr(exercises.tally()) == "no predictions made; 1 were asked for"
+    assert repr(exercises.tally()) == "no predictions made, of 1 asked for"
 
 
 def test_progress_survives_and_is_reset_on_request(in_a_folder):

@@ -14,12 +14,13 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
+from tests import prefork
 from tests.conftest import LONG_S, command_of, lives
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 
-pytestmark = [pytest.mark.cold, pytest.mark.spawns, pytest.mark.kernel]
+pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
 
 
 class Cell:
@@ -71,7 +72,8 @@ class Notebook:
         """(what it carries, when it came)"""
         self.run("import os, time, torch, labkit, labkit.ui.live\nimport torch.distributed as dist", watched)
         # This front end answers nothing, so that there is nothing to wait for.
-        self.run("labkit.ui.widgets.CLOSE_AFTER_S = labkit.ui.live.PATIENCE_S = 0")
+        self.run("from labkit.ui import live, widgets\nlive.PATIENCE_S = 0")
+        self.run("widgets.CLOSE_AFTER_S = widgets.CLOSE_SLOW_AFTER_S = 0")
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
@@ -186,6 +188,15 @@ class Notebook:
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
     notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    yield notebook
+    notebook.close()
+
+
+@pytest.fixture(scope="module")
+def cold_notebook(tmp_path_factory):
+    """One whose ranks begin as a reader's do: for what is about their beginning, or compared with its time."""
+    with prefork.in_use(False):
+        notebook = Notebook(tmp_path_factory.mktemp("kernel"))
     yield notebook
     notebook.close()
 
@@ -374,7 +385,9 @@ def spin(worker):
 """
 
 
-def test_the_stop_button_works_while_its_cell_is_waiting(notebook):
+@pytest.mark.cold
+def test_the_stop_button_works_while_its_cell_is_waiting(cold_notebook):
+    notebook = cold_notebook
     notebook.run(SPIN)
     cell = notebook.start("run = labkit.launch(spin)", watched=True)
     notebook.listen_until(lambda: "FigureWidget" in notebook.open_comms.values())
@@ -398,7 +411,9 @@ def test_the_stop_button_works_while_its_cell_is_waiting(notebook):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_background_run_goes_on_while_later_cells_run(notebook, watched):
+@pytest.mark.cold
+def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
+    notebook = cold_notebook
     notebook.run(SPIN)
     launched = notebook.run(
         """
@@ -515,13 +530,17 @@ def ranks_alive(notebook):
     return [child for child in kernel.children() if "spawn_main" in command_of(child)]
 
 
-def test_pandas_is_there_in_full_before_any_thread_draws(notebook):
+@pytest.mark.cold
+def test_pandas_is_there_in_full_before_any_thread_draws(cold_notebook):
     """Plotly looks into a pandas that another thread is still importing, and fails."""
+    notebook = cold_notebook
     assert notebook.value("__import__('sys').modules['pandas'].__spec__._initializing") is False
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, watched):
+@pytest.mark.cold
+def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(cold_notebook, watched):
+    notebook = cold_notebook
     notebook.run(f"""
         def stuck(worker):
             worker.log(loss=1.0)
@@ -547,8 +566,10 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, watc
     assert notebook.value("run.results") == [0], "the kernel can launch again"
 
 
-def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
+@pytest.mark.cold
+def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(cold_notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
+    notebook = cold_notebook
     notebook.run(SPIN)
     notebook.run("""
         from labkit.ui import present
@@ -569,7 +590,9 @@ def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     assert notebook.value("run.status") == "stopped"
 
 
-def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(notebook):
+@pytest.mark.cold
+def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(cold_notebook):
+    notebook = cold_notebook
     notebook.run(SPIN)
     notebook.run("""
         from labkit.engines import spawn
@@ -587,7 +610,9 @@ def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(noteb
     notebook.wait_until_gone(ranks_alive(notebook))
 
 
-def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(notebook):
+@pytest.mark.cold
+def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(cold_notebook):
+    notebook = cold_notebook
     notebook.run("run = labkit.launch(lambda worker: worker.rank, wait=False)")
     cell = notebook.start("time.sleep(0.3)\nprint('sleeping', flush=True)\ntime.sleep(1e6)")
     interrupt_when(notebook, cell, lambda: "sleeping" in cell.stdout)
@@ -602,6 +627,7 @@ def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(not
 
 
 @pytest.mark.parametrize("end", ["killed", "shut down"])
+@pytest.mark.cold
 def test_no_rank_outlives_its_kernel(fresh_notebook, end):
     notebook = fresh_notebook
     notebook.run("""
@@ -636,6 +662,7 @@ def wait_until_true(notebook, expression, watched=True):
         time.sleep(0.1)
 
 
+@pytest.mark.cold
 def test_where_a_person_works_ranks_stand_by_for_the_first_launch_and_mind_what_cells_change(tmp_path):
     notebook = Notebook(tmp_path, watched=True, LABKIT_STANDBY="on")
     try:
@@ -657,6 +684,7 @@ def test_where_a_person_works_ranks_stand_by_for_the_first_launch_and_mind_what_
 
 
 @pytest.mark.parametrize(("watched", "switch"), [(False, "on"), (True, "off")])
+@pytest.mark.cold
 def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(tmp_path, watched, switch):
     notebook = Notebook(tmp_path, watched=watched, LABKIT_STANDBY=switch)
     try:
@@ -672,6 +700,7 @@ def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(t
 # What labkit holds
 
 
+@pytest.mark.cold
 def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_table(fresh_notebook):
     notebook = fresh_notebook
     notebook.run("""
@@ -692,6 +721,8 @@ def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_tab
     notebook.listen_until(lambda: not notebook.open_comms)  # nothing of it is saved with the notebook
 
 
-def test_where_nobody_looks_the_processes_are_a_plain_table(notebook):
+@pytest.mark.cold
+def test_where_nobody_looks_the_processes_are_a_plain_table(cold_notebook):
+    notebook = cold_notebook
     cell = notebook.run("labkit.processes()")
     assert cell.data == [{"text/html": "labkit holds no process", "text/plain": "labkit holds no process"}]

@@ -557,6 +557,7 @@ def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
 
 def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
     monkeypatch.setattr(widgets, "CLOSE_AFTER_S", 0)
+    monkeypatch.setattr(widgets, "CLOSE_SLOW_AFTER_S", 0)  # nobody answers for a chart here
     before = set(open_widgets)
     run = started(steps=20)
     run._follower.take(Output(0, "hello\n"))

@@ -136,8 +136,8 @@ class Tally:
 
     def __repr__(self) -> str:
         if not self.made:
-            return f"no predictions made; {len(self.predictions)} were asked for"
-        return f"you predicted {self.right} of {self.made} right ({len(self.predictions)} were asked for)"
+            return f"no predictions made, of {len(self.predictions)} asked for"
+        return f"you predicted {self.right} of {self.made} right, of {len(self.predictions)} asked for"
 
 
 def tally() -> Tally:
