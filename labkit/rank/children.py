@@ -97,5 +97,6 @@ def end_children() -> None:
         child.kill()
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if pid := getattr(server, "_forkserver_pid", None):
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing asks for its exit code itself
