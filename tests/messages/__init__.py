@@ -7,10 +7,13 @@ import re
 import sysconfig
 from pathlib import Path
 
+import labkit
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 CHANGES = [
+    (re.escape(str(Path(labkit.__file__).parent)), "<project>/labkit"),  # which may be installed
     (re.escape(sysconfig.get_path("purelib")), "<packages>"),
     (re.escape(sysconfig.get_path("stdlib")), "<python>"),
     (re.escape(str(ROOT)), "<project>"),
