@@ -13,7 +13,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() o
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test test-long check dist test-oldest test-gpu notebooks lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
+	@echo "make site        those pages, and beside them a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that README quotes"
 	@echo "make scoreboard  measure labkit against other launchers; writes README's table (about 45 minutes)"
@@ -71,6 +72,11 @@ test-gpu:
 
 notebooks: setup
 	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)
+
+# Of lessons that were run before; LESSONS=no does without them.
+site: setup
+	test -e build/notebooks/index.html || test "$(LESSONS)" = no || $(MAKE) notebooks
+	$(BIN)/python -m tests.make_site --notebooks build/notebooks --out build/site
 
 lint: setup
 	$(BIN)/ruff check .

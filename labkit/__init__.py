@@ -23,9 +23,10 @@ These are the core. Each room imports only those below it in this list, and none
                  `stopping` how long to wait on Stop
     engines      where ranks come from: `local`, by `spawn`; `standby` has some ready; `holders` lists them all
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's, and
+                 `pages`, which names the page of an error
 
-The wings can be deleted one by one:
+The wings, each of which can be deleted:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
@@ -45,6 +46,7 @@ The wings can be deleted one by one:
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
+    errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
     process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
@@ -62,6 +64,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import benchmark as benchmark
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
+    from labkit import errors as errors
     from labkit import exercises as exercises
     from labkit import integrations as integrations
     from labkit import pitfalls as pitfalls
@@ -129,6 +132,7 @@ _MODULES = {
     "checkpoint": "checkpoint",
     "course": "lessons.course",
     "datasets": "lessons.datasets",
+    "errors": "errors",
     "exercises": "exercises",
     "integrations": "integrations",
     "models": "lessons.models",

@@ -7,11 +7,19 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from labkit.monitor.history import History
-from labkit.ui.charts import Chart, compact, rank_color, single, style
+from labkit.ui.charts import RANK_COLORS, Chart, compact, logged, rank_color, single, style
 
 __all__ = [
-    *("PART_COLORS", "RANK_COLORS", "Chart", "logged", "rank_color", "style"),
-    *("bars", "gantt", "overlaid", "stacked"),
+    "PART_COLORS",
+    "RANK_COLORS",
+    "Chart",
+    "bars",
+    "gantt",
+    "logged",
+    "overlaid",
+    "rank_color",
+    "stacked",
+    "style",
 ]
 
 PART_COLORS = {

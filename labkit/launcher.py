@@ -18,6 +18,7 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import cores
 from labkit.ui import kernel, present
@@ -56,7 +57,7 @@ def launch(
     value. Each rank has joined a process group when the function begins; `worker` says which rank it is.
 
     Args:
-        fn: what every rank calls; its first parameter is the `labkit.rank.worker.Worker`.
+        fn: what every rank calls; its first parameter is the `labkit.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
@@ -90,13 +91,14 @@ def launch(
     """
     own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
     own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to, "trace": trace}
-    _check_call(fn, args, kwargs, own)
-    is_here = on is None or getattr(on, "is_here", False)
-    gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    on = None if on is None else ranks_on(on, world_size)
-    world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
-    backend = check_backend(backend, world_size, gpus)
-    _check_options(timeout_s, seed, name, live, watch)
+    with naming("bad_argument"):
+        _check_call(fn, args, kwargs, own)
+        is_here = on is None or getattr(on, "is_here", False)
+        gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
+        on = None if on is None else ranks_on(on, world_size)
+        world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
+        backend = check_backend(backend, world_size, gpus)
+        _check_options(timeout_s, seed, name, live, watch)
     show, call = show_run, pack_call(fn, args, kwargs)
     # Two wings, which nothing else here needs.
     if log_to is not None:
@@ -232,6 +234,8 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
     for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
         library = part.rpartition(":")[2].lower()
+        if library == "xla":
+            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
         if library not in known:
             raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
         if not dist.is_backend_available(library):

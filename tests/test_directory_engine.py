@@ -298,7 +298,7 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(
 
 def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launched):
     engine, directory = launched()
-    engine.launched.why = events.JobEnded(-1, "the job lost a node", "Launch it again.")
+    engine.launched.why = events.JobEnded(-1, "the job lost a node", "Launch it again.", "slurm")
     rank = Rank(directory, 0)
     rank.send(events.Failure(0, 1.0, "running", "RuntimeError: Connection closed by peer", "Traceback"))
     rank.end(1)

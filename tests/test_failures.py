@@ -13,7 +13,7 @@ from labkit.engines import local
 from tests import failures
 from tests.conftest import shared_session
 from tests.failures import ROWS, trial
-from tests.messages import assert_as_kept
+from tests.messages import assert_as_kept, said_in
 
 FAILING_RANK = {2: 1, 3: 0, 4: 2}
 """By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
@@ -83,7 +83,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(where, row, 
         kept = [rank] if ended else range(world_size)
         assert [on.pids[r] for r in kept] == [pids[r] for r in kept], "who fails by an exception keeps its process"
     if on and world_size == 3 and row not in RACES:
-        assert_as_kept(row, f"{diagnosis.headline}\n\n{error.cause}")
+        assert_as_kept(row, said_in(error))
     if row == "logs a million points":
         assert run.history["much"].count() == 1_000_000
     if row == "prints 100 MB":

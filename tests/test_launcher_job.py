@@ -224,7 +224,7 @@ def stop(directory):
 @pytest.fixture
 def launched(directory):
     job = Launched(2, directory, {})
-    job.ending = lambda seen: events.JobEnded(-1, "the job was asked to end", "Launch it again.")
+    job.ending = lambda seen: events.JobEnded(-1, "the job was asked to end", "Launch it again.", "slurm")
     run = Run(LaunchedEngine(job), 2, "test")
     run.follow(A_JOB)
     return run

@@ -42,10 +42,10 @@ class Launched(LauncherJob):
         self.settle(0.0)
 
     def interruption(self):
-        return events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.")
+        return events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.", "slurm")
 
     def ending(self, seen):
-        return events.JobEnded(-1, "the job was cancelled", "Ask who did it.")
+        return events.JobEnded(-1, "the job was cancelled", "Ask who did it.", "slurm")
 
 
 class Rank:
@@ -230,7 +230,7 @@ def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch
     again.engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
-    run.engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken."))
+    run.engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken.", "slurm"))
     over(run)
     later = Run(reserve.pick_up(1, turn), 2, "later")
     later.engine.follow()

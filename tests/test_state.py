@@ -142,7 +142,7 @@ def test_what_one_rank_says_of_itself_is_kept_with_it():
 
 
 def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
-    ended = JobEnded(-1, "the time limit", "Ask for more.")
+    ended = JobEnded(-1, "the time limit", "Ask for more.", "slurm")
     assert after(ended).job_ended is ended
 
 

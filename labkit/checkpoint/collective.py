@@ -44,7 +44,7 @@ def together(what: str, part: Callable[[], T], world_size: int, clean: Callable[
 def in_words(error: Exception) -> str:
     """Return what an error says, and what to do where the disk is at fault."""
     if isinstance(error, CheckpointError):
-        return str(error)
+        return str(error.args[0])
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ MANIFEST = "manifest.json"
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; what was saved before is as it was."""
+
+    def __str__(self) -> str:
+        # The pages do not travel with an exported training.
+        page = '\nWhat to do: help("labkit.errors.checkpoint")' if find_spec("labkit.errors") else ""
+        return f"{self.args[0]}{page}"
 
 
 def folders(folder: Path) -> list[Path]:

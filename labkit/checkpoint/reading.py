@@ -46,7 +46,7 @@ def checkpoints(folder: str | Path) -> list[Saved]:
         try:
             manifest = verified(path)
         except CheckpointError as error:
-            listed.append(Saved(path, 0, 0, 0, size, {}, str(error)))
+            listed.append(Saved(path, 0, 0, 0, size, {}, error.args[0]))
         else:
             values = dict(manifest["progress"])
             epoch, step = values.pop("epoch"), values.pop("step")
@@ -73,7 +73,7 @@ def load(path: str | Path, rank: int = 0) -> dict[str, Any]:
         try:
             manifest = verified(path)
         except CheckpointError as error:
-            raise CheckpointError(f"{error}. {_offer(path.parent)}") from error
+            raise CheckpointError(f"{error.args[0]}. {_offer(path.parent)}") from error
     if not 0 <= rank < manifest["world_size"]:
         raise ValueError(f"{path} was saved by ranks 0 to {manifest['world_size'] - 1}; there is no rank {rank}")
     state, mine = read(path, rank)
@@ -95,7 +95,7 @@ def newest(folder: Path) -> tuple[Path, dict[str, Any], str] | None:
         try:
             manifest = verified(path)
         except CheckpointError as error:
-            damaged.append(str(error))
+            damaged.append(error.args[0])
             continue
         return path, manifest, ". ".join(damaged)
     if damaged:

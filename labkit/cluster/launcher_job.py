@@ -126,7 +126,7 @@ class LauncherJob:
 
     def interruption(self) -> events.JobEnded:
         """Return why the launcher has ended all ranks, though it will start them again."""
-        return events.JobEnded(-1, f"the {self.kind} job was interrupted", "Its ranks begin again.")
+        return events.JobEnded(-1, f"the {self.kind} job was interrupted", "Its ranks begin again.", "session")
 
     def ranks_have_begun(self) -> None:
         """Take notice that ranks have begun, and that the launcher is not waited for any more."""

@@ -54,6 +54,7 @@ def ending(
             "The job ended a while ago, and SLURM no longer knows it. What its ranks wrote is kept."
             if state.state == "FORGOTTEN"
             else f"{_where(state)}Every node must write into {directory}, and this notebook see it.",
+            page="slurm",
         )
     never = [rank for rank in seen.missing if rank not in seen.begun]
     if not never:
@@ -63,6 +64,7 @@ def ending(
         -1,
         f"SLURM job {job_id} ended ({state.state}) before {who} began",
         f"{_where(state)}Every node must see {directory} and have {python}. What SLURM wrote:\n{_tail(directory)}",
+        page="slurm",
     )
 
 
@@ -72,7 +74,7 @@ def _by_state(job_id: str, state: JobState, seen: RanksSeen) -> events.JobEnded:
     starved = [rank for rank, exit in seen.exits.items() if exit.code == -9 and not exit.ended]
     rank = starved[0] if state.state == "OUT_OF_MEMORY" and starved else -1
     who = "" if rank < 0 else f"; rank {rank} was killed for it"
-    return events.JobEnded(rank, f"SLURM job {job_id} {what} ({state.state}){who}", where + advice)
+    return events.JobEnded(rank, f"SLURM job {job_id} {what} ({state.state}){who}", where + advice, "slurm")
 
 
 def _without_a_failure(job_id: str, state: JobState, seen: RanksSeen) -> events.JobEnded:
@@ -82,9 +84,10 @@ def _without_a_failure(job_id: str, state: JobState, seen: RanksSeen) -> events.
             f"SLURM job {job_id} was asked to end, and its ranks stopped ({state.state})",
             f"{_where(state)}It was not put back into the queue. Launch it again; a function with checkpoints goes on "
             "from the newest.",
+            page="slurm",
         )
     return events.JobEnded(
-        -1, f"SLURM job {job_id} was ended ({state.state})", f"{_where(state)}No rank had failed before."
+        -1, f"SLURM job {job_id} was ended ({state.state})", f"{_where(state)}No rank had failed before.", "slurm"
     )
 
 
@@ -96,6 +99,7 @@ def unconfirmed(job_id: str, state: JobState, error: str, was_told: bool, patien
         -1,
         f"SLURM job {job_id} is no longer waited for: SLURM {what} for {patience_s:.0f} s",
         f"{last.strip()}\nRanks may still run: scancel {job_id} ends them, and labkit.attach({job_id}) follows them.",
+        page="slurm",
     )
 
 
@@ -108,6 +112,7 @@ def interruption(job_id: str, nodes: str) -> events.JobEnded:
         f"SLURM job {job_id} {what}",
         f"It was on {nodes or 'no node yet'}. SLURM starts it again when it has nodes for it; its ranks are "
         "then new, and without variables.",
+        page="slurm",
     )
 
 

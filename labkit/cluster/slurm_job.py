@@ -16,6 +16,7 @@ from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import COMMAND_S, SlurmError, advice, seconds, slurm
 from labkit.cluster.slurm_queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.protocol import events
+from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
     from labkit.cluster.slurm import Slurm
@@ -65,7 +66,7 @@ class SlurmJob(LauncherJob):
             answer = slurm("sbatch", "--parsable", str(self.directory.path / "job.sbatch"))
         except SlurmError as error:
             shutil.rmtree(self.directory.path)
-            raise RuntimeError(f"SLURM did not take the job: {error}{advice(str(error))}") from None
+            raise RuntimeError(f"SLURM did not take the job: {error}{advice(str(error))}\n{more('slurm')}") from None
         self.job_id = answer.strip().partition(";")[0]
         self.follow()
         return {"job": self.job_id}

@@ -167,6 +167,7 @@ class TorchrunJob(LauncherJob):
             f"torchrun {_how(self._agent.wait())}"
             + (", and its ranks with it" if seen.begun else " before any rank began"),
             f"What it wrote:\n{tail}" if (tail := self._tail()) else "It wrote nothing.",
+            page="torchrun",
         )
 
     def _tail(self) -> str:

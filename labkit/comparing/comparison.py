@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 class Comparison:
     """Several runs side by side. Made by `labkit.compare`; shows itself, with a picker where somebody watches.
 
-    The first run is the one that the others are held against.
+    The first run is the one that the others are held against. Pictures take the `titles` of the runs to draw, all by
+    default.
     """
 
     def __init__(self, runs: Mapping[str, Run], name: str = "loss", to_come: Iterable[str] = ()) -> None:
@@ -119,7 +120,7 @@ class Comparison:
             if not all(map(np.isnan, row.values()))
         }
 
-    # Pictures. `titles` are the runs to draw, all by default.
+    # Pictures
 
     def figure(self, titles: Sequence[str] | None = None) -> Chart:
         """Return the curves over each other."""

@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 from labkit.debugging.conversation import HOLD, Conversation, place_of
 from labkit.protocol import source
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more
 from labkit.rank.channels import Channel
 
 if TYPE_CHECKING:
@@ -158,6 +159,6 @@ class _Installed:
             code = f" ({said})" if said not in ("", what) else ""
             raise NobodyAnswers(
                 f"rank {self._channel.rank} is at {what} in {where}{code}, and nobody can answer: "
-                f"{why}. {instead}, or launch it from JupyterLab on this machine"
+                f"{why}. {instead}, or launch it from JupyterLab on this machine\n{more('nobody_answers')}"
             )
         hold_timeouts()  # of groups made since, too, for what this rank calls itself

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
 from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
 from labkit.protocol.events import Collectives, Failure, JobEnded
+from labkit.protocol.pages import more
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -86,6 +87,13 @@ class Diagnosis(NamedTuple):
     """The rank's own traceback, or what is known where it left none."""
     others: list[str]
     """A line for each other rank, or for several that fared alike."""
+    page: str
+    """In `labkit.errors`: what the message means, and what to do."""
+
+    @property
+    def what_to_do(self) -> str:
+        """The line that names the page; "" where the cause is an error of labkit's own, which has named one."""
+        return "" if "labkit.errors." in self.cause else more(self.page)
 
 
 # The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
@@ -106,16 +114,17 @@ class Diagnosis(NamedTuple):
 
 def diagnose(ranks: list[RankFacts]) -> Diagnosis:
     """Return which rank failed first, why, and what became of the others."""
-    culprit, headline, cause = _first_to_fail(ranks)
+    culprit, headline, cause, page = _first_to_fail(ranks)
     blamed = culprit.rank
     for better in (_met_in_different_collectives, _announced_different_collectives, _came_late, _returned_early):
         if found := better(culprit, cause, ranks):
-            blamed, headline, cause = found
+            blamed, headline, cause, page = found
             break
-    return Diagnosis(blamed, headline, cause, _together({r.rank: _outcome(r) for r in ranks if r.rank != blamed}))
+    outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != blamed}
+    return Diagnosis(blamed, headline, cause, _together(outcomes), page)
 
 
-def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
+def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     silent = sorted((r for r in ranks if _died_silently(r)), key=lambda r: r.exit_s)
     reports = sorted((r for r in ranks if r.failure), key=_report_order)
     if silent and not (reports and _reported_before(reports[0], silent[0])):
@@ -124,9 +133,9 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str]:
     return reports[0], *_with_report(reports[0])
 
 
-# What says more than that a rank failed: (rank to blame, headline, cause)
+# What says more than that a rank failed: (rank to blame, headline, cause, page)
 
-Finding = tuple[int, str, str]
+Finding = tuple[int, str, str, str]
 
 
 def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -149,7 +158,7 @@ def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[Ra
         place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
         headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(ranks)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
-    return blamed, headline, "\n\n".join([*others, cause])
+    return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
 
 
 def _last_calls(ranks: list[RankFacts]) -> str:
@@ -167,7 +176,7 @@ def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list
     if len(groups) < 2:
         return None
     where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
-    return groups[0][0][0], f"ranks met in different collectives: {where}", cause
+    return groups[0][0][0], f"ranks met in different collectives: {where}", cause, "different_collectives"
 
 
 def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -175,7 +184,7 @@ def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Findin
     if late is None:
         return None
     blamed = int(late[1])
-    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause
+    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause, "hang"
 
 
 def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
@@ -189,7 +198,7 @@ def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> F
         f"{rank_list(returned)} returned while rank {culprit.rank} was still in {where} "
         f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
     )
-    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}"
+    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}", "returned_early"
 
 
 def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOT_KNOWN) -> Diagnosis:
@@ -212,7 +221,9 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
             *stacks.blocks(),
         ]
     )
-    return Diagnosis(blamed, headline, cause, _together({s.rank: s.in_words for s in stacks if s.rank != blamed}))
+    return Diagnosis(
+        blamed, headline, cause, _together({s.rank: s.in_words for s in stacks if s.rank != blamed}), "hang"
+    )
 
 
 def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
@@ -226,14 +237,14 @@ def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
         else "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
     )
     headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
-    return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [])
+    return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [], "labkit_failed")
 
 
 def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
     """Say that whoever carried the ranks ended them, and how far each had come."""
     rank = ended.rank if ended.rank >= 0 else None
     outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != rank}
-    return Diagnosis(rank, ended.headline, ended.cause, _together(outcomes))
+    return Diagnosis(rank, ended.headline, ended.cause, _together(outcomes), ended.page)
 
 
 def _together(outcomes: Mapping[int, str]) -> list[str]:
@@ -274,17 +285,17 @@ def _lost_peer(rank: RankFacts) -> bool:
     return LOST_PEER.search(rank.failure.summary) is not None
 
 
-def _with_report(culprit: RankFacts) -> tuple[str, str]:
+def _with_report(culprit: RankFacts) -> tuple[str, str, str]:
     failure = culprit.failure
     assert failure is not None
     where = "" if failure.during == "running" else f" while {failure.during}"
     headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
     if culprit.last_step is not None:
         headline += f" (after logging step {culprit.last_step})"
-    return headline, failure.traceback.rstrip()
+    return headline, failure.traceback.rstrip(), "rank_failed"
 
 
-def _without_report(culprit: RankFacts) -> tuple[str, str]:
+def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     assert culprit.exit_code is not None
     how = exit_in_words(culprit.exit_code)
     headline = f"rank {culprit.rank} died ({how}) and left no traceback"
@@ -321,7 +332,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str]:
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
         lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
-    return headline, "\n".join(lines)
+    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else "rank_died"
 
 
 def _outcome(rank: RankFacts) -> str:

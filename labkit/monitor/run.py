@@ -19,6 +19,7 @@ from labkit.monitor.output import Found, together
 from labkit.monitor.stacks import Stacks
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,8 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
-        return f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        text = f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -65,7 +67,7 @@ class Run:
     """
 
     show: ClassVar[Callable[[Run], object] | None] = None
-    """How a run shows itself in a cell. `labkit.ui` fills it in: this side knows nothing of charts."""
+    """How a run shows itself in a cell. The user interface fills it in: this side knows nothing of charts."""
     draw: ClassVar[Callable[[Run, Sequence[int]], Any] | None] = None
     """How `figure` draws it; likewise."""
 
@@ -244,7 +246,8 @@ class Run:
                 self.ask_to_stop()
             if late:
                 raise TimeoutError(
-                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()"
+                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
+                    + more("still_going")
                 )
         if self.error is not None:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
@@ -275,7 +278,8 @@ class Run:
                 said = f" ({self.notice})" if self.notice else ""
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
-                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again"
+                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
+                    + more("still_going")
                 )
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:
@@ -342,7 +346,7 @@ class Run:
             raise
 
     companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
-    """What a wing has put beside the run before its start: `labkit.debugging` does."""
+    """What a wing has put beside the run before its start: the debugger does."""
 
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis

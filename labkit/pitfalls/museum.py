@@ -54,7 +54,7 @@ class Museum:
     Its ranks are reserved (`labkit.Session`) and stay until `close()`.
 
     Args:
-        wing: one of `labkit.pitfalls.WINGS`.
+        wing: one of `WINGS`.
         world_size: number of ranks, 2 at least: one rank makes no mistakes with others.
         seed: of the ranks and of whatever is drawn.
         dataset: as `labkit.datasets.load` has it; the exhibits take 1200 images for training, 300 for testing.

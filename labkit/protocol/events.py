@@ -196,6 +196,8 @@ class JobEnded(NamedTuple):
     headline: str
     cause: str
     """What is known of it, and what to do next."""
+    page: str
+    """In `labkit.errors`."""
 
 
 Event = (

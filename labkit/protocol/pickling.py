@@ -13,6 +13,8 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.protocol.pages import more
+
 
 class _Pickler(cloudpickle.Pickler):
     """Sends modules of a type of their own, such as `torch.backends.cudnn`, by name, as any other module."""
@@ -45,11 +47,11 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         culprit = next(_unsendable(fn, args, kwargs), None)
         title = name_of(fn)
         if culprit is None:
-            raise ValueError(f"{title} cannot be sent to the ranks: {error}") from error
+            raise ValueError(f"{title} cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}") from error
         where, value, why = culprit
         raise ValueError(
             f"{title} cannot be sent to the ranks: {where} is a {type(value).__name__}, which cannot be pickled "
-            f"({why}). Make it inside the function instead, or pass what it is made from"
+            f"({why}). Make it inside the function instead, or pass what it is made from\n{more('cannot_be_sent')}"
         ) from error
 
 
@@ -59,7 +61,9 @@ def pack_variables(values: Mapping[str, Any]) -> bytes:
         try:
             dumps(value)
         except Exception as error:
-            raise ValueError(f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}") from error
+            raise ValueError(
+                f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
+            ) from error
     return dumps(dict(values))
 
 
@@ -70,7 +74,7 @@ def pack_result(result: Any, what: str = "the function returned") -> bytes:
     except Exception as error:
         raise ValueError(
             f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "
-            "Return plain values, tensors or a state_dict instead"
+            f"Return plain values, tensors or a state_dict instead\n{more('cannot_be_sent')}"
         ) from error
 
 

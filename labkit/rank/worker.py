@@ -11,6 +11,7 @@ import torch
 
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
+from labkit.protocol.pages import more
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
 
@@ -83,7 +84,8 @@ class Worker:
         if self._watch and not all(map(math.isfinite, numbers)):
             name, value = next(each for each in zip(names, numbers, strict=True) if not math.isfinite(each[1]))
             raise FloatingPointError(
-                f"{name} is {value} at step {step}: the run was launched with watch={self._watch!r}"
+                f"{name} is {value} at step {step}: the run was launched with watch={self._watch!r}\n"
+                + more("not_a_number")
             )
         if self._channel.stop_asked_s is not None:
             self._stop_with_the_others()

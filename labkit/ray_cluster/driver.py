@@ -222,18 +222,23 @@ def place(orders: Orders, notebook: Notebook, why: str) -> tuple[Any, dict[int, 
             )
             if now - too_small_since_s >= orders.grow_s:
                 ray.util.remove_placement_group(group)
-                raise Ended(
-                    -1,
-                    f"Ray can never place {asked}",
-                    f"The cluster has {placement.there_is(total, orders.each)}, and did not grow within "
-                    f"grow_s={orders.grow_s:g} s. Ask for less, add nodes, or wait longer for a cluster that grows."
-                    + (f" Before: {why}." if why else ""),
-                )
+                raise never_placed(orders, total, why)
         if now >= say_at_s:
             say_at_s = now + SAY_AGAIN_S
             notebook.notice(f"{f'{why}; ' if why else ''}waits for {asked}; {missing}", queued=True)
     table = ray.util.placement_group_table(group)
     return group, {int(bundle): node for bundle, node in table["bundles_to_node_id"].items()}
+
+
+def never_placed(orders: Orders, total: list[dict[str, float]], why: str = "") -> Ended:
+    """Return what is said of ranks for which nodes with so much in all will never have room."""
+    return Ended(
+        -1,
+        f"Ray can never place {placement.asked_for(orders.each, orders.world_size, orders.placement)}",
+        f"The cluster has {placement.there_is(total, orders.each)}, and did not grow within "
+        f"grow_s={orders.grow_s:g} s. Ask for less, add nodes, or wait longer for a cluster that grows."
+        + (f" Before: {why}." if why else ""),
+    )
 
 
 def _free(nodes: list[dict[str, Any]]) -> list[dict[str, float]]:

@@ -17,6 +17,7 @@ from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
+from labkit.protocol.pages import more
 from labkit.ray_cluster.orders import Orders
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class RayJob(LauncherJob):
             self._close_pipes()
             why = first.get("why") or f"the process that connects to it has ended: {self._tail()}"
             shutil.rmtree(self.directory.path, ignore_errors=True)
-            raise RuntimeError(f"the ranks cannot be given to Ray at {self._on.address!r}: {why}")
+            raise RuntimeError(f"the ranks cannot be given to Ray at {self._on.address!r}: {why}\n{more('ray')}")
         self._listener = threading.Thread(target=self._listen, name="labkit-ray", daemon=True)
         self._listener.start()
         return {"driver": self._driver.pid, "address": first["address"]}
@@ -116,7 +117,7 @@ class RayJob(LauncherJob):
                 self._notice = word["text"]
                 self.emit(events.Notice(-1, word["text"], queued=word["queued"]))
             elif word["kind"] == "ended":
-                self._ended = events.JobEnded(word["rank"], word["headline"], word["cause"])
+                self._ended = events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
         self._driver.wait()
         if self._late is not None:
             self._late.cancel()
@@ -124,7 +125,8 @@ class RayJob(LauncherJob):
 
     def interruption(self) -> events.JobEnded:
         """Return why the ranks are gone, though they are started again."""
-        return events.JobEnded(-1, "the ranks on Ray were lost", f"{self._notice}. They are then without variables.")
+        cause = f"{self._notice}. They are then without variables."
+        return events.JobEnded(-1, "the ranks on Ray were lost", cause, "ray")
 
     def ending(self, seen: RanksSeen) -> events.JobEnded | None:
         """Return why there are no ranks any more, if that is no rank's doing."""
@@ -137,6 +139,7 @@ class RayJob(LauncherJob):
             -1,
             f"the process that speaks with Ray has ended (exit code {self._driver.poll()})",
             f"Ray ends the ranks with it. What it wrote:\n{self._tail()}",
+            page="ray",
         )
 
     def _tail(self) -> str:

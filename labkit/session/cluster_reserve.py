@@ -19,6 +19,7 @@ from typing import Any
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.protocol import events
+from labkit.protocol.pages import more
 from labkit.session.directory import SessionDirectory
 from labkit.session.job_engine import KILL_S, CellEngine, JobEngine
 from labkit.session.processes import Processes
@@ -126,7 +127,7 @@ class ClusterReserve:
         """Have what the launcher says told to a job, too. Raises RuntimeError if the ranks are closed."""
         with self._lock:
             if self._is_closed.is_set():
-                raise RuntimeError("these ranks are closed; make a new labkit.Session")
+                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{more('session')}")
             self._engine, self._newest = engine, engine.number
 
     def give_back(self, engine: JobEngine) -> None:
@@ -257,17 +258,17 @@ class ClusterReserve:
             processes, engine = self.processes.now(), self._engine
         never = [rank for rank, process in enumerate(processes) if process.number < 0]
         seen = RanksSeen({}, never, set(range(self.world_size)) - set(never))
-        ended = self.launched.ending(seen) or events.JobEnded(-1, f"the {self.kind} job has ended", "")
+        ended = self.launched.ending(seen) or events.JobEnded(-1, f"the {self.kind} job has ended", "", "session")
         why = f"{ended.headline}. {ended.cause}".strip()
         if self.directory.was_asked_to("idle"):
             why = f"nothing had run on them for {self.directory.about()['session']['idle_s']:g} s (idle_s)"
-            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "")
+            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
         elif self.directory.was_asked_to("leave"):
             why = "they were closed"
-            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "")
+            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
         elif dead := self.processes.dead_before_ready():
             why = dead
-            ended = events.JobEnded(-1, dead, ended.headline)
+            ended = events.JobEnded(-1, dead, ended.headline, "session")
         if engine is not None:
             engine.end_with(ended)
             engine.closed.wait(KILL_S)

@@ -12,6 +12,7 @@ from labkit.cluster.directory_engine import DirectoryEngine
 from labkit.monitor.stacks import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more
 from labkit.session.isolation import Modules
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
@@ -105,7 +106,7 @@ class JobEngine(DirectoryEngine):
             name = sessions.of_job(self.number - 1).about()["name"]
             raise RuntimeError(
                 f"run {name!r} of another notebook holds these ranks: {rank_list(still)} still at it. Wait for it, or "
-                "attach to it and stop it: labkit.attach(…).last.stop()"
+                f"attach to it and stop it: labkit.attach(…).last.stop()\n{more('session')}"
             )
 
     def _emit_who_is_absent(self) -> None:
@@ -214,7 +215,7 @@ class JobEngine(DirectoryEngine):
         if ending is None and not self._is_killed:
             who = rank_list([exit.rank for exit in self._withheld] or missing)
             cause = "Nobody here saw why. The node may have been lost or taken away, or the cluster's job ended."
-            ending = events.JobEnded(-1, f"{who} ended from outside", cause)
+            ending = events.JobEnded(-1, f"{who} ended from outside", cause, "session")
         self._is_told = True
         with contextlib.suppress(OSError):  # a full disk, say: only who attaches later would read it
             if ending is not None:
@@ -235,6 +236,7 @@ class JobEngine(DirectoryEngine):
             f"{nodes}, where {rank_list(missing)} ran, does not answer",
             f"The ranks there were to be ended, and their supervisors have not done so within {KILL_S:g} s. The node "
             "may have crashed or lost its connection; the cluster finds out by itself. Launch again once it has.",
+            page="session",
         )
 
 

@@ -18,6 +18,7 @@ from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
 from labkit.monitor.diagnosis import exit_in_words
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more
 from labkit.rank.store import open_store
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
@@ -77,7 +78,7 @@ class LocalReserve:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
         with self._lock:
             if self._is_closed:
-                raise RuntimeError("these ranks are closed; make a new labkit.Session")
+                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{more('session')}")
             self.replace()
             return self.processes[:count]
 

@@ -16,6 +16,7 @@ from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
+from labkit.protocol.pages import more, naming
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -45,10 +46,10 @@ class Session:
     >>> ranks.run("x = torch.arange(4.) + rank; dist.all_reduce(x)")   # or a cell that begins with %%ranks
     >>> x_by_rank = ranks.values("x")
 
-    Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks
-    (`labkit.session.isolation`). It does see what was left in modules, in `__main__` by cells, and in CUDA's memory
-    pool. Cells keep their variables from one to the next, and a process group of their own, which a launch in between
-    ends: tensors and modules stay, groups and DDP modules are then to be made anew.
+    Each launched function has a process group, seeds, threads and settings of its own, as on fresh ranks. It does see
+    what was left in modules, in `__main__` by cells, and in CUDA's memory pool. Cells keep their variables from one to
+    the next, and a process group of their own, which a launch in between ends: tensors and modules stay, groups and DDP
+    modules are then to be made anew.
 
     A rank that raises keeps its process. One that dies, or that has to be ended with its run, is replaced; the next
     launch waits for the new process only, and says so.
@@ -81,16 +82,17 @@ class Session:
     ) -> None:
         from labkit.launcher import check_backend, check_world_size, ranks_on
 
-        if isinstance(on, Session):
-            raise TypeError(
-                "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
-                f"got {on!r}, whose ranks are reserved already"
-            )
-        gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
-        world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
-        backend = check_backend(backend, world_size, gpus)
-        if idle_s is not None and not idle_s > 0:
-            raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
+        with naming("bad_argument"):
+            if isinstance(on, Session):
+                raise TypeError(
+                    "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
+                    f"got {on!r}, whose ranks are reserved already"
+                )
+            gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
+            world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
+            backend = check_backend(backend, world_size, gpus)
+            if idle_s is not None and not idle_s > 0:
+                raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
         made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
         kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s}
@@ -281,7 +283,7 @@ class Session:
     def wait(self, timeout_s: float | None = None) -> Session:
         """Block until no run holds the ranks. Raises TimeoutError if one still does after `timeout_s` seconds."""
         if not self._turns.wait(timeout_s):
-            raise TimeoutError(f"run {self.busy_with!r} still holds these ranks after {timeout_s} s")
+            raise TimeoutError(f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{more('session')}")
         return self
 
     def close(self) -> None:
@@ -339,7 +341,8 @@ class Session:
     def _check_open(self) -> None:
         if self.over:
             raise RuntimeError(
-                f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session"
+                f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session\n"
+                + more("session")
             )
 
 

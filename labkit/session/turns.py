@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from labkit.engines.base import Engine
+from labkit.protocol.pages import more
 
 
 class Turn(NamedTuple):
@@ -62,7 +63,8 @@ class Turns:
             if (holder := self.holder) is not None:
                 raise RuntimeError(
                     f"run {holder.name!r} holds these ranks, for {time.monotonic() - holder.since_s:.0f} s now. Wait "
-                    "for it (session.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)"
+                    "for it (session.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)\n"
+                    + more("session")
                 )
             self.holder = Holder(name, engine, time.monotonic())
             self._free.clear()

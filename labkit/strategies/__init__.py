@@ -38,5 +38,6 @@ ALL: dict[str, type[Strategy]] = {
         FSDP2TensorParallel,
     )
 }
+"""Every strategy by its title, in the order in which the lessons meet them."""
 
 __all__ = ["ALL", "DataParallelStrategy", "OneProcess", "Strategy", *(s.__name__ for s in ALL.values())]

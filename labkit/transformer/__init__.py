@@ -55,6 +55,7 @@ ALL: dict[str, type[GPTStrategy]] = {
         DataPipelineTensorParallel,
     )
 }
+"""Every strategy by its title, in the order in which the lessons meet them."""
 
 __all__ = [
     "ALL",

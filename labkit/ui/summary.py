@@ -104,6 +104,7 @@ def as_html(run: Run) -> str:
             parts.append(
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
+        parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
     output = {rank: text for rank, text in enumerate(run.output) if text}
     shown = [rank for rank in many.read_first(run) if rank in output]
     if others := len(output) - len(shown):

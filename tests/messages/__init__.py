@@ -22,6 +22,7 @@ CHANGES = [
     (r"\bline \d+", "line <n>"),
     (r"\b\w+\.(cc|cpp|hpp|h):\d+", "<source>"),
     (r"\d+\.\d+ GiB", "<size>"),
+    (r"[\d,]+ bytes of the [\d,]+", "<n> bytes of the <n>"),
     (r"pid\(?s?\)? \d+|pid\(s\) \d+", "pid <n>"),
 ]
 """What differs from run to run and machine to machine, and what stands for it."""
@@ -43,6 +44,13 @@ def plain(text: str) -> str:
     text = MARKS.sub("", text + "\n")
     text = LIBRARY.sub("  <a library's lines>\n", text)
     return DEEPER.sub("    <a library's lines>\n", text).rstrip("\n") + "\n"
+
+
+def said_in(error: labkit.WorkerFailed) -> str:
+    """Return a failed run's message without what became of the other ranks, which differs from time to time."""
+    text = f"{error.diagnosis.headline}\n\n{error.cause}"
+    (named,) = {line for line in str(error).splitlines() if line.startswith("What to do: ")}
+    return text if named in text else f"{text}\n\n{named}"
 
 
 def assert_as_kept(name: str, text: str) -> None:

@@ -1,0 +1,41 @@
+"""What labkit's errors mean, and what to do: a page for each kind, named by every message of that kind.
+
+A message ends with the line that shows its page, wherever labkit is installed and with no network:
+
+    What to do: help("labkit.errors.hang")
+
+* `labkit.errors.rank_failed`: A rank's function raised an exception.
+* `labkit.errors.rank_died`: A rank's process ended without a Python exception: by a signal, or by
+  an exit in native code.
+* `labkit.errors.out_of_memory`: The system, a cluster or a GPU had no memory left, and a rank was
+  ended for it.
+* `labkit.errors.returned_early`: A rank's function returned while another rank was still in a
+  collective with it.
+* `labkit.errors.hang`: No rank logged or returned anything for `timeout_s` seconds, and the run was
+  ended.
+* `labkit.errors.different_collectives`: Ranks met in different collectives, or in the same one with
+  tensors of different sizes.
+* `labkit.errors.not_a_number`: A rank logged NaN or infinity in a run that was launched with
+  `watch="nan"`.
+* `labkit.errors.still_going`: The time that a call was to wait is over, and the run is not. It goes
+  on.
+* `labkit.errors.bad_argument`: A launch or a session was given something of no use. No process has
+  been started.
+* `labkit.errors.cannot_be_sent`: A function, an argument or a result cannot travel between notebook
+  and ranks.
+* `labkit.errors.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type
+  the answer.
+* `labkit.errors.tpu`: TPUs are not supported: ranks compute on GPUs or on CPU cores.
+* `labkit.errors.checkpoint`: A checkpoint could not be written or read. What was saved before is as
+  it was.
+* `labkit.errors.session`: Reserved ranks (`labkit.Session`, `%%ranks`) are held by another run, or
+  are gone.
+* `labkit.errors.slurm`: SLURM did not take the job, or ended it: cancelled, out of time, out of
+  memory, a node lost.
+* `labkit.errors.torchrun`: torchrun, under which the ranks ran, has ended, and they with it.
+* `labkit.errors.ray`: Ray did not take the ranks, can never place them, or has lost them.
+* `labkit.errors.labkit_failed`: labkit itself could not go on. No rank is to blame, and what had
+  come from the ranks is kept.
+
+Each page is a module with nothing but its docstring.
+"""

@@ -1,0 +1,21 @@
+"""A checkpoint could not be written or read. What was saved before is as it was.
+
+Each file's size and SHA-256 are kept in the checkpoint's `manifest.json` and compared before
+anything is loaded, so a damaged checkpoint is refused rather than resumed from. `resume()` goes on
+from the newest that is whole, with a warning.
+
+## An example
+
+    …/checkpoint-000002/state.pt has 10 bytes of the 34 that were written. The newest that is whole is …/checkpoint-000001 (epoch 1, step 3)
+
+## What to do
+
+* Damaged or missing: `labkit.checkpoint.checkpoints(folder)` lists all, with what is wrong with
+  each. Delete or move the damaged one, and resume again.
+* "No space left", "Read-only": make room for one checkpoint more than are kept, or choose another
+  folder. On several nodes it must be one that all of them see.
+* "it holds model, optimizer, but this Checkpoint has …": give `labkit.Checkpoint` the same objects
+  under the same names as when it was saved.
+* "Missing key", "size mismatch": the model is not the one that was saved.
+* Never edit the files. To take weights out use `labkit.checkpoint.load(path)["model"]`.
+"""

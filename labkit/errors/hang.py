@@ -1,0 +1,33 @@
+"""No rank logged or returned anything for `timeout_s` seconds, and the run was ended.
+
+The report says where every rank stood. Who *stands apart* is named first: the rank that has not
+come to the collective that the others wait in, or that is in another one. "call #2 of the default
+group" counts a group's collectives from 1, as PyTorch's flight recorder does.
+
+## An example
+
+    no rank logged or returned anything for 1.5 s (timeout_s): rank 1 has not entered all_reduce #2 (float32 [1], default group; ranks 0 and 2 wait in it at workloads.py, line 157); its last was all_reduce #1, and it is in time.sleep at workloads.py, line 121
+
+    Rank 1 stood apart; the others may be waiting for what never comes. Give a longer timeout_s if such silence is expected.
+
+    rank 1 is in time.sleep at workloads.py, line 121
+      workloads.py, line 121, in sleeps
+        time.sleep(1e6)
+    …
+    ranks 0 and 2 wait in all_reduce at workloads.py, line 157
+
+## What to do
+
+* Go to the line of the rank that stands apart, and ask why the others do not wait there: a
+  collective inside `if worker.rank == 0:`, one rank with fewer batches, an exception that was
+  caught, a group that not all ranks are in.
+* It computes, or loads data? Then it is late and not stuck: `labkit.launch(…, trace=5)` and
+  `run.trace` say for what the others wait. Give a longer `timeout_s`, or log more often.
+* "did not answer": the process is stopped, or native code keeps Python's lock. The others' lines
+  still say for what they wait.
+* "did not come to monitored_barrier" is `torch.distributed.monitored_barrier` saying the same of
+  itself.
+* Without `timeout_s` a hang lasts until PyTorch gives up: with gloo after half an hour.
+  `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lesson 14 hangs in nine ways on
+  purpose.
+"""

@@ -1,0 +1,25 @@
+"""The system, a cluster or a GPU had no memory left, and a rank was ended for it.
+
+Linux ends the process that is largest (`SIGKILL`), at any line, without a traceback. SLURM does the
+same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU raises
+`torch.OutOfMemoryError` instead, with a traceback.
+
+## An example
+
+    rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5
+
+    rank 1 ended with SIGKILL while the system ended processes for want of memory. Its memory was seen to peak at 11.50 GiB. Try a smaller batch, a smaller model or fewer ranks.
+
+## What to do
+
+* All ranks of a machine share its memory, so fewer ranks leave more for each; so do a smaller
+  batch, and gradients accumulated over several small batches.
+* `run.peak_bytes` and `run.peak_device_bytes` say what each rank took. Does it grow from step to
+  step? Then something is kept: a loss in a list (append `loss.item()`), outputs, results that are
+  returned at the end.
+* Data that every rank loads is there as many times as there are ranks; so is each `DataLoader`
+  worker's copy.
+* `labkit.scaling.memory` says beforehand what a rank will hold under each strategy, and
+  `labkit.scaling.fewest_ranks` how many it takes. Lessons 09, 21 and 26 are about holding less.
+* On SLURM ask for more: `labkit.Slurm(…, mem="32G")`.
+"""

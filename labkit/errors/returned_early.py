@@ -1,0 +1,18 @@
+"""A rank's function returned while another rank was still in a collective with it.
+
+A collective (`all_reduce`, `barrier`, the `backward` of a DDP model) ends only when every rank of
+the group has called it. The rank that returned will never call it, so the other could only fail.
+
+## An example
+
+    rank 0 returned while rank 1 was still in a collective with it: every rank must take part in the same collectives
+
+## What to do
+
+* Did one rank have fewer batches? Give all as many: `DistributedSampler` does, and
+  `labkit.scaling.split` shares a batch out. Where that cannot be, there is DDP's `join()`.
+* Is there a `return`, `break` or `if worker.rank == 0:` around a collective? All ranks must decide
+  alike: `broadcast` or `all_reduce` the decision first.
+* Evaluation on rank 0 only: call the bare model (`model.module`), not DDP's, whose `forward` may
+  communicate.
+"""

@@ -1,0 +1,28 @@
+"""SLURM did not take the job, or ended it: cancelled, out of time, out of memory, a node lost.
+
+What stands in capitals is SLURM's own word (https://slurm.schedmd.com/squeue.html, "job state
+codes"). No rank is to blame, so none is named, unless it was the one that ran out of memory. What
+was logged until then is kept, and the run's folder (`run.folder`) has what SLURM wrote.
+
+## An example
+
+    SLURM job 5 reached its time limit (TIMEOUT)
+
+    Ask for more with time=…, or let the function keep checkpoints (labkit.Checkpoint) and launch it again.
+
+## What to do
+
+* Not taken: the message ends with what `sbatch` said. "Invalid partition" lists those that there
+  are; a limit on time, nodes or GPUs wants less of it. "sbatch is not on this machine": run the
+  notebook on a login or compute node.
+* Out of time: `labkit.Slurm(…, time="04:00:00")`. With `labkit.Checkpoint` in the function,
+  launching it again goes on from the last step; catch `labkit.Stopped` to save one more before the
+  end.
+* Out of memory: `mem="32G"`; see `labkit.errors.out_of_memory`.
+* Node lost, preempted: SLURM puts the job back into its queue, unless `requeue=False`; the run
+  follows it there.
+* "before any rank began": the node cannot see the run's folder, or has not this Python. Give a
+  `folder=…` that every node shares, and a `setup="module load …"` line.
+* "is no longer waited for": SLURM did not answer. `labkit.attach(job)` follows the ranks again once
+  it does.
+"""

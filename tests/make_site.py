@@ -1,0 +1,207 @@
+"""The site: `python -m tests.make_site --notebooks build/notebooks --out build/site`, for `make site`.
+
+One page with three beginnings; the executed lessons, which `make notebooks` has written (none is run here); and a
+reference made of the docstrings by pdoc, in which each kind of error has a page. All of it is read offline, from the
+disk: the reference's search loads its index as a script, which a browser allows there, and not as data, which it does
+not (https://github.com/mitmproxy/pdoc/issues/298).
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import shutil
+import unittest.mock
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import jinja2
+import pdoc.doc
+import pdoc.render
+from markupsafe import Markup
+from pygments.formatters import HtmlFormatter
+
+import labkit
+import labkit.errors
+from tests.course_pages import Lesson, course, index
+
+TEMPLATES = Path(__file__).parent / "site_templates"
+SHOWN = {
+    "comparing.accelerator": ("VirtualDevices",),
+    "comparing.measuring": ("Measured",),
+    "exercises.result": ("Result",),
+    "monitor.frames": ("FailedFrame", "Frames"),
+    "monitor.run": ("Found", "Stacks"),
+    "monitor.stacks": ("RankStack",),
+    "process_table": ("HeldProcess", "Processes"),
+    "standby": ("memory", "off", "on", "pids"),
+    "tracing.trace": ("Trace",),
+}
+"""What readers use of modules that are not public, or not all of it: what public functions return, most of all. By a
+module that has it; its page is that of the module that defines it."""
+
+BACK = '<p><a href="../index.html">← labkit: where to begin</a></p>'
+
+
+class Entry(NamedTuple):
+    """A link on the first page."""
+
+    title: str
+    href: str
+    says: Markup
+
+
+def error_pages() -> list[str]:
+    """Return the names of the errors' pages, in the order in which `labkit.errors` lists them."""
+    listed: list[str] = re.findall(r"^\* `labkit\.errors\.(\w+)`", labkit.errors.__doc__ or "", re.MULTILINE)
+    found = {module.name for module in pkgutil.iter_modules(labkit.errors.__path__)}
+    assert set(listed) == found, "labkit/errors/__init__.py lists other pages than there are"
+    return listed
+
+
+class ModulePage(pdoc.doc.Module):
+    """A module under the name by which readers know it: `labkit.datasets`, wherever it lies."""
+
+    def __init__(self, module: ModuleType, name: str) -> None:
+        super().__init__(module)
+        self.modulename, self.taken_from = name, (name, "")
+        for each in getattr(module, "__all__", ()):
+            module.__dict__.setdefault(each, getattr(module, each))  # which comes when it is first asked for
+
+
+def documented() -> dict[str, pdoc.doc.Module]:
+    """Return every module that has a page: the public ones, those of what they return, the errors."""
+    modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
+    modules |= {f"labkit.errors.{page}": importlib.import_module(f"labkit.errors.{page}") for page in error_pages()}
+    pages = {name: ModulePage(module, name) for name, module in {"labkit": labkit, **modules}.items()}
+    pages["labkit"].submodules = [pages[f"labkit.{name}"] for name in sorted(labkit._MODULES)]
+    shown: dict[str, list[str]] = {}
+    for path, names in SHOWN.items():
+        module = importlib.import_module(f"labkit.{labkit._MODULES.get(path, path)}")
+        for name in names:
+            shown.setdefault(getattr(module, name).__module__, []).append(name)
+    found = {page.obj.__name__: page for page in pages.values()}
+    for home, names in shown.items():
+        page = found.get(home) or pages.setdefault(home, ModulePage(importlib.import_module(home), home))
+        page.members = {name: page.members[name] for name in names}
+    return pages
+
+
+def write_reference(out: Path) -> None:
+    """Write the reference, with its search, into a folder."""
+    dark = HtmlFormatter(style="github-dark").get_style_defs(".pdoc-code")
+    pdoc.render.configure(
+        docformat="google",
+        include_undocumented=False,
+        template_directory=TEMPLATES,
+        footer_text=f"labkit {labkit.__version__}",
+    )
+    pdoc.render.env.globals["dark_code"] = dark
+    modules = documented()
+    with warnings.catch_warnings():
+        # Of a NamedTuple's __init__, which Python makes in no module of ours.
+        warnings.filterwarnings("ignore", "Error parsing type annotation", UserWarning)
+        for module in modules.values():
+            file = out / f"{module.fullname.replace('.', '/')}.html"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(pdoc.render.html_module(module, modules), encoding="utf-8")
+        (out / "search.js").write_text(search_index(modules), encoding="utf-8")
+
+
+def search_index(modules: dict[str, pdoc.doc.Module]) -> str:
+    """Return the reference's search as a script, for which "timeout_s" is one word.
+
+    pdoc makes two of it, and "s" is in too many others. So the browser prepares the index, in a moment, also where node
+    is at hand, which would have prepared it with pdoc's words.
+    """
+    with unittest.mock.patch("pdoc.render.precompile_index", lambda documents, _: json.dumps(documents)):
+        script = pdoc.render.search_index(modules)
+    between_words = r"""/[\s\-.;&_'"=,()]+|<[^>]*>/"""
+    assert script.count(between_words) == 1, "pdoc has another search by now"
+    return script.replace(between_words, between_words.replace("_", ":"))
+
+
+def copy_lessons(notebooks: Path, out: Path) -> bool:
+    """Copy the executed lessons and their pages; return whether there are any."""
+    out.mkdir(parents=True, exist_ok=True)
+    for file in (*notebooks.glob("*.html"), *notebooks.glob("*.ipynb")):
+        shutil.copy(file, out)
+    if not (out / "index.html").exists():
+        index(out, {})
+    first = out / "index.html"
+    first.write_text(first.read_text(encoding="utf-8").replace("<body>", f"<body>{BACK}", 1), encoding="utf-8")
+    return any(out.glob("[0-9]*.html"))
+
+
+def first_page(out: Path, have_lessons: bool) -> Path:
+    """Write the page with the three beginnings, and return it."""
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    templates.filters["code"] = code
+    lessons = course()
+
+    def lesson_link(lesson: Lesson) -> Markup:
+        title = html.escape(lesson.title)
+        has_page = (out / "lessons" / f"{lesson.name}.html").exists()
+        return Markup(f'<a href="lessons/{lesson.name}.html">{title}</a>' if has_page else title)
+
+    def name(path: str, title: str = "") -> Markup:
+        return Markup(f'<a href="reference/labkit.html#{path}"><code>{html.escape(title or path)}</code></a>')
+
+    page = out / "index.html"
+    text = templates.get_template("index.html.jinja2").render(
+        lessons=lessons,
+        by_number={lesson.name.partition("_")[0]: lesson for lesson in lessons},
+        have_lessons=have_lessons,
+        lesson_link=lesson_link,
+        name=name,
+        names=[entry(f"labkit.{each}") for each in labkit.__all__],
+        errors={each: entry(f"labkit.errors.{each}") for each in error_pages()},
+    )
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def entry(path: str) -> Entry:
+    """Return the link to a public name, or to the page of an error."""
+    parent, _, name = path.rpartition(".")
+    thing = getattr(importlib.import_module(parent), name, None) or importlib.import_module(path)
+    at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"labkit.html#{name}"
+    return Entry(path if parent == "labkit" else name, f"reference/{at}", code(first_sentence(thing)))
+
+
+def first_sentence(thing: object) -> str:
+    """Return what a docstring says first."""
+    said = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.?]) (?=[A-Z])", said, maxsplit=1)[0]
+
+
+def code(text: str) -> Markup:
+    """Return text with what is between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text)))
+
+
+def build(notebooks: Path, out: Path) -> Path:
+    """Build the site into a folder, which is made anew, and return its first page."""
+    shutil.rmtree(out, ignore_errors=True)
+    write_reference(out / "reference")
+    return first_page(out, copy_lessons(notebooks, out / "lessons"))
+
+
+def main() -> None:
+    """Build the site."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--notebooks", type=Path, default=Path("build/notebooks"), help="what `make notebooks` wrote")
+    parser.add_argument("--out", type=Path, default=Path("build/site"), help="made anew")
+    arguments = parser.parse_args()
+    print(f"the site: {build(arguments.notebooks, arguments.out)}")
+
+
+if __name__ == "__main__":
+    main()
