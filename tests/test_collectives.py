@@ -261,7 +261,7 @@ def alone(body):
         dist.destroy_process_group()
 
 
-needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="this PyTorch records no calls of gloo")
+needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
 
 
 @needs_recorder

@@ -406,7 +406,8 @@ def calls(worker, what):
         elif what == "input":
             input("lr? ")
         else:
-            list(torch.utils.data.DataLoader(range(1), num_workers=1, collate_fn=in_a_worker_process))
+            options = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": in_a_worker_process}
+            list(torch.utils.data.DataLoader(range(1), **options))
     dist.barrier()
 
 
