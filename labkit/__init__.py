@@ -68,6 +68,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
@@ -160,15 +161,25 @@ _MODULES = {
 __all__ = sorted([*_HOMES, *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = importlib.import_module(f"labkit.{_MODULES[name]}")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(f"labkit.{_HOMES[name]}"), name)
-    else:
-        raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-    globals()[name] = value
-    return value
+def importing(package: str, homes: Mapping[str, str], modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its public names when somebody first asks for them.
+
+    `homes` says in which of its modules each name is; `modules` where those modules are that are public themselves.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes and name not in modules:
+            names = ", ".join(sorted([*homes, *modules]))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {names}")
+        module = importlib.import_module(f"{package}.{modules.get(name) or homes[name]}")
+        value = module if name in modules else getattr(module, name)
+        vars(sys.modules[package])[name] = value
+        return value
+
+    return find
+
+
+__getattr__ = importing(__name__, _HOMES, _MODULES)
 
 
 def __dir__() -> list[str]:

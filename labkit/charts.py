@@ -8,8 +8,10 @@ import plotly.graph_objects as go
 
 from labkit.monitor.history import History
 from labkit.ui.charts import RANK_COLORS, Chart, compact, logged, rank_color, single, style
+from labkit.ui.tables import INK
 
 __all__ = [
+    "INK",
     "PART_COLORS",
     "RANK_COLORS",
     "Chart",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +22,7 @@ from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import cores
+from labkit.protocol.system import cores, has_tpu
 from labkit.ui import kernel, present
 
 
@@ -189,6 +191,13 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
+@functools.cache
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
+        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
+        warnings.warn(said, stacklevel=4)
+
+
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
@@ -213,6 +222,8 @@ def check_world_size(world_size: Any, gpus: int) -> int:
 
 def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
     """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
+    if gpus == 0:
+        _say_once_that_tpus_are_not_used()
     if backend is None:
         if gpus is None:
             return None  # the ranks will find out what GPUs they have

@@ -6,19 +6,15 @@ Screenshots are kept in build/screenshots; look at them.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import nbformat
 import pytest
 
-from tests.browser import LONG_S, lab
-from tests.conftest import rank_processes
+from tests.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
 SETTLED_S = 15
 """How long charts may take to fit a window that has changed, on a machine that is busy."""
 
-SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 PREPARE = """
 import labkit, plotly.express as px, time
@@ -109,24 +105,50 @@ LIES_OVER = """cell => {
     return wrong;
 }"""
 
+HARD_TO_READ = """cell => {
+    const probe = document.body.appendChild(document.createElement('div'));
+    probe.style.background = 'var(--jp-layout-color0)';
+    const numbers = color => color.match(/[\\d.]+/g).map(Number);
+    const ground = numbers(getComputedStyle(probe).backgroundColor);
+    probe.remove();
+    const luminance = color => {
+        const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = color.map(part => linear(part / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = color => {
+        const alpha = color[3] ?? 1, seen = [0, 1, 2].map(i => alpha * color[i] + (1 - alpha) * ground[i]);
+        const [low, high] = [luminance(seen), luminance(ground)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const wrong = [], words = '.xtick text, .ytick text, .legendtext, .gtitle, .xtitle, .ytitle';
+    for (const plot of cell.querySelectorAll('.js-plotly-plot')) {
+        const paper = numbers(getComputedStyle(plot.querySelector('.main-svg')).backgroundColor);
+        if (paper[3] !== 0) wrong.push(`lies on a ground of its own: ${paper}`);
+        for (const text of plot.querySelectorAll(words)) {
+            const ratio = contrast(numbers(getComputedStyle(text).fill));
+            if (ratio < 4.5) wrong.push(`${text.classList} ${text.textContent}: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+        for (const line of plot.querySelectorAll('.scatterlayer path.js-line')) {
+            const ratio = contrast(numbers(getComputedStyle(line).stroke));
+            if (ratio < 2.2) wrong.push(`a curve: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+    }
+    return wrong;
+}"""
+"""Words of less than 4.5 : 1, which WCAG 2 asks of small text, and charts that are not transparent. Of curves, the
+palest of Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
-    cells = [nbformat.v4.new_code_cell(source.strip()) for source in CHARTS.values()]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "charts.ipynb")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with lab(folder, width=1280, height=900) as jupyterlab:
+    write(folder, "charts.ipynb", *(source.strip() for source in CHARTS.values()))
+    with lab_and_its_end(folder) as jupyterlab:
         jupyterlab.open("charts.ipynb")
         jupyterlab.run_cell(0)
         jupyterlab.wait_until_run(0)
         yield jupyterlab
-    deadline = time.monotonic() + LONG_S
-    while rank_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
 
 
 def settle(page, index):
@@ -144,7 +166,7 @@ def settle(page, index):
 
 
 def look_at(page, kinds):
-    """At every width, and in the dark: nothing of these charts is wider than its cell, or lies over a panel.
+    """At every width, and in the dark: nothing of these charts is wider than its cell, lies over a panel, or is pale.
 
     First in a window of the same width that is only higher: no chart may lose its height for that.
     """
@@ -155,7 +177,8 @@ def look_at(page, kinds):
             page.page.set_viewport_size({"width": width, "height": 1300})
             for kind in kinds:
                 cell = settle(page, list(CHARTS).index(kind))
-                for test in (TOO_WIDE, LIES_OVER):
+                is_labkits = kind not in ("labkit.show", "explore")  # Plotly Express has a look of its own
+                for test in (TOO_WIDE, LIES_OVER, *[HARD_TO_READ] * is_labkits):
                     wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
                 name = kind.replace(" ", "_").replace("()", "")
                 cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png")

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import labkit
 from labkit.cluster import run_directory
@@ -15,6 +16,7 @@ from labkit.collectives.beside import Calls
 from labkit.collectives.hooks import SaysCalls
 from labkit.collectives.missed import Call, RankCalls, content, differing, find
 from labkit.collectives.recorder import Collectives
+from labkit.in_vain.hooks import SaysWaits
 from labkit.protocol.events import Attached
 from labkit.rank.channels import Channel
 from tests import hangs, workloads
@@ -262,7 +264,7 @@ def alone(body):
         dist.destroy_process_group()
 
 
-needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="this PyTorch records no calls of gloo")
+needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
 
 
 @needs_recorder
@@ -293,6 +295,29 @@ def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
     assert alone(lambda: recorder.look(0)).unknown == f"PyTorch {torch.__version__} records no calls of gloo"
 
 
+def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
+    def groups():
+        known = distributed_c10d._world.pg_group_ranks
+        monkeypatch.setitem(known, dist.GroupMember.NON_GROUP_MEMBER, {1: 0, 2: 1})  # as after new_group([1, 2])
+        found = recorder.look(0).groups
+        monkeypatch.undo()
+        return found
+
+    assert alone(groups) == (("0", "default_pg", (0,)),)
+
+
+def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
+    channel, sent = Channel(), []
+    channel.send = sent.append
+    channel.hooks = (SaysCalls(), SaysWaits())
+    monkeypatch.setattr(recorder, "look", lambda rank: {}["what a library has done to PyTorch"])
+    channel.receive("details")
+    assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
+    channel.receive("stop")
+    assert channel.stop_asked_s
+    assert [getattr(event, "kind", type(event).__name__) for event in sent] == ["Answered", "waits"]
+
+
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
     monkeypatch.setattr(recorder, "look", lambda rank: said)
@@ -305,7 +330,6 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     heard = Calls()
     heard.take(event)
     assert heard._said == {1: said}
-    assert not heard.has_heard([0, 1])
 
 
 # With real ranks

@@ -1,6 +1,7 @@
 """`breakpoint()` and `input()` in ranks: who is asked, who gets a line, what is held meanwhile, and where it raises.
 
-Most ranks here are threads (`tests.debugged`); those of the last part are processes, driven through the widget.
+Asked for in pytorch #115517 and torchtitan #652. Most ranks here are threads (`tests.debugged`); those of the last part
+are processes, driven through the widget.
 """
 
 from __future__ import annotations
@@ -411,7 +412,8 @@ def calls(worker, what):
         elif what == "input":
             input("lr? ")
         else:
-            list(torch.utils.data.DataLoader(range(1), num_workers=1, collate_fn=in_a_worker_process))
+            options = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": in_a_worker_process}
+            list(torch.utils.data.DataLoader(range(1), **options))
     dist.barrier()
 
 

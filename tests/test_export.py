@@ -979,6 +979,9 @@ def test_alone_it_is_one_rank_and_options_count(moved):
     assert len(result(folder)["weights"]) == 1
     (log,) = folder.glob("log/*-1-rank/rank-0.jsonl")
     assert [ast.literal_eval(row)["threads"] for row in log.read_text().splitlines()] == [1.0] * 3
+    asked = json.loads(log.with_name("options.json").read_text())
+    assert asked.pop("arguments")["steps"] == 3
+    assert asked == {"function": "train", "seed": 5, "threads": 1, "ranks": 1}, "the run says with what it was started"
 
 
 @pytest.mark.spawns

@@ -33,6 +33,12 @@ BROKEN = {
         "loader processes load at the same time",
         {"deadline_s": 1.0},
     ),
+    "02_from_a_cell_to_ranks: two for one": (
+        "num_workers=num_workers, **several",
+        "num_workers=2 * num_workers, **several",
+        "one worker loads one at a time",
+        {"deadline_s": 1.0},
+    ),
     "03_collectives": (
         "range(2 * (world_size - 1))",
         "range(2 * (world_size - 1) - 1)",
@@ -43,6 +49,12 @@ BROKEN = {
         "torch.zeros(size_bytes // 4,",
         "torch.zeros(2**22 // size_bytes,",
         "a byte costs something",
+        {"world_size": 2},
+    ),
+    "03_collectives: another place": (
+        "list(x.split(1))",
+        "list(x.flip(0).split(1))",
+        "scatter: rank r gets piece r",
         {"world_size": 2},
     ),
     "04_data_parallel": (
@@ -187,6 +199,12 @@ BROKEN = {
         "one fingerprint from notebook and script, found 2",
         {"steps": 5},
     ),
+    "15b_export: another rate": (
+        '"train.py"]',
+        '"train.py", "--lr", "0.1"]',
+        "the run says with what it was started",
+        {"steps": 5},
+    ),
     "15c_resnet_at_scale": (
         "self.begin = sum(shares[: worker.rank])",
         "shares = [batch_size // 2] * 2\n        self.begin = sum(shares[: worker.rank])",
@@ -196,6 +214,11 @@ BROKEN = {
         "for wing, notebook in wings.items()",
         'wings = {wing: "16_pitfalls" for wing in wings}\nfor wing, notebook in wings.items()',
         "16_pitfalls shows every exhibit of its wing",
+    ),
+    "16a_pitfalls_starting: a finally": (
+        "    if failure:\n",
+        "    if failure:\n        dist.destroy_process_group()\n",
+        "no symptom: ['No finally']",
     ),
     "16c_pitfalls_data": (
         "def set_epoch_forgotten(world_size, seed):\n",
@@ -214,15 +237,26 @@ BROKEN = {
         {"steps": 40, "depth": 1, "width": 32},
     ),
     "21_sharding_a_gpt": (
-        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
+        "block.forward = functools.partial(checkpoint, block.forward, **options)",
         "pass",
         "recomputation keeps little",
+        {"steps": 5},
+    ),
+    "21_sharding_a_gpt: another second time": (
+        "block.forward = functools.partial(checkpoint, block.forward, **options)",
+        "block.forward = functools.partial(checkpoint, block.forward, **options)\n            model.eval()",
+        "the same gradients",
         {"steps": 5},
     ),
     "22_cutting_layers": (
         "whole.qkv.weight.chunk(world_size, dim=0)[part]",
         "whole.qkv.weight.chunk(world_size, dim=0)[0]",
         "heads add up",
+    ),
+    "22_cutting_layers: the same batch": (
+        "times * batch_size, sequence",
+        "batch_size, sequence",
+        "rows send with the batch, columns do not",
     ),
     "23_cutting_the_sequence": (
         "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
@@ -239,6 +273,11 @@ BROKEN = {
         "layer.exchange = transformer.expert_parallel.exchange",
         "layer.exchange = lambda slots, apply: slots",
         "positions come back from their experts",
+    ),
+    "25_experts: as many experts": (
+        "functools.partial(double, count)",
+        "functools.partial(double, experts)",
+        "with more experts DDP sends more",
     ),
     "26_will_it_fit": (
         'largest_batch(limit, model, "FSDP2", 8, 2048, precision="bf16", recompute=recompute)',

@@ -40,10 +40,6 @@ class Calls(Companion):
         for rank in ranks:
             self._said.pop(rank, None)
 
-    def has_heard(self, ranks: Collection[int]) -> bool:
-        """Return whether all of these have answered. Whoever holds Python's lock never does."""
-        return self._said.keys() >= set(ranks)
-
     def explain_wait(self, stacks: Stacks) -> Missed:
         """Return in which call ranks missed each other."""
         return find([RankCalls(at.rank, self._said.get(at.rank), at.place, at.in_words) for at in stacks])

@@ -82,7 +82,7 @@ def forget() -> None:
 
 
 def _backends() -> set[str]:
-    configs = distributed_c10d._world.pg_backend_config.values()
+    configs = list(distributed_c10d._world.pg_backend_config.values())
     return {part.rpartition(":")[2] for config in configs for part in str(config).split(",")} - {"fake", "undefined"}
 
 
@@ -111,8 +111,11 @@ def _dtype(name: str) -> str:
 
 def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     world: Any = distributed_c10d._world
+    # A copy: the main thread may be making one. Of groups that it is not in, the rank knows the members and no name.
     return tuple(
-        (world.pg_names[group], group.group_desc, tuple(ranks)) for group, ranks in world.pg_group_ranks.items()
+        (world.pg_names[group], group.group_desc, tuple(ranks))
+        for group, ranks in list(world.pg_group_ranks.items())
+        if group in world.pg_names
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.spawn
 import os
+import select
 import signal
 import threading
 import time
@@ -64,7 +65,11 @@ class RankProcess:
 
     def send(self, word: Any) -> None:
         """Send the process a word. One that has ended is deaf."""
-        with self._inbox_lock, contextlib.suppress(OSError, ValueError):
+        with self._inbox_lock:
+            self._send(word)
+
+    def _send(self, word: Any) -> None:
+        with contextlib.suppress(OSError, ValueError):
             self._inbox.send(word)
 
     @property
@@ -93,10 +98,26 @@ class RankProcess:
         self._say("details")
 
     def _say(self, word: str) -> None:
+        """Send a word without waiting: for a thread that is sending, or a process that does not read, another waits."""
         if self._inbox_lock.acquire(blocking=False):
-            with contextlib.suppress(OSError, ValueError):
-                self._inbox.send(word)
-            self._inbox_lock.release()
+            try:
+                if self._has_room():
+                    self._send(word)
+                    return
+            finally:
+                self._inbox_lock.release()
+        threading.Thread(target=self.send, args=(word,), name="labkit-say", daemon=True).start()
+
+    def _has_room(self) -> bool:
+        """Whether a word can be written at once, or nobody is there to read it. False where that cannot be asked."""
+        if not hasattr(select, "poll"):
+            return False
+        look = select.poll()
+        try:
+            look.register(self._inbox.fileno(), select.POLLOUT)
+        except OSError:  # it has been closed
+            return True
+        return bool(look.poll(0))
 
     def ask_for_stacks(self) -> bool:
         """Have the process write its main thread's stack to `stacks`; return whether it can.

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 TIMEOUT_S = 4.0
 """After so long ranks are ended that could not be stopped from within."""
 
+COMPUTING = "of computing"
+"""In what is told by the processor's clock, which a busy machine does not hurry."""
+
+STARVED = 0.5
+"""Of the patience: a rank that could not run for so long makes others believe that they wait in vain."""
+
 ANSWERS = (None, "mine", "solution", "none")
 
 CASE_CHARACTERS = 30
@@ -41,8 +47,11 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
 
     The answer is tried with 1, 2, 3 and 4 ranks that the exercises keep for themselves, on inputs that the learner has
     not seen. The result is a diagnosis in any case: an answer that raises, hangs, exits or prints without end is wrong,
-    and the next check works. Raises ValueError if there is no exercise of this name, TypeError for what is no function,
-    and AssertionError if the reference itself is refused.
+    and the next check works. What the clock on the wall says against an answer is believed if the ranks had cores to
+    run on; if not, the answer is tried again, with thrice the patience.
+
+    Raises ValueError if there is no exercise of this name, TypeError for what is no function, and AssertionError if the
+    reference itself is refused.
     """
     if not callable(function) or not hasattr(function, "__name__"):
         raise TypeError(f"check() takes the function that you have written, got a {type(function).__name__}")
@@ -115,8 +124,9 @@ def try_answer(exercise: Exercise, function: Callable[..., Any], patience_s: flo
     world_size = 0
     for world_size in exercise.world_sizes:
         for patience in (patience_s, 3 * patience_s):
-            run = ranks.try_on_ranks(exercise.name, function, world_size, patience, patience + TIMEOUT_S)
-            if not _is_unexplained(run):
+            run, starved_s = ranks.try_on_ranks(exercise.name, function, world_size, patience, patience + TIMEOUT_S)
+            is_starved = starved_s > STARVED * patience and _is_by_the_clock(run)
+            if not (is_starved or _is_unexplained(run)):
                 break
         printed = run.output
         if run.status == "stopped":
@@ -199,6 +209,14 @@ def _is_unexplained(run: Run) -> bool:
     reported = [failure.summary for failure in run.failures if failure]
     found = any(isinstance(report, Report) and report.finding for report in run.results)
     return bool(reported) and not found and all(any(word in text for word in LOST) for text in reported)
+
+
+def _is_by_the_clock(run: Run) -> bool:
+    """Whether nothing but the clock on the wall was against the answer: a wait or a call that took too long."""
+    if run.error and "(timeout_s)" in run.error.diagnosis.headline:
+        return True
+    told = [each.summary for each in run.failures if each and not any(word in each.summary for word in LOST)]
+    return bool(told) and all("Hang: " in text or "Endless: " in text and COMPUTING not in text for text in told)
 
 
 def _raised(kind: str, text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import labkit
 from labkit import Run, Session, WorkerFailed
 from labkit.exercises import trial
+from labkit.exercises.traffic import waited_for_core_s
 from labkit.protocol.pickling import pack_call
 from labkit.session import session as sessions
 
@@ -53,10 +54,14 @@ def use(ranks: Session | None) -> None:
     _session = ranks
 
 
-def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> Run:
-    """Try an answer on so many ranks, and return the run, over; `run.error` says if it failed."""
+def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> tuple[Run, float]:
+    """Try an answer on so many ranks, and return the run, over; `run.error` says if it failed.
+
+    And for how many seconds a rank was ready to run meanwhile and got no core, of the rank that waited longest.
+    """
     packed = pack_call(function, (), {})
     _wait_until_ready(session())
+    before = {pid: waited_for_core_s(pid) for pid in session().pids}
     run = labkit.launch(
         trial.examine,
         name,
@@ -72,7 +77,7 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
     )
     with contextlib.suppress(WorkerFailed):  # the run says so
         run.wait()
-    return run
+    return run, max((waited_for_core_s(pid) - waited_s for pid, waited_s in before.items()), default=0.0)
 
 
 def _wait_until_ready(session: Session) -> None:

@@ -2,8 +2,8 @@
 
 The functions of `torch.distributed` are replaced by ones that count, for as long as an answer is tried. What C++ calls
 by itself (DDP's reducer, say) is not seen. An answer that waits for what never comes is told so after `patience_s`,
-from within: the processes stay. What cannot be told from within (native code, an `except BaseException`) is ended by
-the run's own `timeout_s`.
+from within: the processes stay; one that computes without end, once it has had its time of the processor. What cannot
+be told from within (native code, an `except BaseException`) is ended by the run's own `timeout_s`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -285,19 +286,41 @@ def bounded_output() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
+def waited_for_core_s(process: int | str = "thread-self") -> float:
+    """Return for how many seconds a process's main thread has been ready to run while others had the cores.
+
+    0 where the system does not say: it is Linux that does (Documentation/scheduler/sched-stats.rst).
+    """
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 @contextlib.contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
-    """Raise `Endless` in what takes longer. In a process's main thread only, where the system has alarms."""
+def time_limit(limit_s: float, computing_s: float) -> Iterator[None]:
+    """Raise `Endless` in what computes for longer than `computing_s`, or takes longer than `limit_s` in all.
+
+    Computing is counted by the processor's clock, which does not go on while others have the core. Who sleeps, or waits
+    for another rank, uses no processor: that is counted by the clock on the wall, without the time for which this
+    thread was ready and got no core. So on a busy machine a slow answer has its time, where the system counts that.
+
+    In a process's main thread only, where the system has alarms.
+    """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    began_s = time.monotonic()
+    wall_s, computed_s, starved_s = time.monotonic(), time.thread_time(), waited_for_core_s()
 
     def ring(*_: Any) -> None:
-        raise Endless(f"has not ended after {time.monotonic() - began_s:.0f} s")
+        if time.thread_time() - computed_s >= computing_s:
+            raise Endless(f"has not ended after {computing_s:.2g} s of computing")
+        if time.monotonic() - wall_s - (waited_for_core_s() - starved_s) >= limit_s:
+            raise Endless(f"has not ended after {limit_s:.2g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, limit_s / 2)  # again, where a `__del__` has swallowed the first
+    tick_s = min(limit_s, computing_s) / 4
+    signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)  # it rings on, where a `__del__` has swallowed an `Endless`
     try:
         yield
     finally:

@@ -276,8 +276,9 @@ def _readme(title: str) -> str:
         Options of the function: python train.py --help. They work everywhere: sbatch job.sbatch --seed 1; for Ray,
         after two dashes: python submit_ray.py --ranks 4 -- --seed 1
 
-        What ranks log is in log/*/rank-*.jsonl, a line per call (pandas.read_json(…, lines=True)); what the function
-        returned in log/*/result-*.pt (torch.load).
+        What a run was asked for is in log/*/options.json: arguments, seed, threads, ranks. What ranks log is in
+        log/*/rank-*.jsonl, a line per call (pandas.read_json(…, lines=True)); what the function returned in
+        log/*/result-*.pt (torch.load).
 
         The weights are those of the notebook, bit for bit, with as many ranks and as many threads on each (--threads)
         on the same kind of processor, as far as the training itself is deterministic.

@@ -50,7 +50,9 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
         info = rank_info_here()
-        channel = ScriptChannel(info, here / "log")
+        plain = {name: _as_json(value) for name, value in chosen.items()}
+        asked = {"function": function.__name__, "arguments": plain, "seed": seed, "threads": threads}
+        channel = ScriptChannel(info, here / "log", asked)
         job = Job(
             function=pickle.dumps((function, (), chosen)),
             world_size=info.world_size,
@@ -83,13 +85,14 @@ def rank_info_here() -> RankInfo:
 class ScriptChannel(Channel):
     """The channel of a rank that no notebook watches: its records go to files below `log`, and some to the terminal.
 
+    log/20261120-174400-2-ranks/options.json    by rank 0: function, arguments, seed, threads, and how many ranks
     log/20261120-174400-2-ranks/rank-0.jsonl    a line per log call: {"rank": …, "step": …, "time_s": …, "loss": …}
     log/20261120-174400-2-ranks/result-0.pt     what the function returned, as `torch.load` reads it
     """
 
-    def __init__(self, info: RankInfo, log: Path) -> None:
+    def __init__(self, info: RankInfo, log: Path, asked: dict[str, Any]) -> None:
         super().__init__()
-        self._info, self._log = info, log
+        self._info, self._log, self._asked = info, log, asked
         self._folder: Path | None = None
         self._file: io.TextIOWrapper | None = None
         self._steps = 0
@@ -110,6 +113,9 @@ class ScriptChannel(Channel):
             store.set("labkit/log", self._new_folder().name)
         self._folder = self._log / store.get("labkit/log").decode()
         self._folder.mkdir(exist_ok=True)  # on another machine than rank 0's, which need not share it
+        if info.rank == 0:
+            asked = {**self._asked, "ranks": info.world_size}
+            (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n")
         self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
         return store
 
@@ -258,6 +264,15 @@ def _kind(default: Any, annotation: Any) -> tuple[Callable[[str], Any] | None, s
     if isinstance(default, Path):
         return Path, None
     return (type(default) if type(default) in typing.get_args(Scalar) else None), None
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value as it is; what JSON has no form for as Python shows it: to be read, not to be loaded."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return value
 
 
 def _any_literal(word: str) -> Any:

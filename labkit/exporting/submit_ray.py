@@ -34,7 +34,7 @@ class Rank:
         """Run the rank; return its exit code, and what it has written below log."""
         before = set(Path("log").glob("*/*"))  # of another job with the same folder
         code = subprocess.run([sys.executable, "train.py", *words], env={**os.environ, **environment}).returncode
-        mine = (f"rank-{environment['RANK']}.jsonl", f"result-{environment['RANK']}.pt")
+        mine = (f"rank-{environment['RANK']}.jsonl", f"result-{environment['RANK']}.pt", "options.json")
         return code, {str(file): file.read_bytes() for file in {*Path("log").glob("*/*")} - before if file.name in mine}
 
 

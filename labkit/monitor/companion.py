@@ -52,10 +52,6 @@ class Companion:
     def ask(self, ranks: Collection[int]) -> None:
         """Note that these ranks are being asked where they stand, and for details."""
 
-    def has_heard(self, ranks: Collection[int]) -> bool:
-        """Return whether these have said enough since; they are waited for only a moment."""
-        return True
-
     def explain_wait(self, stacks: Stacks) -> Missed:
         """Return why ranks that stand there wait for each other, if that is known."""
         return NOTHING_MISSED

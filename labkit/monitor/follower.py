@@ -24,7 +24,7 @@ from labkit.monitor.diagnosis import (
     diagnose_own_error,
 )
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
-from labkit.monitor.state import RunState
+from labkit.monitor.state import RankState, RunState
 from labkit.monitor.stopping import STEPS
 from labkit.protocol import events
 from labkit.protocol.job import Cell
@@ -35,8 +35,11 @@ KILL_AGAIN_S = 0.5
 STARTING_S = 120.0
 """Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
 
-DETAILS_SHARE = 0.4
-"""Of the time that ranks have to say where they stand: how long to wait for details, that companions ask for."""
+SLOWEST = 4
+"""Of the time that an answer of a rank has just taken, how much the others have at least."""
+
+FIRST_STEP_S = 60.0
+"""How long ranks that have begun may log nothing before they are asked, once, where they stand."""
 
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
@@ -74,10 +77,16 @@ class Follower:
         """When the run was asked to stop, as `time.monotonic()`."""
         self._stop_grace_s: float | None = None
         self._stacks_asked: list[int] = []
-        self._stacks_asked_s = 0.0
+        self._stacks_asked_s = self._answered_s = 0.0
+        self._given_up: dict[int, set[str]] = {}
+        """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
         self._missed: Missed | None = None
+        self._missed_anywhere: Missed | None = None
+        """The same, wherever the ranks stand."""
         self._hang_asked_s: float | None = None
         self._hang: Diagnosis | None = None
+        self._first_step_asked_s: float | None = None
+        self._no_first_step = ""
         self._own_error: Diagnosis | None = None
         self._thread: threading.Thread | None = None
 
@@ -110,6 +119,8 @@ class Follower:
             ended_by_us = self.engine.killed(event.rank)
             since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
         self.state.take(event, now_s, since_launch_s, ended_by_us)
+        if isinstance(event, (events.Stack, events.Answered)):
+            self._answered_s = now_s
 
     def _follow(self) -> None:
         try:
@@ -177,13 +188,16 @@ class Follower:
             if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
                 with self.lock:
                     self._end_the_hang(self._timeout_s, now_s)
+                return
+        with self.lock:
+            self._mind_the_first_step(now_s)
 
     def _end_the_hang(self, timeout_s: float, now_s: float) -> None:
         """Ask the silent ranks where they stand, and end the run when they have said so."""
         if self._hang_asked_s is None or self._hang_asked_s < self.state.progress_s:
             self._hang_asked_s = now_s  # anew, if a rank made progress after it was asked last
             self.ask_for_stacks()
-        elif self._hang is None and (self.stacks_have_come() or now_s - self._hang_asked_s > self.engine.stacks_s):
+        elif self._hang is None and self.stacks_have_come():
             ranks = self.state.ranks
             silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
             first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
@@ -192,6 +206,26 @@ class Follower:
             if self._hang.rank is not None:
                 ranks[self._hang.rank].phase = "failed"
             self.state.has_failed, self.state.end_by_s = True, now_s
+
+    def _mind_the_first_step(self, now_s: float) -> None:
+        """Have ranks of which none has logged anything for long say where they stand, though nobody has asked."""
+        state = self.state
+        if self._no_first_step or state.recorded.names or state.stop_asked or not state.at_work:
+            return
+        if not {rank.phase for rank in state.ranks} <= {"running", "finished"}:
+            return
+        if self._first_step_asked_s is None:
+            if now_s - state.progress_s > FIRST_STEP_S:
+                self._first_step_asked_s = now_s
+                self.ask_for_stacks()
+        elif self.stacks_have_come() or now_s - self._first_step_asked_s > self.engine.stacks_s:
+            self._no_first_step = f"no rank has logged anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+
+    @property
+    def notice(self) -> str:
+        """What a cluster says of the run, and where ranks stand that are long in coming to a first step."""
+        said = "" if self.state.recorded.names or self.over.is_set() else self._no_first_step
+        return "\n".join(filter(None, (self.state.notice, said)))
 
     # Stopping
 
@@ -229,33 +263,39 @@ class Follower:
 
     def ask_for_stacks(self) -> None:
         """Ask every rank where it stands; what it answered before is forgotten."""
-        self._missed = None
+        self._missed, self._missed_anywhere, self._given_up = None, None, {}
         self._ask_where_they_stand()
 
     def _ask_where_they_stand(self) -> None:
         for rank in self.state.ranks:
-            rank.stack_text = ""
+            rank.stack_text, rank.is_mute = "", False
+            rank.has_answered = rank.has_answered and not rank.is_at_work
         for companion in self._companions:
             companion.ask(self.state.at_work)
         self._stacks_asked_s = time.monotonic()
         self._stacks_asked = self.engine.ask_for_stacks() if not self.over.is_set() else []
 
     def stacks_have_come(self) -> bool:
-        """Return whether all that were asked have answered: twice, where they seem to have missed each other.
+        """Return whether all that were asked have answered, or will not; twice, where they seem to have missed others.
 
         Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
         """
-        ranks = [self.state.ranks[rank] for rank in self._stacks_asked]
-        if not all(is_complete(rank.stack_text) for rank in ranks):
+        ranks = {number: self.state.ranks[number] for number in self._stacks_asked}
+        missing = {number: _missing(rank) for number, rank in ranks.items()}
+        is_awaited = any(missing[n] - self._given_up.get(n, set()) for n, rank in ranks.items() if not rank.is_mute)
+        patience_s = max(self.engine.stacks_s, SLOWEST * (self._answered_s - self._stacks_asked_s))
+        if is_awaited and time.monotonic() < self._stacks_asked_s + patience_s:
             return False
-        is_late = time.monotonic() >= self._stacks_asked_s + DETAILS_SHARE * self.engine.stacks_s
-        if not is_late and not all(companion.has_heard(self._stacks_asked) for companion in self._companions):
-            return False
-        before, self._missed = self._missed, self._explain(self._places())
+        places = self._places()
+        self._missed = self._explain(places)
+        # A rank in a loop stands at one line and then at another, and misses the same call.
+        nowhere = Stacks(RankStack(at.rank, [], {}, at.note) for at in places)
+        before, self._missed_anywhere = self._missed_anywhere, self._explain(nowhere)
         if before is None and self._missed.text:
+            self._given_up = missing
             self._ask_where_they_stand()
             return False
-        if before is not None and before != self._missed:
+        if before is not None and before != self._missed_anywhere:
             self._missed = NOTHING_MISSED
         return True
 
@@ -311,3 +351,9 @@ class Follower:
                 )
             )
         return found
+
+
+def _missing(rank: RankState) -> set[str]:
+    """Return what a rank that was asked where it stands has not said."""
+    said = {"stack": is_complete(rank.stack_text), "details": rank.has_answered}
+    return {what for what, is_there in said.items() if not is_there}

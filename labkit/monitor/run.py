@@ -187,8 +187,10 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say."""
-        return self._state.notice
+        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
+        logged anything for a minute after they began.
+        """
+        return self._follower.notice
 
     @property
     def attempt(self) -> int:
@@ -282,11 +284,18 @@ class Run:
         return self
 
     def wait_for_the_end(self) -> None:
-        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
-        began_s = time.monotonic()
-        while not self.over.wait(0.1):
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        began_s, interrupted = time.monotonic(), False
+        while not self.over.is_set():
+            try:
+                self.over.wait(0.1)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self.engine.kill()
             if time.monotonic() - began_s > self._follower.grace_s + END_S:
-                said = f" ({self.notice})" if self.notice else ""
+                said = f" ({self._state.notice})" if self._state.notice else ""
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
                     "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
@@ -314,13 +323,12 @@ class Run:
     def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
-        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers, a few on
-        a cluster.
+        Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
+        is suspended, or whose native code keeps Python's lock; on a cluster ten.
         """
         with self._lock:
             self._follower.ask_for_stacks()
-        deadline = time.monotonic() + self.engine.stacks_s
-        while not self._follower.stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+        while not self._follower.stacks_have_come() and not self.over.is_set():
             time.sleep(0.005)
         with self._lock:
             return self._follower.stacks()

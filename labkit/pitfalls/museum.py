@@ -33,6 +33,8 @@ class Outcome(NamedTuple):
     """Whether the broken form showed the mistake, in the way in which the exhibit's file says that it does."""
     said: str | None
     """What was predicted."""
+    right: Any
+    """What the right form gave."""
 
 
 class Text:
@@ -209,13 +211,13 @@ class Museum:
         # What it gave may be of another type than the symptom looks for, where the reader has changed the form.
         as_expected = exhibit.kind in ("error", "hang") if raised else True
         symptom = as_expected and self._shows(exhibit, seen)
-        self.outcomes[exhibit.name] = Outcome(exhibit, symptom, prediction.said)
         if symptom:
             kernel.display(prediction.reveal(exhibit.answer))
         else:
             text = f"The mistake does not show; expected: {exhibit.answer}. Was the form changed?"
             kernel.display(Text(text, text))
-        self._show_right(exhibit)
+        gives = self._show_right(exhibit)
+        self.outcomes[exhibit.name] = Outcome(exhibit, symptom, prediction.said, gives)
 
     def _shows(self, exhibit: Exhibit, seen: Any) -> bool:
         assert exhibit.has_symptom is not None
@@ -224,12 +226,13 @@ class Museum:
         except (TypeError, AttributeError, IndexError, ValueError, KeyError):
             return False
 
-    def _show_right(self, exhibit: Exhibit) -> None:
+    def _show_right(self, exhibit: Exhibit) -> Any:
         assert exhibit.right_form is not None
         gives = self._call(exhibit.right_form)
         _tell("The right form gives", gives)
         source, why = exhibit.right_source, exhibit.why
         kernel.display(Text(f"```python\n{source}\n```\n{why}", f"{source}\n\n{why}"))
+        return gives
 
     def _exhibit(self, name: str) -> Exhibit:
         if name not in self.exhibits:
@@ -279,7 +282,7 @@ class Museum:
         rows = {
             kind: {"predicted": 0, "predicted otherwise": 0, "no prediction": 0} for kind in KINDS
         }
-        for exhibit, _, said in shown:
+        for exhibit, _, said, _ in shown:
             foreseen = "no prediction" if said is None else "predicted"
             rows[exhibit.kind][
                 foreseen if said in (None, exhibit.answer) else "predicted otherwise"

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.ui.tables import INK
+
 DASHES = {"dash": "--", "dot": ":", "dashdot": "-."}
 
 Places = dict[str, dict[Any, int]]
@@ -220,7 +222,7 @@ def _rgb(color: Any) -> Any:
     """Return one of Plotly's colours, "#0072B2" or "rgba(0, 114, 178, 0.9)", or several, as Matplotlib wants them."""
     if isinstance(color, str):
         if not color.startswith("rgb"):
-            return color
+            return "#1A1A1A" if color == INK else color  # which is for any ground; this one is white
         red, green, blue, *alpha = map(float, color[color.index("(") + 1 : -1].split(","))
         return red / 255, green / 255, blue / 255, *alpha
     is_words = color is not None and all(isinstance(each, str) for each in color)

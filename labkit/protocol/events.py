@@ -112,6 +112,18 @@ class Stack(NamedTuple):
     text: str
 
 
+class Answered(NamedTuple):
+    """The rank was asked for details, and its hooks have sent what they know as `Attached`."""
+
+    rank: int
+
+
+class Mute(NamedTuple):
+    """The rank was asked where it stands, could have answered by now, and has not: nobody need wait for it."""
+
+    rank: int
+
+
 class Attached(NamedTuple):
     """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
 
@@ -182,6 +194,8 @@ Event = (
     | Memory
     | MemorySeen
     | Stack
+    | Answered
+    | Mute
     | Attached
     | Exit
     | Notice

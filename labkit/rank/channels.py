@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from multiprocessing.queues import SimpleQueue
@@ -86,11 +87,19 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop", or what the job's hooks hear."""
+        """Receive what the notebook sends: "stop", or what the job's hooks hear; "details" are asked for.
+
+        Raises nothing: what cannot be answered is printed, and the thread that calls this hears the next word.
+        """
         if word == "stop":  # perhaps again, for hooks that answer
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
         for hooks in self.hooks:
-            hooks.hear(word, self)
+            try:
+                hooks.hear(word, self)
+            except Exception:
+                traceback.print_exc()
+        if word == "details":
+            self.send(events.Answered(self.rank))
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""

@@ -73,6 +73,7 @@ def draw(held: tuple[Held, ...], title: str) -> Chart:
     import plotly.graph_objects as go
 
     from labkit.ui.charts import Chart, rank_color, style
+    from labkit.ui.tables import INK
 
     most = max(sum(one.bytes[part] for part in PARTS) for one in held)
     unit, name = next((u, n) for u, n in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes")) if most >= u)
@@ -86,7 +87,7 @@ def draw(held: tuple[Held, ...], title: str) -> Chart:
         figure.add_scatter(x=x, y=below, name=part, mode="lines", fill=fill, line=line)
     if ALLOCATED in held[0].bytes:
         allocated = [one.bytes[ALLOCATED] / unit for one in held]
-        line = {"color": "#1A1A1A", "width": 1.2, "dash": "dot", "shape": "hv"}
+        line = {"color": INK, "width": 1.2, "dash": "dot", "shape": "hv"}
         figure.add_scatter(x=x, y=allocated, name=ALLOCATED, mode="lines", line=line)
     figure.update_xaxes(title_text="milliseconds").update_yaxes(title_text=f"{name}, one upon the other")
     return Chart(style(figure, title))

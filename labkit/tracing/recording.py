@@ -15,6 +15,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labkit import profiling
 from labkit.collectives import recorder
 from labkit.protocol import events
 from labkit.protocol.pickling import pack_call
@@ -133,7 +134,7 @@ class Recorder:
             self._memory = MemoryWatch(optimizer, self._worker.device, self._now)
             self._memory.start()
         self._recorded_from_ns = time.time_ns()
-        self._profiler = _profiler(self._worker.device)
+        self._profiler = profiling.profiler(self._worker.device)
         self._profiler.start()
         self._lines.__enter__()
 
@@ -163,7 +164,7 @@ class Recorder:
         self._worker._channel.send(events.Attached(self._worker.rank, KIND, pack(trace)))
 
     def _trace(self) -> RankTrace:
-        found = reading.events_of(self._profiler, self._zero_ns)
+        found = profiling.events_of(self._profiler, self._zero_ns)
         lines = self._lines.lines(self._zero_ns)
         places = reading.Places(lines)
         phases = [p._replace(place=places.at(p.start_s)) for p in self._marks] + reading.loading(found, places)
@@ -237,15 +238,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _profiler(device: torch.device) -> Any:
-    from torch.profiler import ProfilerActivity, profile
-
-    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=True)
-
-
 def get_warm(device: torch.device) -> None:
     """Start a profiler and stop it: the first start takes seconds, and is not to fall into the function's time."""
-    profiler = _profiler(device)
+    profiler = profiling.profiler(device)
     profiler.start()
     profiler.stop()

@@ -17,8 +17,9 @@ Anything with `log(step, values)` and `close()` is a tracker (`Tracker`); `follo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit import importing
 
 if TYPE_CHECKING:
     from labkit.monitor.companion import Asked, Companion
@@ -50,7 +51,4 @@ def companion(asked: Asked) -> Companion | None:
     return Followed(asked)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'labkit.tracking' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"labkit.tracking.{_HOMES[name]}"), name)
+__getattr__ = importing(__name__, _HOMES, {})

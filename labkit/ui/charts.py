@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io
 from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, Curve, History
 from labkit.protocol import wings
 from labkit.ui import kernel
-from labkit.ui.tables import STATE_COLORS
+from labkit.ui.tables import INK, STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
 CONFIG = {"displaylogo": False}
@@ -23,7 +24,19 @@ CONFIG = {"displaylogo": False}
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
 
-MEAN_COLOR = "#1A1A1A"
+CLEAR, GRID = "rgba(255, 255, 255, 0)", "rgba(128, 128, 128, 0.25)"
+plotly.io.templates["labkit"] = go.layout.Template(
+    layout={
+        **dict.fromkeys(("paper_bgcolor", "plot_bgcolor"), CLEAR),
+        "font": {"color": INK},
+        **{axis: {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID} for axis in ("xaxis", "yaxis")},
+        "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": INK},
+        "hoverlabel": {"bgcolor": "#FFFFFF", "font": {"color": "#1A1A1A"}},
+        "shapedefaults": {"line": {"color": INK}},
+    }
+)
+"""No ground of its own, so that a chart lies on the page's, in a light theme and in a dark one."""
+
 NOT_FINITE = "not finite"
 """Name of the mark at the first NaN or Inf."""
 
@@ -48,12 +61,17 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here.
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does
+    in Colab and Kaggle.
     """
 
     _repr_html_ = None  # would put a script that needs the network into the notebook
 
     def _ipython_display_(self) -> None:
+        if kernel.is_interactive():
+            from labkit.ui.widgets import WidthKeeper, close_later
+
+            close_later([WidthKeeper()], has_answered=False)  # not shown: for the style that it gives the page
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
         # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
         kernel.display(self.bundle(), raw=True)
@@ -65,7 +83,7 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive():
+        if kernel.is_interactive() and kernel.draws_plotly():
             return bundle
         if (picture := wings.first("picture", self)) is not None:
             return {**bundle, "image/png": picture}
@@ -89,7 +107,7 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     # A legend at the side would take its width from the panels, and be cut off where there is none left to take.
     at_the_foot = {"x": 0, "xref": "container", "y": 0, "yref": "container", "yanchor": "bottom"}
     figure.update_layout(
-        template="plotly_white",
+        template="plotly_white+labkit",
         autosize=True,
         height=(height or figure.layout.height or 360) + LINE_HEIGHT * max(0, len(lines) - 1),
         margin={"l": 50, "r": 16, "t": top, "b": 46},
@@ -125,7 +143,7 @@ def _line(curve: Curve) -> go.Scatter:
         look |= {"fill": "tonexty", "fillcolor": fill} if fill else {}
     else:
         is_mean = curve.key == MEAN
-        color = MEAN_COLOR if is_mean else rank_color(int(curve.key.split()[1]))
+        color = INK if is_mean else rank_color(int(curve.key.split()[1]))
         look = {"line": {"color": color, "width": 2.2 if is_mean else 1.2}, "opacity": 1.0 if is_mean else 0.8}
         look |= {"legendgroup": curve.key, "marker": {"size": 5}}
     return go.Scatter(x=compact(curve.x), y=single(curve.y), meta=[curve.name, curve.key], **look)

@@ -40,9 +40,13 @@ CHARTS = 3
 STOPS = "End the run; what was logged, printed and returned by then is kept"
 NO_SUBSHELLS = (
     "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
-    "with subshells, ipykernel 7 or newer; or launch with wait=False"
+    "with subshells, ipykernel 7 or newer, and a front end that uses them, JupyterLab 4.4 or Notebook 7.4 or newer; or "
+    "launch with wait=False"
 )
 """What the Stop button says it does, and what it says where it can do nothing."""
+
+SUBSHELL_S = 5.0
+"""How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
 
 PATIENCE_S = 3.0
 """How long the end of a run waits for a browser to have drawn its first chart."""
@@ -61,15 +65,9 @@ class LiveView(threading.Thread):
         self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
         self._head = widgets.VBox([self._title, self._notice], layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._states = widgets.HTML(states_html(run))
-        is_deaf = holds_the_cell and kernel.has_kernel() and not kernel.has_subshells()
-        self._button = widgets.Button(
-            description="use kernel ■" if is_deaf else "Stop",
-            disabled=is_deaf,
-            icon="" if is_deaf else "stop",
-            button_style="danger",
-            tooltip=NO_SUBSHELLS if is_deaf else STOPS,
-            layout=widgets.Layout(width="120px" if is_deaf else "90px", flex="0 0 auto", margin="2px 12px 2px 0"),
-        )
+        self._holds_the_cell, self._shown_s = holds_the_cell and kernel.has_kernel(), time.monotonic()
+        layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
+        self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
         self._asking = wings.first("asking", run)
         shown = 0 if self._asking else run.world_size
@@ -146,6 +144,8 @@ class LiveView(threading.Thread):
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
+        for name, says in self._button_says().items() if not self._run.stopping else ():
+            setattr(self._button, name, says)
         if self._panel is not (panel := next(filter(None, (each.panel for each in self._run.companions)), None)):
             self._panel = panel
             self._box.children = self._children()
@@ -205,6 +205,14 @@ class LiveView(threading.Thread):
             LiveView.front_end_answers = time.monotonic() < deadline
             figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
             self._answered.wait(0.1)
+
+    def _button_says(self) -> dict[str, Any]:
+        """Return the Stop button's words: how else to stop the run, where a click would wait for the cell to end."""
+        is_new = time.monotonic() < self._shown_s + SUBSHELL_S
+        is_heard = kernel.has_subshells() and (is_new or kernel.has_been_given_a_subshell())
+        if self._holds_the_cell and not is_heard:
+            return {"description": "use kernel ■", "icon": "", "tooltip": NO_SUBSHELLS, "disabled": True}
+        return {"description": "Stop", "icon": "stop", "tooltip": STOPS, "disabled": False}
 
     def _stop_clicked(self) -> None:
         if self._run.stopping:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -22,27 +23,12 @@ class WidthKeeper(anywidget.AnyWidget):
     Plotly's `FigureWidget` is drawn before it is part of the page, 700 px wide, and then looks only when the window
     changes: not when the file browser is opened, and not when it has become part of a page that is narrower. So this
     watches the box, and tells the charts in it what they listen for.
+
+    Its style becomes part of the page, and stays there when this is closed: by it charts follow JupyterLab's theme.
     """
 
-    _esm = """
-    function render({ el }) {
-      const watcher = new ResizeObserver(() => {
-        const box = el.parentElement;
-        if (!box) return;
-        watcher.observe(box);  // grows when a chart comes; `el` alone would only say when the width changes
-        for (const chart of box.querySelectorAll(".js-plotly-plot")) {
-          const drawn = chart.querySelector(".main-svg");
-          if (drawn && Math.abs(chart.clientWidth - drawn.clientWidth) > 1) {
-            window.dispatchEvent(new Event("resize"));
-            return;
-          }
-        }
-      });
-      watcher.observe(el);
-      return () => watcher.disconnect();
-    }
-    export default { render };
-    """
+    _esm = Path(__file__).with_name("page.js").read_text()
+    _css = Path(__file__).with_name("page.css").read_text()
 
 
 def close(widgets: Iterable[Any]) -> None:

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 CHANGES = [
+    (re.escape(str(Path(labkit.__file__).parent)), "<project>/labkit"),  # which may be installed
     (re.escape(sysconfig.get_path("purelib")), "<packages>"),
     (re.escape(sysconfig.get_path("stdlib")), "<python>"),
     (re.escape(str(ROOT)), "<project>"),
