@@ -33,8 +33,8 @@ LIBRARY = re.compile(r'(?:^  File "<(?:packages|python)>.*\n(?:    .*\n)*)+', re
 DEEPER = re.compile(r"(?<=  inside that, most recent first:\n)(?:    .*\n)+")
 """… and so do its frames in a hang report, and the marks …"""
 
-MARKS = re.compile(r"^ +[\^~]+\n", re.MULTILINE)
-"""… that Python puts below a line."""
+MARKS = re.compile(r"^ +[\^~]+\n|^ +\.\.\.<\d+ lines?>\.\.\.\n.*\n", re.MULTILINE)
+"""… that Python puts below a line, and from 3.13 on the rest of a statement of several."""
 
 
 def plain(text: str) -> str:
