@@ -34,7 +34,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
-        frames: the reader's own frames of the ranks that failed, with what their variables were (`labkit.variables`).
+        frames: the reader's own frames of the ranks that failed, with what their variables were.
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
