@@ -63,8 +63,8 @@ test-oldest: dist
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
-	cp -r .ci tests notebooks pyproject.toml $(OLDEST)-tests
-	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests
+	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:

@@ -5,12 +5,12 @@
     cell: run = labkit.launch(train, world_size=2)
             │ launcher      check the arguments, pickle the function by value
             ▼
-       engines/  ── mp.spawn | standby | a session ───► rank/      signals, device, seeds, process group
+       engines/  ── mp.spawn ─────────────────────────► rank/      signals, device, seeds, process group
             │                                             │        train(worker, …) → worker.log(loss=…)
             ▼                                             ▼
        monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
             │         or by file
-            │  follower → state (pure) → history, output; diagnosis, stacks, stopping
+            │  follower → state (pure) → history, output; diagnosis, stacks
             ▼
        ui/       live widgets | still picture | text lines → charts
 
@@ -20,13 +20,25 @@ These are the core. Each room imports only those below it in this list, and none
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
-                 `stopping` how long to wait on Stop
-    engines      where ranks come from: `local`, by `spawn`; `standby` has some ready; `holders` lists them all
+                 `stopping` how long to wait on Stop; `companion` is what a wing puts beside a run
+    engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's, and
-                 `pages`, which names the page of an error
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
+                 `pages` names the page of an error, and `wings` those that take part in a run, and how
 
-The wings, each of which can be deleted:
+The wings can be deleted one by one. These take part in every run that is theirs:
+
+    standby      ranks that are spawned ahead, so that a launch does not wait for them
+    collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
+    variables    what variables were when a rank failed
+    in_vain      a stop does not wait for ranks that wait for what cannot come
+    many         more ranks than can be drawn one by one: a band, and who stands apart
+    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
+    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
+    tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
+    png          charts as pictures, where nobody watches
+
+The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
@@ -36,14 +48,12 @@ The wings, each of which can be deleted:
                  `scaling` predicts other numbers of ranks, and whether they can hold it
     comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
     charts       bars, parts laid end to end, time lines, for whatever was measured
-    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     exporting    a cell's function as a folder that needs no notebook
     transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
-    tracking     the other way round: a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
-    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
+    ahead        what the first launch and chart need, got while the reader reads
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
@@ -56,8 +66,9 @@ needs them.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
-import threading
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
@@ -70,6 +81,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import pitfalls as pitfalls
     from labkit import profiling as profiling
     from labkit import scaling as scaling
+    from labkit import standby as standby
     from labkit import strategies as strategies
     from labkit import tracking as tracking
     from labkit import transformer as transformer
@@ -80,7 +92,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.comparing.comparison import Comparison as Comparison
     from labkit.comparing.launching import compare as compare
     from labkit.comparing.sorting import sortable as sortable
-    from labkit.engines import standby as standby
     from labkit.exercises.checking import check as check
     from labkit.exercises.predicting import predict as predict
     from labkit.exporting.exporter import export as export
@@ -140,7 +151,7 @@ _MODULES = {
     "pitfalls": "pitfalls",
     "profiling": "profiling",
     "scaling": "scaling",
-    "standby": "engines.standby",
+    "standby": "standby",
     "strategies": "strategies",
     "tracking": "tracking",
     "transformer": "transformer",
@@ -150,15 +161,25 @@ _MODULES = {
 __all__ = sorted([*_HOMES, *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        value = importlib.import_module(f"labkit.{_MODULES[name]}")
-    elif name in _HOMES:
-        value = getattr(importlib.import_module(f"labkit.{_HOMES[name]}"), name)
-    else:
-        raise AttributeError(f"module 'labkit' has no attribute {name!r}; it has {', '.join(__all__)}")
-    globals()[name] = value
-    return value
+def importing(package: str, homes: Mapping[str, str], modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its public names when somebody first asks for them.
+
+    `homes` says in which of its modules each name is; `modules` where those modules are that are public themselves.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes and name not in modules:
+            names = ", ".join(sorted([*homes, *modules]))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {names}")
+        module = importlib.import_module(f"{package}.{modules.get(name) or homes[name]}")
+        value = module if name in modules else getattr(module, name)
+        vars(sys.modules[package])[name] = value
+        return value
+
+    return find
+
+
+__getattr__ = importing(__name__, _HOMES, _MODULES)
 
 
 def __dir__() -> list[str]:
@@ -175,27 +196,8 @@ def unload_ipython_extension(shell: Any) -> None:
     importlib.import_module("labkit.session.magic").unload(shell)
 
 
-def _get_ahead(is_interactive: bool) -> None:
-    """Do what the first launch and the first chart need while the notebook is idle and the reader reads.
-
-    The ranks come first: a chart has a second's time once its run has begun.
-    """
-    idle = importlib.import_module("labkit.engines.idle")
-    standby = importlib.import_module("labkit.engines.standby")
-    importlib.import_module("labkit.ui.kernel").after_each_cell(standby.renew)
-    if is_interactive:
-        standby.ahead_of_the_first_launch()
-    idle.wait()
-    importlib.import_module("labkit.ui.ahead").wait()
-    # Where a person watches, the browser draws the pictures.
-    if not is_interactive and importlib.import_module("labkit.ui.png").can_draw():
-        importlib.import_module("matplotlib.backends.backend_agg")
-        importlib.import_module("PIL.Image")
-
-
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
-    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
-    _interactive = importlib.import_module("labkit.ui.kernel").is_interactive()
-    threading.Thread(target=_get_ahead, args=(_interactive,), name="labkit-ahead", daemon=True).start()
+    if importlib.util.find_spec("labkit.ahead"):
+        importlib.import_module("labkit.ahead").begin()

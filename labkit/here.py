@@ -27,7 +27,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
-from labkit.rank import collectives, failure, main, process_group
+from labkit.rank import children, failure, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Stopped, Worker
@@ -92,6 +92,7 @@ class HereEngine:
         """Do the job in this thread, and tell the run what came of it. Raises nothing."""
         assert self._job is not None
         before, code, streams = isolation.capture(), 1, (sys.stdout, sys.stderr)
+        children.send_by_value()
         try:
             self._is_at_work = self._has_begun = True
             signal.signal(signal.SIGINT, self._interrupted)
@@ -105,6 +106,7 @@ class HereEngine:
             with self._killing:  # no interrupt of ours comes after this
                 pass
             sys.stdout, sys.stderr = streams
+            children.send_by_name()
             isolation.restore(before)
             self._channel.send(events.Memory(0, peak_resident_bytes(os.getpid()), 0))
             self._channel.send(events.Exit(0, code, ended=self._was_killed))
@@ -112,17 +114,18 @@ class HereEngine:
     def _run(self, job: Job) -> int:
         """As `rank.main.run_job`, but leave this process, which is not a rank's, as it is, and the error's frames."""
         channel, info = self._channel, RankInfo(0, 0, 1, 1)
+        channel.hooks = job.hooks
         log = LogBatcher(0, channel.send, job.start_s)
         try:
             device = main.set_up(job, info)
             channel.during = "joining the process group"
-            collectives.forget()
             channel.store = process_group.join(job, info, device, lambda *_: dist.HashStore())
             channel.during = "receiving the function"
-            function, args, kwargs = cloudpickle.loads(job.function)
-            channel.send(events.Started(0))
-            channel.during = "running"
-            result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
+            with main.hooked(job, channel):
+                function, args, kwargs = cloudpickle.loads(job.function)
+                channel.send(events.Started(0))
+                channel.during = "running"
+                result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
             log.close()
             channel.during = "sending the result"
             channel.send(events.Result(0, pack_result(result)))
@@ -170,6 +173,7 @@ class HereEngine:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             self._channel.send(events.Stack(0, file.read()))
+        self._channel.receive("details")
         return [0]
 
     def kill(self) -> None:

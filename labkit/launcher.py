@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import contextlib
+import functools
 import inspect
 import math
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +17,13 @@ import torch.distributed as dist
 
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
+from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import cores
+from labkit.protocol.system import cores, has_tpu
 from labkit.ui import kernel, present
-
-TAKE_PART = ("labkit.debugging",)
-"""Wings that take part in every run, if they are there."""
 
 
 class _DefaultSeed(int):
@@ -99,14 +98,8 @@ def launch(
         world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
         backend = check_backend(backend, world_size, gpus)
         _check_options(timeout_s, seed, name, live, watch)
-    show, call = show_run, pack_call(fn, args, kwargs)
-    # Two wings, which nothing else here needs.
-    if log_to is not None:
-        show = importlib.import_module("labkit.tracking.following").showing(log_to, fn, args, kwargs, world_size)
-    if trace is not None:
-        call = importlib.import_module("labkit.tracing.recording").traced(call, trace)
     job = Job(
-        function=call,
+        function=pack_call(fn, args, kwargs),
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
@@ -118,43 +111,40 @@ def launch(
         cells=kernel.cells(),
         watch=watch or "",
     )
+    beside = companions(Asked(fn, args, kwargs, world_size, live, wait, log_to, trace))
     cell = kernel.this_execution()
     _stop_what_this_cell_launched_before(cell)
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
-    run = Run(engine, world_size, name, timeout_s)
+    run = Run(engine, world_size, name, timeout_s, beside=beside)
     try:
-        run.start(prepared(run, job, live, wait))
+        run.start(job)
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
         run.ask_to_stop()
     if cell is not None:
         _launched_by[run] = cell
-    return show(run, live, wait)
-
-
-def prepared(run: Run, job: Job, live: bool | None, wait: bool) -> Job:
-    """Return the job of a run that is about to start, as the wings make it that take part in every run."""
-    for wing in filter(importlib.util.find_spec, TAKE_PART):
-        job = importlib.import_module(wing).prepare(run, job, live, wait)
-    return job
+    return show_run(run, live, wait)
 
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     watcher = None
-    try:
-        watcher = present.watch(run, live, wait)
-        if hasattr(run.engine, "work"):  # in this very process, and thread
-            run.engine.work()
-        if wait:
-            run.wait()
-    except KeyboardInterrupt:  # before run.wait() could take it
-        run.stop()
-    finally:
-        if watcher is not None and (wait or run.over.is_set()):
-            watcher.finish()
+    with contextlib.ExitStack() as showing:
+        for companion in run.companions:
+            showing.enter_context(companion.showing())
+        try:
+            watcher = present.watch(run, live, wait)
+            if hasattr(run.engine, "work"):  # in this very process, and thread
+                run.engine.work()
+            if wait:
+                run.wait()
+        except KeyboardInterrupt:  # before run.wait() could take it
+            run.stop()
+        finally:
+            if watcher is not None and (wait or run.over.is_set()):
+                watcher.finish()
     return run
 
 
@@ -201,6 +191,13 @@ def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dic
         ) from None
 
 
+@functools.cache
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
+        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
+        warnings.warn(said, stacklevel=4)
+
+
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     if not hasattr(on, "engine"):
@@ -225,6 +222,8 @@ def check_world_size(world_size: Any, gpus: int) -> int:
 
 def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
     """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
+    if gpus == 0:
+        _say_once_that_tpus_are_not_used()
     if backend is None:
         if gpus is None:
             return None  # the ranks will find out what GPUs they have

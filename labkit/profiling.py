@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -233,47 +234,113 @@ def activations(model: nn.Module, changed: Callable[[int], None] | None = None) 
         counted["activations"] = ledger.most
 
 
+# PyTorch's profiler
+
+
+def profiler(device: torch.device, shapes: bool = True) -> Any:
+    """Return a `torch.profiler.profile` of the host and, if there is one, of the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    return profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=shapes)
+
+
+COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
+KERNEL = re.compile(r"nccl(?:Dev)?Kernel_?(\w+?)_")
+"""How events of collectives are called, and NCCL's kernels."""
+
+ITEM_BYTES = {
+    **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int"), 4),
+    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short int", "short"), 2),
+    "c10::complex<double>": 16,
+}
+"""Bytes per number of the profiler's types; of others 1, as for bool and the 8-bit ones."""
+
+
+class Event(NamedTuple):
+    """One of the profiler's events, in seconds."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int = 0
+    """The system's number of the thread; on a GPU of the stream."""
+    on_device: bool = False
+    scope: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    link: int = 0
+    """Number of an operator, and of the kernels that it launched."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors put in."""
+        pairs = zip(self.shapes, self.dtypes, strict=False)
+        return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 1) for shape, dtype in pairs)
+
+
+def events_of(profiler: Any, zero_ns: int = 0) -> list[Event]:
+    """Return what a `torch.profiler.profile` that has ended recorded, in seconds since a time in ns since 1970."""
+    found = []
+    for event in profiler.profiler.kineto_results.events():
+        start_ns = event.start_ns() - zero_ns
+        on_device = event.device_type() != DeviceType.CPU
+        inputs = [(tuple(shape), kind) for shape, kind in zip(event.shapes(), event.dtypes(), strict=False) if shape]
+        found.append(
+            Event(
+                event.name(),
+                start_ns / 1e9,
+                (start_ns + event.duration_ns()) / 1e9,
+                event.device_resource_id(),
+                on_device,
+                event.scope(),
+                tuple(shape for shape, _ in inputs),
+                tuple(kind for _, kind in inputs),
+                event.linked_correlation_id() if on_device else event.correlation_id(),
+            )
+        )
+    return found
+
+
+STEP = "labkit step"
+
+
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
     """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
 
     On a GPU they are those of the device: the host only hands NCCL its work. What waits to receive is not marked: the
     time may go by in computing, or it is waiting.
     """
-    from torch.profiler import ProfilerActivity, profile, record_function
+    from torch.profiler import record_function
 
     on_device = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
-    with profile(activities=activities) as profiler:
+    zero_ns = time.time_ns()
+    with profiler(torch.device("cuda" if on_device else "cpu"), shapes=False) as profiled:
         for _ in range(steps):
             with record_function(STEP):
                 step()
             if on_device:
                 torch.cuda.synchronize()
-    begun_us, sent_us = traced(profiler.events() or [])
+    begun_s, sent_s = traced(events_of(profiled, zero_ns))
     marked = []
-    for marks, zero_us in zip(clock.steps[-steps:], begun_us, strict=True):
+    for marks, zero_s in zip(clock.steps[-steps:], begun_s, strict=True):
         start_s, end_s = marks[0].start_s, marks[0].end_s
-        spans = [(start_s + (begin - zero_us) / 1e6, start_s + (end - zero_us) / 1e6) for begin, end in sent_us]
+        spans = [(start_s + begin_s - zero_s, start_s + sent_by_s - zero_s) for begin_s, sent_by_s in sent_s]
         inside = [Mark("communication", a, min(b, end_s)) for a, b in spans if start_s <= a < end_s]
         marked.append([*marks, *inside])
     return marked
 
 
-STEP = "labkit step"
-
-
-def traced(events: Iterable[Any]) -> tuple[list[float], list[tuple[float, float]]]:
-    """Return when each step began, and from when to when each collective or send went on, by the profiler's µs.
+def traced(events: Sequence[Event]) -> tuple[list[float], list[tuple[float, float]]]:
+    """Return when each step began, and from when to when each collective or send went on, in seconds.
 
     gloo works on the host, where its events begin and end with the work. An event of NCCL's there ends when the work
     has been handed over; a device event of the same name spans the work itself (where there is none, its kernels).
     """
-    events = list(events)
-    here = [event for event in events if event.device_type == DeviceType.CPU]
-    device = [event for event in events if event.device_type != DeviceType.CPU]
-    begun_us = [event.time_range.start for event in here if event.name == STEP]
-    on_device = [e for e in device if re.match(r"nccl:(?!.*recv)", e.name)] or [
-        e for e in device if re.match(r"nccl(Dev)?Kernel_(?!SendRecv)", e.name)
-    ]
-    sent = [e for e in here if re.match(r"gloo:(?!.*recv)", e.name)] + on_device
-    return begun_us, [(event.time_range.start, event.time_range.end) for event in sent]
+    here = [event for event in events if not event.on_device]
+    device = [event for event in events if event.on_device]
+    begun_s = [event.start_s for event in here if event.name == STEP]
+    on_device = [e for e in device if COLLECTIVE.match(e.name)] or [e for e in device if KERNEL.match(e.name)]
+    sent = [e for e in here if e.name.startswith("gloo:")] + on_device
+    return begun_s, [(event.start_s, event.end_s) for event in sent if "recv" not in event.name.lower()]

@@ -1,4 +1,4 @@
-"""A real JupyterLab in a real Chromium, for the browser tests and for the README's picture."""
+"""A real JupyterLab, or Notebook 7, in a real Chromium: for the browser tests and for the README's picture."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
+
+SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 CHROMIUM = os.environ.get("LABKIT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 CHROMIUM_ARGUMENTS = [
@@ -36,10 +39,10 @@ QUIET = (
 
 
 class Lab:
-    """One JupyterLab page; `errors` collects what the page wrote to its console as errors."""
+    """One page, JupyterLab's or Notebook's; `errors` collects what it wrote to its console as errors."""
 
-    def __init__(self, page: Page, url: str, token: str) -> None:
-        self.page, self._url, self._token = page, url, token
+    def __init__(self, page: Page, url: str, token: str, is_lab: bool = True) -> None:
+        self.page, self._url, self._token, self._is_lab = page, url, token, is_lab
         self.errors: list[str] = []
         page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -47,7 +50,8 @@ class Lab:
     def open(self, notebook: str) -> None:
         """Open a notebook, given relative to the server's folder, and wait for its kernel."""
         # A workspace of its own, so that no notebook of an earlier test lies before this one.
-        address = f"{self._url}/lab/workspaces/{secrets.token_hex(4)}/tree/{notebook}?token={self._token}"
+        place = f"lab/workspaces/{secrets.token_hex(4)}/tree" if self._is_lab else "notebooks"
+        address = f"{self._url}/{place}/{notebook}?token={self._token}"
         for _ in range(4 * LONG_S):
             try:
                 self.page.goto(address)
@@ -56,7 +60,8 @@ class Lab:
                 time.sleep(0.25)
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
         self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for()
-        self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
+        if self._is_lab:
+            self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
         self.page.wait_for_timeout(500)
 
     def cell(self, index: int) -> Locator:
@@ -117,22 +122,23 @@ class Lab:
         return [error for error in self.errors if not any(word in error for word in QUIET)]
 
 
+APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
+
 SERVER = f"""
-import sys
+import importlib, sys
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tests import prefork
 del sys.path[0]
 prefork.forker()  # begins to import torch
 with prefork.in_use():
-    from jupyterlab.labapp import main
-    main()
+    importlib.import_module(sys.argv.pop(1)).main()
 """
-"""JupyterLab, whose kernels, and their ranks, begin with torch imported."""
+"""JupyterLab or Notebook, whose kernels, and their ranks, begin with torch imported."""
 
 
 @contextlib.contextmanager
-def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
-    """Start JupyterLab over a folder and show it in a browser; stop both afterwards."""
+def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
+    """Start JupyterLab, or "notebook", over a folder and show it in a browser; stop both afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     token = secrets.token_hex(16)
@@ -149,7 +155,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-c", SERVER, "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-c", SERVER, APPS[app], "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
@@ -161,7 +167,7 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
             chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
             page = chromium.new_page(viewport={"width": width, "height": height})
             page.set_default_timeout(1000 * LONG_S)
-            yield Lab(page, f"http://127.0.0.1:{port}", token)
+            yield Lab(page, f"http://127.0.0.1:{port}", token, app == "jupyterlab")
             chromium.close()
     finally:
         server.terminate()
@@ -171,3 +177,24 @@ def lab(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
             server.kill()
             server.wait()
         keep.cleanup()
+
+
+@contextlib.contextmanager
+def lab_and_its_end(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
+    """Do as `lab`, for a test; when it has stopped, JupyterLab, its kernels and their ranks have all ended."""
+    from tests.conftest import rank_processes  # here alone: it prepares a process for tests
+
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with lab(folder, width, height) as jupyterlab:
+        yield jupyterlab
+    deadline = time.monotonic() + LONG_S
+    while rank_processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert rank_processes() == [], "ranks have outlived their kernel"
+
+
+def write(folder: Path, name: str, *sources: str) -> None:
+    """Write a notebook of code cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, folder / name)

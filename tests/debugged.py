@@ -65,7 +65,7 @@ class Ranks(FakeEngine):
         self.words = []
         self.run = Run(self, world_size, "train")
         self.debugger = Debugger(self.run, cells or {}, way)
-        self.run.companion = self.debugger
+        self.run.companions.append(self.debugger)
         self.ranks = [RankThread(rank, function, self) for rank in range(world_size)]
         for each in self.ranks:
             each.send(Started(each.rank))

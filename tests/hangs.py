@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.rank import collectives
+from labkit.collectives import recorder
 
 
 def is_recorded():
     """Whether this PyTorch's flight recorder has gloo's calls: since 2.15."""
     try:
-        collectives.recorded("gloo")
+        recorder.recorded("gloo")
     except (AttributeError, TypeError):
         return False
     return True

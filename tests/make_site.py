@@ -37,7 +37,7 @@ SHOWN = {
     "comparing.accelerator": ("VirtualDevices",),
     "comparing.measuring": ("Measured",),
     "exercises.result": ("Result",),
-    "monitor.frames": ("FailedFrame", "Frames"),
+    "variables.frames": ("FailedFrame", "Frames"),
     "monitor.run": ("Found", "Stacks"),
     "monitor.stacks": ("RankStack",),
     "process_table": ("HeldProcess", "Processes"),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from pathlib import Path
 
-import nbformat
 import pytest
 
-from tests.browser import LONG_S, lab
-from tests.conftest import rank_processes
+from tests.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
 from tests.run_notebooks import FOLDER, LIMIT_BYTES
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
-SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 STAYS = ".jp-RenderedPlotly.js-plotly-plot .scatterlayer .trace"
 """A curve of a chart that needs no kernel."""
@@ -34,24 +30,13 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     for notebook in FOLDER.glob("*.ipynb"):
         shutil.copy(notebook, folder)
-    with lab(folder) as jupyterlab:
+    with lab_and_its_end(folder) as jupyterlab:
         jupyterlab.folder = folder
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         yield jupyterlab
-    deadline = time.monotonic() + LONG_S
-    while rank_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
 
 
 def screenshot(page, name):
     page.page.screenshot(path=SCREENSHOTS / f"{name}.png")
-
-
-def write(folder, name, *sources):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / name)
 
 
 def test_a_click_on_a_heading_sorts_a_table(page):

@@ -6,19 +6,15 @@ Screenshots are kept in build/screenshots; look at them.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import nbformat
 import pytest
 
-from tests.browser import LONG_S, lab
-from tests.conftest import rank_processes
+from tests.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
 SETTLED_S = 15
 """How long charts may take to fit a window that has changed, on a machine that is busy."""
 
-SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 PREPARE = """
 import labkit, plotly.express as px, time
@@ -147,20 +143,12 @@ palest of Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
-    cells = [nbformat.v4.new_code_cell(source.strip()) for source in CHARTS.values()]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "charts.ipynb")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with lab(folder, width=1280, height=900) as jupyterlab:
+    write(folder, "charts.ipynb", *(source.strip() for source in CHARTS.values()))
+    with lab_and_its_end(folder) as jupyterlab:
         jupyterlab.open("charts.ipynb")
         jupyterlab.run_cell(0)
         jupyterlab.wait_until_run(0)
         yield jupyterlab
-    deadline = time.monotonic() + LONG_S
-    while rank_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert rank_processes() == [], "JupyterLab, its kernels and their ranks have all ended"
 
 
 def settle(page, index):

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-
-import nbformat
 import pytest
 
-from tests.browser import LONG_S, lab
-from tests.conftest import rank_processes
+from tests.browser import SCREENSHOTS, lab_and_its_end, write
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
-SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 FUNCTION = """import torch, labkit
 import torch.distributed as dist
@@ -31,16 +25,9 @@ def train(worker):
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     sources = [FUNCTION, "run = labkit.launch(train, world_size=2)", "run.results"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "debugged.ipynb")
-    with lab(folder) as jupyterlab:
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    write(folder, "debugged.ipynb", *sources)
+    with lab_and_its_end(folder) as jupyterlab:
         yield jupyterlab
-    deadline = time.monotonic() + LONG_S
-    while rank_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert rank_processes() == [], "the ranks have ended with their kernel"
 
 
 def test_five_commands_are_typed_under_the_cell_that_runs(page):

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from pathlib import Path
 
 import nbformat
 import pytest
 
 from labkit import exercises
 from labkit.exercises.progress import FILE
-from tests.browser import LONG_S, lab
-from tests.conftest import rank_processes
+from tests.browser import SCREENSHOTS, lab_and_its_end, write
 from tests.run_notebooks import FOLDER
 
 pytestmark = [pytest.mark.browser, pytest.mark.spawns]
-SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 NAME = "average_gradients"
 START = "00_start_here.ipynb"
@@ -38,17 +34,10 @@ def page(tmp_path_factory):
         'guess = labkit.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
         'guess.reveal("no one knows")',
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "exercise.ipynb")
-    with lab(folder) as jupyterlab:
+    write(folder, "exercise.ipynb", *sources)
+    with lab_and_its_end(folder) as jupyterlab:
         jupyterlab.folder = folder
-        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         yield jupyterlab
-    deadline = time.monotonic() + LONG_S
-    while rank_processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert rank_processes() == [], "the ranks of the exercises have ended with their kernel"
 
 
 def screenshots(page, name, cell):
@@ -60,7 +49,7 @@ def screenshots(page, name, cell):
         page.page.screenshot(path=SCREENSHOTS / f"{name}_{width}.png")
 
 
-def write(page, source):
+def answer(page, source):
     """Replace what stands in the answer's cell, and run it and the check."""
     page.cell(ANSWER).locator(".cm-content").click()
     page.page.keyboard.press("Control+a")
@@ -82,7 +71,7 @@ def test_a_learner_is_wrong_reads_why_opens_a_hint_is_right_and_the_strip_knows(
     head = exercises.starter(NAME).replace("    ...\n", "")
     loop = "    for parameter in model.parameters():\n        if parameter.grad is not None:\n"
     wrong = f"{head}{loop}            dist.all_reduce(parameter.grad)"
-    write(page, wrong)
+    answer(page, wrong)
     shown.locator("text=/2 ranks, rank 0, with .*summed, not averaged/").wait_for()
     print(shown.locator(".jp-OutputArea-output").first.inner_html())
     assert shown.locator("summary", has_text="what the ranks printed").count() == 0
@@ -94,7 +83,7 @@ def test_a_learner_is_wrong_reads_why_opens_a_hint_is_right_and_the_strip_knows(
     screenshots(page, "exercise_wrong", CHECK)
     assert not json.loads((page.folder / FILE).read_text())["exercises"][NAME]["solved"]
 
-    write(page, f"{wrong}\n            parameter.grad /= dist.get_world_size()")
+    answer(page, f"{wrong}\n            parameter.grad /= dist.get_world_size()")
     shown.locator("b", has_text=f"{NAME}: right").wait_for()
     shown.locator("svg[role=img]").wait_for()
     screenshots(page, "exercise_right", CHECK)

@@ -1,3 +1,4 @@
+import importlib.util
 import io
 import re
 from array import array
@@ -11,9 +12,9 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit.monitor.history import History
+from labkit.png.drawing import picture
 from labkit.protocol.events import Log
 from labkit.ui import charts, kernel
-from labkit.ui.png import picture
 from labkit.ui.widgets import WidthKeeper
 
 
@@ -306,7 +307,7 @@ def test_what_differs_in_the_figure_differs_in_the_picture(one, other):
 
 
 def test_without_matplotlib_a_chart_is_its_data_and_says_what_its_picture_needs(monkeypatch):
-    monkeypatch.setattr(charts, "can_draw", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     bundle = charts.logged(history_of(), "train").bundle()
     assert set(bundle) == {charts.PLOTLY, "text/plain"}
     assert bundle["text/plain"] == "<Chart: train; its picture needs pip install matplotlib>"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import labkit
 from labkit.cluster import run_directory
-from labkit.monitor.collectives import Call, RankCalls, content, differing, find
-from labkit.protocol.events import Collectives
-from labkit.rank import collectives
+from labkit.collectives import recorder
+from labkit.collectives.beside import Calls
+from labkit.collectives.hooks import SaysCalls
+from labkit.collectives.missed import Call, RankCalls, content, differing, find
+from labkit.collectives.recorder import Collectives
+from labkit.in_vain.hooks import SaysWaits
+from labkit.protocol.events import Attached
+from labkit.rank.channels import Channel
 from tests import hangs, workloads
 from tests.conftest import shared_session, wait_for_step
 
@@ -242,11 +247,11 @@ ENTRY = {
     ],
 )
 def test_an_entry_of_the_recorder_is_read_whichever_backend_made_it(changed, read):
-    assert collectives._call(ENTRY | changed) == read
+    assert recorder._call(ENTRY | changed) == read
 
 
 def test_without_a_process_group_nothing_is_known():
-    assert collectives.look(1) == Collectives(1, unknown="it is in no process group")
+    assert recorder.look(1) == Collectives(1, unknown="it is in no process group")
 
 
 def alone(body):
@@ -259,17 +264,17 @@ def alone(body):
         dist.destroy_process_group()
 
 
-needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="this PyTorch records no calls of gloo")
+needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
 
 
 @needs_recorder
 def test_the_recorder_tells_kind_number_shape_type_and_group():
     def calls():
-        collectives.forget()
+        recorder.forget()
         dist.all_reduce(torch.ones(3, 5))
         dist.barrier()
         dist.broadcast(torch.ones(2, dtype=torch.long), 0, group=dist.new_group([0], group_desc="mine"))
-        return collectives.look(0)
+        return recorder.look(0)
 
     said = alone(calls)
     assert said.unknown == ""
@@ -279,7 +284,7 @@ def test_the_recorder_tells_kind_number_shape_type_and_group():
         ("1", 1, "broadcast", ((2,),), "int64"),
     ]
     assert said.groups == (("0", "default_pg", (0,)), ("1", "mine", (0,)))
-    assert alone(lambda: collectives.forget() or collectives.look(0)).calls == (), "what was forgotten is gone"
+    assert alone(lambda: recorder.forget() or recorder.look(0)).calls == (), "what was forgotten is gone"
 
 
 def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
@@ -287,16 +292,44 @@ def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
         raise TypeError("unexpected keyword argument 'backend'")
 
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", older, raising=False)
-    assert alone(lambda: collectives.look(0)).unknown == f"PyTorch {torch.__version__} records no calls of gloo"
+    assert alone(lambda: recorder.look(0)).unknown == f"PyTorch {torch.__version__} records no calls of gloo"
 
 
-def test_what_a_rank_says_crosses_a_file_whole(tmp_path):
+def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
+    def groups():
+        known = distributed_c10d._world.pg_group_ranks
+        monkeypatch.setitem(known, dist.GroupMember.NON_GROUP_MEMBER, {1: 0, 2: 1})  # as after new_group([1, 2])
+        found = recorder.look(0).groups
+        monkeypatch.undo()
+        return found
+
+    assert alone(groups) == (("0", "default_pg", (0,)),)
+
+
+def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
+    channel, sent = Channel(), []
+    channel.send = sent.append
+    channel.hooks = (SaysCalls(), SaysWaits())
+    monkeypatch.setattr(recorder, "look", lambda rank: {}["what a library has done to PyTorch"])
+    channel.receive("details")
+    assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
+    channel.receive("stop")
+    assert channel.stop_asked_s
+    assert [getattr(event, "kind", type(event).__name__) for event in sent] == ["Answered", "waits"]
+
+
+def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
-    sender = run_directory.FileSender(tmp_path / "1.0.records")
-    sender.send(said, is_last=True)
+    monkeypatch.setattr(recorder, "look", lambda rank: said)
+    channel, sender = Channel(), run_directory.FileSender(tmp_path / "1.0.records")
+    channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
+    SaysCalls().hear("details", channel)
     (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
-    assert json.loads(line)[0] == "Collectives"
-    assert run_directory._record(line) == said
+    event = run_directory._record(line)
+    assert isinstance(event, Attached)
+    heard = Calls()
+    heard.take(event)
+    assert heard._said == {1: said}
 
 
 # With real ranks

@@ -1,6 +1,5 @@
 import time
 from array import array
-from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -12,6 +11,7 @@ from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Log, Memory, Result
 from labkit.ui import kernel
 from tests.conftest import LONG_S
+from tests.fake_engine import A_JOB
 
 MIB = 2**20
 
@@ -56,7 +56,7 @@ def run_of(*records, world_size=2, codes=(0, 0)):
     returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
     run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
-    run.start(SimpleNamespace(cells={}, start_s=time.time()))
+    run.start(A_JOB._replace(start_s=time.time()))
     assert run.over.wait(LONG_S)
     return run
 

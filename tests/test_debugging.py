@@ -1,6 +1,7 @@
 """`breakpoint()` and `input()` in ranks: who is asked, who gets a line, what is held meanwhile, and where it raises.
 
-Most ranks here are threads (`tests.debugged`); those of the last part are processes, driven through the widget.
+Asked for in pytorch #115517 and torchtitan #652. Most ranks here are threads (`tests.debugged`); those of the last part
+are processes, driven through the widget.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from labkit.debugging import answering
 from labkit.debugging import debugger as debugger_module
 from labkit.debugging.conversation import HOLD, is_move
 from labkit.debugging.hooks import HELD, NobodyAnswers
+from labkit.monitor.companion import Companion
 from labkit.protocol.events import Exit, Started
 from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session, wait_until
@@ -39,6 +41,10 @@ def two_steps(rank, stop, ask):
         y = y + 1
         y = y + 1
     return y
+
+
+def debugger(run):
+    return next(each for each in run.companions if isinstance(each, debugger_module.Debugger))
 
 
 def line_of(function, text):
@@ -164,8 +170,9 @@ def test_a_rank_that_ends_while_another_debugs_is_no_longer_asked():
 def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     engine = FakeEngine()
     run = labkit.Run(engine, 2, "train", timeout_s=1e-9)
-    companion = SimpleNamespace(holds_the_time=True, take=lambda event: None)
-    run.companion = companion
+    companion = Companion()
+    companion.holds_the_time = True
+    run.companions[:] = [companion]
     for rank in range(2):
         run._follower.take(Started(rank))
     run._follower.mind_the_time()
@@ -282,19 +289,19 @@ def launch(function, *args, world_size, on, **options):
 def until_asked(run, count):
     def asked():
         assert not run.over.is_set(), (run.error, run.output)
-        return len(run.companion._asking) == count and run.companion.prompt
+        return len(debugger(run)._asking) == count and debugger(run).prompt
 
     wait_until(asked, LONG_S)
 
 
 def type_(run, *lines):
     """Type lines into the widget, each once there is a prompt; return what has been said since."""
-    panel = run.companion.panel
+    panel = debugger(run).panel
     before = len(panel.said)
     for line in lines:
         wait_until(lambda: panel.prompt or run.over.is_set(), LONG_S)
         panel._received(panel, {"line": line}, [])
-    wait_until(lambda: panel.prompt or not run.companion.holds_the_time, LONG_S)
+    wait_until(lambda: panel.prompt or not debugger(run).holds_the_time, LONG_S)
     return panel.said[before:]
 
 
@@ -313,7 +320,7 @@ def train(worker):
 def test_a_session_of_five_commands(reserved, watched, world_size):
     run = launch(train, world_size=world_size, on=reserved)
     until_asked(run, world_size)
-    panel, line = run.companion.panel, line_of(train, "breakpoint()")
+    panel, line = debugger(run).panel, line_of(train, "breakpoint()")
     everybody = "ranks 0 and 1" if world_size == 2 else "ranks 0, 1 and 2"
     assert re.search(rf"{everybody} stand at .*{HERE}, line {line}<", panel.where)
     assert f"→ {line:4}          breakpoint()" in panel.where
@@ -357,15 +364,15 @@ def one_stops(worker):
 def test_set_trace_and_dist_breakpoint_and_input_are_asked_too(reserved, watched):
     run = launch(one_stops, world_size=2, on=reserved)
     until_asked(run, 1)
-    assert run.companion.prompt == "(rank 1) "
-    assert "-> pdb.set_trace()" in run.companion.said
+    assert debugger(run).prompt == "(rank 1) "
+    assert "-> pdb.set_trace()" in debugger(run).said
     wait_until(lambda: f"rank 0 is in dist.breakpoint at {HERE}" in type_(run, "ranks"), LONG_S)
     type_(run, "c")
     until_asked(run, 1)
-    assert "-> dist.breakpoint(rank=1)" in run.companion.said
+    assert "-> dist.breakpoint(rank=1)" in debugger(run).said
     assert "-> dist.all_reduce(x)" in type_(run, "next"), "beyond the barrier in which the other waits"
     type_(run, "c")
-    wait_until(lambda: run.companion.prompt == "(rank 1) what? ", LONG_S)
+    wait_until(lambda: debugger(run).prompt == "(rank 1) what? ", LONG_S)
     type_(run, "an answer")
     assert run.over.wait(LONG_S)
     assert run.results == [(2.0, None), (2.0, "an answer")]
@@ -384,8 +391,8 @@ def test_a_rank_that_dies_while_another_is_debugged_ends_the_run(reserved, watch
     os.kill(run.pids[1], 9)
     assert run.over.wait(LONG_S)
     assert run.error.rank == 1
-    assert run.companion.prompt == ""
-    assert not run.companion.holds_the_time
+    assert debugger(run).prompt == ""
+    assert not debugger(run).holds_the_time
 
 
 def in_a_worker_process(_):
@@ -405,7 +412,8 @@ def calls(worker, what):
         elif what == "input":
             input("lr? ")
         else:
-            list(torch.utils.data.DataLoader(range(1), num_workers=1, collate_fn=in_a_worker_process))
+            options = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": in_a_worker_process}
+            list(torch.utils.data.DataLoader(range(1), **options))
     dist.barrier()
 
 

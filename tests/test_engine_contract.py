@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from itertools import pairwise
 
@@ -9,7 +10,10 @@ import psutil
 import pytest
 
 import labkit
+from labkit.collectives import recorder
+from labkit.collectives.hooks import SaysCalls
 from labkit.engines.local import LocalEngine
+from labkit.in_vain.hooks import SaysWaits
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
@@ -17,6 +21,9 @@ from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 
 pytestmark = pytest.mark.spawns
+
+HOOKS = (SaysCalls(), SaysWaits())
+"""Whatever carries the ranks brings them their words, and the notebook their answers."""
 
 ENGINES = {
     "local": lambda request, folder: LocalEngine(2),
@@ -70,7 +77,7 @@ class Started:
 
 def a_job(fn, *args):
     function = pack_call(fn, args, {})
-    return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={})
+    return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={}, hooks=HOOKS)
 
 
 @pytest.fixture(params=["local", "session", "torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"])
@@ -124,12 +131,14 @@ def test_ranks_say_where_they_stand_and_stop_at_a_common_step(start):
     run.until_both_log()
     assert run.engine.ask_for_stacks() == [0, 1]
     run.until(lambda: all("in spin" in "".join(event.text for event in run.of(events.Stack, rank)) for rank in (0, 1)))
-    run.until(lambda: {event.rank for event in run.of(events.Collectives)} == {0, 1})
-    assert {call[2] for event in run.of(events.Collectives) for call in event.calls} == {"barrier"}
+    run.until(lambda: {event.rank for event in run.of(events.Attached)} == {0, 1})
+    assert {event.kind for event in run.of(events.Attached)} == {"collectives"}
+    said = [recorder.Collectives(*pickle.loads(event.blob)) for event in run.of(events.Attached)]
+    assert {call[2] for each in said for call in each.calls} == {"barrier"}
     run.engine.ask_to_stop()
     run.engine.ask_to_stop()
     run.until_over()
-    assert {event.rank for event in run.of(events.Waits)} == {0, 1}
+    assert {event.rank for event in run.of(events.Attached) if event.kind == "waits"} == {0, 1}
     assert [event.code for event in run.of(events.Exit)] == [0, 0]
     first, second = run.values("loss", 0), run.values("loss", 1)
     assert first == second

@@ -37,9 +37,10 @@ def recorded(name):
 
 
 def requirements(*extras):
-    """What labkit needs, and what its extras need, without itself."""
+    """What labkit needs with this Python, and what its extras need, without itself."""
     listed = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
-    return [needed for texts in listed for needed in map(Requirement, texts) if needed.name != PROJECT["name"]]
+    needed = [Requirement(text) for texts in listed for text in texts]
+    return [one for one in needed if one.name != PROJECT["name"] and (one.marker is None or one.marker.evaluate())]
 
 
 def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it():
@@ -57,6 +58,12 @@ def test_the_floors_are_the_oldest_versions_that_are_tested():
         given = floor.version.split(".")
         assert tested[: len(given)] == given, requirement
         assert set(tested[len(given) :]) <= {"0"}, f"{requirement} would also take versions before the one tested"
+
+
+def test_the_versions_of_python_are_said_alike():
+    oldest, *_ = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={oldest}"
+    assert f"It needs Python {oldest}, " in README
 
 
 def test_the_tests_with_the_oldest_versions_exist():

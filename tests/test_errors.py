@@ -21,11 +21,13 @@ from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
+from labkit.collectives.beside import Calls
+from labkit.collectives.recorder import Collectives
 from labkit.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_ended, diagnose_own_error
 from labkit.monitor.run import Run
 from labkit.monitor.stacks import Frame, RankStack
-from labkit.protocol.events import Collectives, Failure
+from labkit.protocol.events import Failure
 from labkit.protocol.pages import more, naming
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
@@ -70,14 +72,16 @@ def returned_early(_):
 
 
 def different_collectives(_):
+    said = Calls()
+
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
         stack = RankStack(rank, [Frame("<library>", 1, "all_reduce"), Frame("failures.py", line, "work")], {})
-        return raised(rank, 1 + rank, summary, stack=stack, collectives=Collectives(rank, calls, (WORLD,)))
+        said._said[rank] = Collectives(rank, calls, (WORLD,))
+        return raised(rank, 1 + rank, summary, stack=stack)
 
-    return failed(
-        diagnose([stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)])
-    )
+    ranks = [stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)]
+    return failed(diagnose(ranks, [said.explain_failure]))
 
 
 def not_a_number(_):

@@ -25,6 +25,7 @@ from labkit.exercises.checking import try_answer
 from labkit.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_steps, lanes
 from labkit.exercises.traffic import Endless, Event, time_limit, waited_for_core_s
 from tests.conftest import shared_session
+from tests.hangs import is_recorded
 from tests.mutants import mutants
 from tests.run_notebooks import FOLDER, LESSONS, declared, execute
 
@@ -145,13 +146,19 @@ def test_a_plain_function_is_tried_without_ranks(name):
     caught_all(exercise)
 
 
+def said_in(message, said):
+    """Whether a message says so. Before PyTorch 2.15 who waits for a rank that has returned is told that it has."""
+    left = re.search(r"rank \d returned while rank \d was still in a collective", message)
+    return said in message or bool(left and said.startswith("a hang: ") and not is_recorded())
+
+
 def told_everything(exercise):
     """Every wrong answer gets the message that it must get."""
     found = {wrong.function.__name__: try_answer(exercise, wrong.function) for wrong in exercise.wrong_answers}
     missing = [
         f"{wrong.function.__name__}: {found[wrong.function.__name__].message!r} does not say {wrong.said!r}"
         for wrong in exercise.wrong_answers
-        if wrong.said not in found[wrong.function.__name__].message
+        if not said_in(found[wrong.function.__name__].message, wrong.said)
     ]
     assert not missing, "\n".join(missing)
     assert not any(result.passed for result in found.values())

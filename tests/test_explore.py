@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 import pytest
-from ipywidgets.widgets.widget import _instances as open_widgets
 
 from labkit.lessons.explore import explore
 from labkit.ui import kernel, present
 from labkit.ui.charts import PLOTLY
+from tests.test_view import open_widgets
 
 
 class Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from array import array
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import launcher
+from labkit.collectives.hooks import KIND
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
 from labkit.monitor.run import Run, WorkerFailed
@@ -94,13 +96,137 @@ def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_ane
     assert "line 1" not in str(failure.value)
 
 
-def test_ranks_that_take_long_to_answer_have_the_time_that_their_engine_allows():
+def answers(rank, line=7):
+    """What a rank says that is asked where it stands: first the signal's handler, then a thread that needs the lock."""
+    return [events.Stack(rank, STACK.format(line=line)), events.Answered(rank)]
+
+
+def answered(run, events):
+    """Bring events, and wait until the follower has taken them."""
+    taken, take = threading.Event(), run._follower.take
+
+    def and_say_so(event):
+        take(event)
+        if event is events[-1]:
+            taken.set()
+
+    run._follower.take = and_say_so
+    for event in events:
+        run.engine.arrived.put(event)
+    assert taken.wait(LONG_S)
+    run._follower.take = take
+
+
+SLOW = {
+    "both say all, one much later": (answers(0) + answers(1)[:1], answers(1)[1:]),
+    "one says its collectives first": (answers(0) + answers(1)[1:], answers(1)[:1]),
+    "a stack comes in pieces": (
+        [*answers(0), answers(1)[1], events.Stack(1, STACK.format(line=7)[:60])],
+        [events.Stack(1, STACK.format(line=7)[60:])],
+    ),
+    "one will not answer": (answers(0) + answers(1)[:1], [events.Mute(1)]),
+    "one says nothing at all, and will not": (answers(0), [events.Mute(1)]),
+}
+"""What comes soon, and what is waited for."""
+
+
+@pytest.mark.parametrize("how", SLOW)
+def test_an_answer_is_waited_for_until_it_comes_or_its_engine_knows_that_it_will_not(how):
+    soon, late = SLOW[how]
     engine = FakeEngine()
-    engine.stacks_s = 30.0  # over a network's file system
+    engine.stacks_s = LONG_S
     run = going(engine)
-    threading.Timer(0.3, lambda: [engine.arrived.put(events.Stack(r, STACK.format(line=7))) for r in (0, 1)]).start()
-    stacks = run.stacks()
-    assert [stack.place for stack in stacks] == ["cell.py, line 7"] * 2
+    run._follower.ask_for_stacks()
+    assert not run._follower.stacks_have_come()
+    answered(run, soon)
+    assert not run._follower.stacks_have_come(), "however long this takes"
+    answered(run, late)
+    assert run._follower.stacks_have_come()
+    says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
+    assert [stack.in_words for stack in run._follower.stacks()] == ["is at cell.py, line 7", *says]
+    assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+def test_who_asks_where_ranks_stand_waits_for_the_last_of_them():
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run, found = going(engine), []
+    asking = threading.Thread(target=lambda: found.append(run.stacks()))
+    asking.start()
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    answered(run, answers(0) + answers(1)[:1])
+    assert not found
+    answered(run, answers(1)[1:])
+    asking.join(LONG_S)
+    assert [stack.place for stack in found[0]] == ["cell.py, line 7"] * 2
+    run.stop(0)
+
+
+def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
+    engine = FakeEngine()
+    run = going(engine)
+    run._follower.ask_for_stacks()
+    run._follower._stacks_asked_s -= 100.0  # so long ago
+    answered(run, answers(0))
+    assert not run._follower.stacks_have_come(), "this machine has just taken 100 s"
+    run._follower._stacks_asked_s -= 400.0
+    run._follower._answered_s -= 400.0
+    assert run._follower.stacks_have_come(), "rank 1 has had four times as long"
+    run.stop(0)
+
+
+def waiting(rank, *calls, done=False, line=7):
+    """What a rank says that waits in the last of its calls or, `done`, does something else."""
+    told = tuple(("0", n, kind, ((1,),), "float32", done or n < len(calls)) for n, kind in enumerate(calls, 1))
+    group = ("0", "default_pg", (0, 1))
+    said = events.Attached(rank, KIND, pickle.dumps((rank, told, (group,))))
+    return [events.Stack(rank, STACK.format(line=line)), said, events.Answered(rank)]
+
+
+def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_waited_for_again():
+    engine = FakeEngine(3)
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._follower.ask_for_stacks()
+    both = waiting(0, "all_reduce") + waiting(1, "barrier")
+    answered(run, [*both, answers(2)[0], events.Mute(2)])
+    assert not run._follower.stacks_have_come()
+    assert engine.calls.count("ask_for_stacks") == 2
+    answered(run, both)
+    assert not run._follower.stacks_have_come(), "it did say where it stands, and will again"
+    answered(run, answers(2)[:1])
+    assert run._follower.stacks_have_come()
+    assert run._follower.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    run.stop(0)
+
+
+AGAIN = {
+    "is in a loop, at another line now": ([("all_reduce",), ("all_reduce", "all_reduce")], 1, True),
+    "has come since": ([("all_reduce", "all_reduce"), ("all_reduce", "all_reduce")], 1, False),
+}
+"""What ranks have called when they are asked again, the line at which rank 0 stands, and whether it is still missed."""
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_call_wherever_they_stand(what):
+    calls, line, missed = AGAIN[what]
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._follower.ask_for_stacks()
+    answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
+    assert not run._follower.stacks_have_come()
+    answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
+    assert run._follower.stacks_have_come()
+    text = run._follower.stacks().missed
+    if missed:
+        assert text.startswith(
+            "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "
+        )
+        assert text.endswith(f"its last was all_reduce #1, and it is at cell.py, line {line}")
+    else:
+        assert text == "", "it went on"
     run.stop(0)
 
 

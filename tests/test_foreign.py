@@ -2,9 +2,11 @@
 
 | program | on two ranks without a GPU |
 |---|---|
-| `accelerate.test_utils.scripts`: `test_sync` | to its end, as `python -m` runs it |
+| `accelerate.test_utils.scripts`: `test_sync`, `test_script` | to the end, as `python -m` runs them |
+| the same: `test_distributed_data_loop` | stands still as under torchrun: no GPUs, no `join_uneven_inputs` |
 | the same: `test_cli`, `test_ops` | to the end, but without a GPU Accelerate itself has every rank alone in them |
 | the same: `test_ddp_comm_hook`, `test_merge_weights` | not tried here: they give DDP `device_ids`, or want GPUs |
+| the same: `external_deps` | not tried: they want `evaluate` and `datasets`, and download models |
 | `lightning.pytorch.demos.boring_classes`: three models and the data | trained by Lightning's Trainer |
 | Lightning's other demos | not tried: they download their data |
 | PyTorch's wheel | has no distributed example that needs neither its test harness nor a download |
@@ -17,9 +19,13 @@ import tempfile
 import pytest
 
 import labkit
-from tests.conftest import shared_session
+from tests.conftest import LONG_S, shared_session, wait_until
 
-SCRIPTS = {"test_sync": "Test `accumulate` gradient accumulation with optimizer and scheduler"}
+ACCELERATES = "accelerate.test_utils.scripts."
+SCRIPTS = {
+    "test_sync": "Test `accumulate` gradient accumulation with optimizer and scheduler",
+    "test_script": "**Test reinstantiated state**",
+}
 """Those that Accelerate tests itself with, and what each says towards its end."""
 
 
@@ -68,13 +74,27 @@ def boring(model_name):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", ["test_sync", pytest.param("test_script", marks=pytest.mark.long)])
 def test_accelerates_own_scripts_run_to_their_end(script):
     pytest.importorskip("accelerate")
     # On ranks of their own: Accelerate keeps for a process's life how the first program was launched.
-    run = labkit.launch(module_as_program(f"accelerate.test_utils.scripts.{script}"), world_size=2, live=False)
+    run = labkit.launch(module_as_program(ACCELERATES + script), world_size=2, live=False)
     assert run.results == [2, 2]
     assert SCRIPTS[script] in run.output[0]
+
+
+@pytest.mark.spawns
+def test_the_script_that_stands_still_under_torchrun_too_is_told_where():
+    """Its `join_uneven_inputs` "will have no effect" on CPUs, as it warns: rank 0 has a batch more than rank 1."""
+    pytest.importorskip("accelerate")
+    program = module_as_program(f"{ACCELERATES}test_distributed_data_loop")
+    run = labkit.launch(program, world_size=2, live=False, wait=False)
+    wait_until(lambda: run.over.is_set() or "Test joining uneven inputs" in run.output[0], LONG_S)
+    wait_until(lambda: run.over.is_set() or "barrier" in run.stacks().missed, LONG_S)
+    assert "rank 0 is in broadcast" in run.stacks().missed
+    assert "rank 1 is in barrier" in run.stacks().missed
+    assert "in test_can_join_uneven_inputs" in str(run.stacks())
+    run.stop(0)
 
 
 @pytest.mark.spawns

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import time
 
 import pytest
 
 import labkit
-from labkit.rank.waiting import SLEEP
+from labkit.in_vain.waiting import SLEEP
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.hangs import is_recorded
@@ -145,6 +146,22 @@ def test_asking_again_and_again_does_not_disturb_a_run():
     assert run.status == "stopped"
     assert run.results[0] == run.results[1] > 0
     assert run.stacks().in_words == "ranks 0 and 1 have returned"
+
+
+def test_a_stop_comes_to_ranks_of_which_others_ask_things_all_the_time():
+    run, is_over = launched(workloads.spin), threading.Event()
+
+    def ask():
+        while not is_over.wait(0.001):
+            run.engine.ask_for_stacks()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    run.stop(grace_s=LONG_S)
+    is_over.set()
+    asking.join()
+    assert (run.status, run.cut_short) == ("stopped", "")
+    assert run.results[0] == run.results[1] > 0
 
 
 @pytest.mark.cold

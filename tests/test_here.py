@@ -38,7 +38,8 @@ def test_a_run_here_keeps_the_contract_in_this_very_process(capfd):
     assert (run.status, run.states, run.returned, run.world_size) == ("finished", ["finished"], [True], 1)
     assert run.history["loss"].tolist() == [1.0] * 5
     assert run.output == ["rank 0 of 1\n"]
-    assert capfd.readouterr().out == "rank 0 of 1\n", "seen at once, and once"
+    said = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("[Gloo]")]  # PyTorch 2.8
+    assert said == ["rank 0 of 1"], "seen at once, and once"
     assert drawn == launch(train, 1, seed=0).results[0][1], "seeded as any rank"
     assert run.peak_bytes[0] > 0
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.engines import idle
+from labkit.standby import idle
 from tests.conftest import wait_until
 
 SPIN = "while True: pass"

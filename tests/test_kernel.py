@@ -68,6 +68,8 @@ class Notebook:
         """What each open comm carries: "FigureWidget", "ButtonModel", …"""
         self.button = {}
         """What the front end was first told of the last button."""
+        self.button_now = {}
+        """What it has been told of it since."""
         self.comm_messages = []
         """(what it carries, when it came)"""
         self.run("import os, time, torch, labkit, labkit.ui.live\nimport torch.distributed as dist", watched)
@@ -77,14 +79,15 @@ class Notebook:
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 
-    def start(self, code, watched=False, cell_id=None):
+    def start(self, code, watched=False, cell_id=None, metadata=None):
         """Begin to run a cell. Where a person watches, a front end lets cells ask for input; some say the cell's id."""
         client, code = self.client, textwrap.dedent(code).strip()
-        if cell_id is None:
+        metadata = metadata or {"cellId": cell_id}
+        if list(metadata.values()) == [None]:
             cell = Cell(client.execute(code, allow_stdin=watched))
         else:
             content = {"code": code, "silent": False, "store_history": True, "allow_stdin": watched}
-            message = client.session.msg("execute_request", content, metadata={"cellId": cell_id})
+            message = client.session.msg("execute_request", content, metadata=metadata)
             client.shell_channel.send(message)
             cell = Cell(message["header"]["msg_id"])
         self.cells[cell.msg_id] = cell
@@ -94,9 +97,9 @@ class Notebook:
         self.listen_until(lambda: cell.idle_s)
         return cell
 
-    def run(self, code, watched=False, fails=False, cell_id=None):
+    def run(self, code, watched=False, fails=False, cell_id=None, metadata=None):
         """Run a cell to its end and give it."""
-        cell = self.finish(self.start(code, watched, cell_id))
+        cell = self.finish(self.start(code, watched, cell_id, metadata))
         assert fails or cell.error is None, "\n".join(cell.error["traceback"])
         return cell
 
@@ -146,9 +149,11 @@ class Notebook:
             is_figure = "_widget_data" in state or state["_model_name"] == "FigureModel"  # in Plotly 6 and 5
             self.open_comms[content["comm_id"]] = "FigureWidget" if is_figure else state["_model_name"]
             if state["_model_name"] == "ButtonModel":
-                self.button = state
+                self.button, self.button_now = state, dict(state)
         elif kind == "comm_msg":
             carries = self.open_comms.get(content["comm_id"], "closed")
+            if carries == "ButtonModel":
+                self.button_now.update(content["data"].get("state", {}))
             self.comm_messages.append((carries, time.monotonic()))
         elif kind == "comm_close":
             self.open_comms.pop(content["comm_id"], None)
@@ -157,12 +162,20 @@ class Notebook:
         """The ■ button."""
         self._kernel.interrupt_kernel()
 
+    def open_subshell(self):
+        """Have the kernel make a subshell, as JupyterLab does when it first shows a widget; its id."""
+        control = self.client.control_channel
+        control.send(self.client.session.msg("create_subshell_request"))
+        return control.get_msg(timeout=LONG_S)["content"]["subshell_id"]
+
+    def close_subshell(self, subshell_id):
+        control = self.client.control_channel
+        control.send(self.client.session.msg("delete_subshell_request", {"subshell_id": subshell_id}))
+        assert control.get_msg(timeout=LONG_S)["content"]["status"] == "ok"
+
     def click(self, comm_id):
         """Click a button as JupyterLab does: through a subshell, so that a busy cell does not keep it waiting."""
-        client = self.client
-        control = client.control_channel
-        control.send(client.session.msg("create_subshell_request"))
-        subshell_id = control.get_msg(timeout=LONG_S)["content"]["subshell_id"]
+        client, subshell_id = self.client, self.open_subshell()
         click = {"method": "custom", "content": {"event": "click"}}
         message = client.session.msg("comm_msg", {"comm_id": comm_id, "data": click})
         message["header"]["subshell_id"] = subshell_id
@@ -292,7 +305,8 @@ def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook
         assert f'Cell In[{helper.number}], line 3, in check\n    raise ValueError("bad batch")' in shown
         assert "ValueError: bad batch" in shown
         assert "rank 0" in shown, "what became of the other"
-        assert "labkit" not in shown
+        assert 'help("labkit.errors.rank_failed")' in shown
+        assert "labkit" not in shown.replace("labkit.errors", "")
     assert cell.stderr == ""
 
 

@@ -66,6 +66,7 @@ def test_ranks_stay_light_and_on_loopback():
     run = placed(2)
     for result in run.results:
         assert result["heavy"] == [], "pandas, Plotly and the widgets are paid for in the notebook only"
+        assert result["of_the_notebook"] == [], "and so is labkit's own part there, whichever wings take part"
         assert set(result["listening"]) <= {"127.0.0.1"}
         assert result["main"].endswith("die_with_parent.py"), "the launching script is not run again"
 

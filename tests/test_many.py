@@ -12,14 +12,15 @@ import plotly.graph_objects as go
 import pytest
 from PIL import Image
 
-from labkit.monitor import band
-from labkit.monitor.history import AT_ONCE, FEW, History
+from labkit.many import FEW, band
+from labkit.many import listing as many
+from labkit.monitor.history import AT_ONCE, new_history
 from labkit.monitor.output import RankOutput, together
 from labkit.monitor.run import Run
 from labkit.monitor.stacks import RankStack, Stacks, rank_list
+from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
-from labkit.ui import charts, kernel, live, many, summary
-from labkit.ui.png import picture
+from labkit.ui import charts, kernel, live, summary
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 
@@ -41,7 +42,7 @@ def losses(ranks=RANKS, steps=STEPS, seed=0):
 
 def history_of(values, name="loss", every=1):
     """What ranks log that take their steps by turns, a few at a time."""
-    history = History(len(values))
+    history = new_history(len(values))
     for start in range(0, values.shape[1], 7):
         for rank, row in enumerate(values):
             steps = range(start, min(start + 7, len(row)))
@@ -103,7 +104,7 @@ def test_a_long_band_has_few_points_and_keeps_its_extremes(steps, every):
 
 def test_the_band_does_not_depend_on_the_order_in_which_ranks_are_heard():
     values = losses(20, 3_000)
-    one, other = history_of(values), History(20)
+    one, other = history_of(values), new_history(20)
     for rank in reversed(range(20)):
         other.add(log(rank, range(3_000), loss=values[rank]))
         assert other.names == ["loss"], "taken in at once"
@@ -112,7 +113,7 @@ def test_the_band_does_not_depend_on_the_order_in_which_ranks_are_heard():
 
 
 def test_steps_may_be_any_numbers_in_any_order():
-    history = History(20)
+    history = new_history(20)
     for steps in ([5, 6], [-900, -899], [10**12], [7]):
         for rank in range(20):
             history.add(log(rank, steps, loss=[rank] * len(steps)))
@@ -123,7 +124,7 @@ def test_steps_may_be_any_numbers_in_any_order():
 
 
 def test_the_band_is_where_most_of_those_have_a_value_that_log():
-    history = History(40)
+    history = new_history(40)
     for rank in range(10):  # a pipeline: the last stages know the loss
         history.add(log(rank, range(20 if rank < 6 else 10 if rank else 5), loss=[rank] * (20 if rank < 6 else 10)))
     history.add(log(0, [20], loss=[99.0]))  # one rank alone is ahead
@@ -240,7 +241,7 @@ def test_a_live_chart_of_many_stays_the_same_figure_when_another_rank_comes_to_s
 
 
 def test_a_saved_chart_of_1024_ranks_is_small():
-    history = History(1024)
+    history = new_history(1024)
     values = losses(1024, 600)
     for rank, row in enumerate(values):
         history.add(log(rank, range(600), loss=row, accuracy=row, lr=row))
@@ -301,7 +302,7 @@ def test_the_table_has_who_is_asked_for_who_failed_who_stands_apart_and_the_slow
 
 
 def test_ranks_that_have_ended_are_not_the_slowest_while_others_are_at_work():
-    history = History(20)
+    history = new_history(20)
     for rank in range(20):
         history.add(log(rank, range(5 + rank), loss=[1.0] * (5 + rank)))
     states = ["finished"] * 10 + ["running"] * 10
@@ -309,7 +310,7 @@ def test_ranks_that_have_ended_are_not_the_slowest_while_others_are_at_work():
 
 
 def test_of_ranks_that_go_on_together_none_is_the_slowest():
-    history = History(20)
+    history = new_history(20)
     for rank in range(20):
         history.add(log(rank, range(30), step_s=0.1 + 0.0001 * (7 * rank % 20), loss=[1.0] * 30))
     history.add(log(12, [30], loss=[1.0]))  # it is heard of first
@@ -317,7 +318,7 @@ def test_of_ranks_that_go_on_together_none_is_the_slowest():
 
 
 def test_before_anything_is_logged_only_who_is_asked_for_is_listed():
-    assert many.listed(["starting"] * 20, History(20), [4]) == {4: "asked for"}
+    assert many.listed(["starting"] * 20, new_history(20), [4]) == {4: "asked for"}
 
 
 def test_the_states_table_of_many_has_a_head_and_few_rows():

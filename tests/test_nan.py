@@ -10,6 +10,7 @@ import labkit
 from labkit.launcher import _check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
+from labkit.png.drawing import picture
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
@@ -82,7 +83,7 @@ def test_the_chart_marks_the_step_in_its_panel_and_a_chart_without_the_mark_is_d
     assert [note.text for note in figure.layout.annotations][-1] == "rank 1: NaN"
     history.add(log(1, 3, NAN))
     assert charts.refresh(figure, history), "marked once"
-    assert charts.picture(figure).startswith(b"\x89PNG")
+    assert picture(figure).startswith(b"\x89PNG")
 
 
 # watch="nan"

@@ -9,9 +9,9 @@ import signal
 import pytest
 
 import labkit
-from labkit.engines import holders, standby
-from labkit.engines.holders import HeldProcess
-from labkit.process_table import HEADINGS
+from labkit import standby
+from labkit.process_table import HEADINGS, holders
+from labkit.process_table.holders import HeldProcess
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 
@@ -52,7 +52,6 @@ class Held:
 
     def __init__(self, kind, since_s_by_rank):
         self.kind, self.since_s_by_rank = kind, since_s_by_rank
-        holders.add(self)
 
     def processes(self):
         return [
@@ -61,8 +60,9 @@ class Held:
         ]
 
 
-def test_each_holders_ranks_are_listed_by_rank_whichever_started_first():
+def test_each_holders_ranks_are_listed_by_rank_whichever_started_first(monkeypatch):
     session, run, later = Held("session", {0: 5.2, 1: 5.1, 2: 9.0}), Held("run", {1: 7, 0: 8}), Held("run", {0: 7.5})
+    monkeypatch.setattr(holders, "holders", lambda: [session, run, later])
     assert [(one.holder, one.rank) for one in labkit.processes()] == [
         *((run, rank) for rank in (0, 1)),
         (later, 0),

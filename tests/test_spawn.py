@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import pytest
 
 from labkit.engines.spawn import RankProcess
 from labkit.rank.channels import EventQueue
+from tests.conftest import LONG_S, wait_until
 
 
 class ClosableProcess:
@@ -78,6 +80,48 @@ def test_a_rank_may_be_asked_and_ended_while_it_is_let_go(rank):
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+A_JOB = b"x" * 2**20
+"""More than a pipe holds."""
+
+
+def make_hard_to_reach(rank, how):
+    """Have it take a while until a rank that does not read gets a word; return what it finds before."""
+    if how == "a job is being sent":
+        threading.Thread(target=rank.send, args=(A_JOB,), daemon=True).start()
+        wait_until(lambda: rank._inbox_lock.locked() and not rank._has_room())
+        return [A_JOB]
+    before = []
+    while how == "there is no room" and rank._has_room():
+        before.append("what others have asked")
+        rank.send(before[-1])
+    if how == "a word is being sent":
+        rank._inbox_lock.acquire()
+        threading.Thread(target=lambda: (time.sleep(0.001), rank._inbox_lock.release())).start()
+    return before
+
+
+@pytest.mark.parametrize("how", ["nothing is sent", "a word is being sent", "a job is being sent", "there is no room"])
+def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
+    for _ in range(25):
+        reader, writer = Pipe(duplex=False)
+        rank = RankProcess(ClosableProcess(), writer, None, None, None)
+        before = make_hard_to_reach(rank, how)
+        asking = [threading.Thread(target=ask) for ask in (rank.ask_for_collectives, rank.ask_to_stop)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(LONG_S)
+            assert not thread.is_alive(), "it waits for a rank that does not read"
+        found = []
+        while len(found) < len(before) + 2:
+            assert reader.poll(LONG_S), f"one of two words never came, of {len(found)} that did"
+            found.append(reader.recv())
+        assert found[: len(before)] == before
+        assert sorted(found[len(before) :]) == ["collectives", "stop"]
+        reader.close()
+        writer.close()
 
 
 def test_the_queue_of_a_rank_needs_no_name_in_the_system():

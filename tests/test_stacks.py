@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import site
 import sysconfig
 import textwrap
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import labkit
 from labkit.monitor.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
+from labkit.protocol.source import is_readers
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"
@@ -187,6 +189,12 @@ def test_without_a_cell_the_place_is_the_first_file_that_is_not_a_librarys():
         Frame("/home/me/project/train.py", 30, "train"),
     ]
     assert RankStack(0, frames, {}).place == "helpers.py, line 12"
+
+
+@pytest.mark.parametrize("folder", [STDLIB, SITE, site.getusersitepackages(), *site.getsitepackages()])
+def test_what_is_installed_for_one_user_or_by_the_system_is_a_library_too(folder):
+    assert not is_readers(f"{folder}/torch/nn/modules/module.py", {})
+    assert is_readers(f"{Path.home()}/train.py", {})
 
 
 @pytest.mark.parametrize(("beside", "place"), [("_utils.py", "labkit_utils.py, line 5"), ("/rank/worker.py", "")])

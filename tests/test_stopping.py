@@ -6,8 +6,10 @@ from array import array
 
 import pytest
 
-from labkit.monitor.stopping import RECENT, USED_SHARE, Pace, Stopping
-from labkit.protocol.events import Log, Waits
+from labkit.in_vain.beside import USED_SHARE, Stopping
+from labkit.in_vain.waiting import Waits
+from labkit.monitor.stopping import RECENT, Pace
+from labkit.protocol.events import Log
 
 GRACE_S = 2.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -49,6 +50,23 @@ def ranks_of(run):
 def free_endpoint():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def agent_elsewhere(notice):
+    """The agent that a notice says to start on another machine; afterwards it and its ranks have ended."""
+    what, command = notice.split("\n")
+    assert what == "start on 1 other machine:"
+    setting, *words = shlex.split(command)
+    environment = dict(os.environ, **dict([setting.split("=", 1)]))
+    agent = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield agent
+    finally:
+        for process in [*psutil.Process(agent.pid).children(recursive=True)] if agent.poll() is None else []:
+            process.kill()
+        agent.kill()
+        agent.wait()
 
 
 @pytest.mark.spawns
@@ -134,14 +152,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
         nnodes=2, nproc_per_node=1, max_restarts=2, rdzv_endpoint=endpoint,
     )  # fmt: skip
     assert run.status == "queued"
-    what, command = run.notice.split("\n")
-    assert what == "start on 1 other machine:"
-    *settings, program = shlex.split(command)[:2]
-    environment = dict(os.environ, **dict(setting.split("=", 1) for setting in settings))
-    agent = subprocess.Popen(
-        shlex.split(command)[len(settings) :], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
+    with agent_elsewhere(run.notice) as agent:
         wait_for_step(run, 5)
         assert (run.status, run.notice) == ("running", "")
         (mine,) = ranks_of(run).values()
@@ -152,11 +163,6 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
         run.stop()
         assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
         assert agent.wait(LONG_S) == 0
-    finally:
-        for process in [*psutil.Process(agent.pid).children(recursive=True)] if agent.poll() is None else []:
-            process.kill()
-        agent.kill()
-        agent.wait()
 
 
 @pytest.mark.spawns
@@ -258,23 +264,13 @@ def test_two_agents_share_a_session_and_leave_together(tmp_path):
     on = labkit.Torchrun(nnodes=2, nproc_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
     with labkit.Session(on=on) as session:
         wait_until(lambda: session.notices)
-        what, command = session.notices[0].split("\n")
-        assert what == "start on 1 other machine:"
-        setting, *words = shlex.split(command)
-        environment = dict(os.environ, **dict([setting.split("=", 1)]))
-        agent = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
+        with agent_elsewhere(session.notices[0]) as agent:
             places = labkit.launch(workloads.where_am_i, on=session, live=False).results
             assert [(place["rank"], place["local_rank"], place["sum"]) for place in places] == [(0, 0, 2), (1, 0, 2)]
             wait_until(lambda: not session.notices)
             session.run("dist.barrier()")
             session.close()
             assert agent.wait(LONG_S) == 0
-        finally:
-            for process in [*psutil.Process(agent.pid).children(recursive=True)] if agent.poll() is None else []:
-                process.kill()
-            agent.kill()
-            agent.wait()
 
 
 @pytest.mark.spawns

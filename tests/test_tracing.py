@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import labkit
 from labkit.cluster import run_directory
 from labkit.monitor.state import RunState
+from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, intervals, reading, recording
@@ -27,7 +28,7 @@ from labkit.tracing.findings import by_line, steps_of
 from labkit.tracing.lines import LineClock
 from labkit.tracing.meeting import RankTime
 from labkit.tracing.phases import Phases
-from labkit.tracing.reading import Event, Places
+from labkit.tracing.reading import Places
 from labkit.tracing.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
 from labkit.tracing.trace import Trace
 from tests.conftest import shared_session
@@ -574,45 +575,55 @@ METADATA = {"process_name": "name", "process_sort_index": "sort_index", "thread_
 METADATA |= {"thread_sort_index": "sort_index"}
 
 
-def check_trace_events(document):
-    """Hold a document against the trace event format, as far as viewers count on it."""
+def check_trace_events(path):
+    """Hold a file against the trace event format, and what Perfetto's importer makes of it; return all, and slices."""
+    document = json.loads(path.read_text(), parse_constant=pytest.fail)  # viewers know no NaN
     assert {"traceEvents"} <= set(document) <= {"traceEvents", "displayTimeUnit", "otherData"}
     assert document["displayTimeUnit"] in ("ms", "ns")
-    slices = {}
+    slices, named = {}, set()
     for event in document["traceEvents"]:
         for field, types in FIELDS[event["ph"]].items():
             assert type(event[field]) in types, (field, event)
+        assert set(event) <= {*FIELDS[event["ph"]], "args", "ts"}, event
         assert isinstance(event.get("args", {}), dict)
         if event["ph"] == "M":
-            assert list(event["args"]) == [METADATA[event["name"]]]
+            ((field, value),) = event["args"].items()
+            assert field == METADATA[event["name"]]
+            assert type(value) is (int if field == "sort_index" else str)
+            assert (event["pid"], event["tid"], event["name"]) not in named, "named once, before it is used"
+            assert (event["pid"], event["tid"]) not in slices
+            named.add((event["pid"], event["tid"], event["name"]))
             continue
+        assert (event["pid"], event["tid"], "thread_name") in named
+        assert any((pid, what) == (event["pid"], "process_name") for pid, _, what in named)
+        assert event["ts"] >= 0, "Perfetto drops what begins before"
         assert event["dur"] >= 0
         start, length = int(1000 * event["ts"]), int(1000 * event["dur"])  # as Perfetto reads them
         slices.setdefault((event["pid"], event["tid"]), []).append((start, start + length))
+    assert len({tid for _, tid in slices}) == len(slices)
+    assert all(tid not in (0, pid) for pid, tid in slices), "Perfetto mixes lanes up by these"
     for thread, found in slices.items():
         open_until = []
-        for start, end in sorted(found, key=lambda each: (each[0], -each[1])):
+        for start, end in sorted(found, key=lambda each: each[0]):  # what begins together, in the file's order
             while open_until and open_until[-1] <= start:
                 open_until.pop()
             assert not open_until or end <= open_until[-1], f"slices of {thread} overlap and do not nest"
             open_until.append(end)
-    return slices
+    return document, slices
 
 
 def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp_path):
     def step_of(rank, number):  # two collectives under way at a time
         return {
-            "phases": [("backward", 0, 30 * MS, LOSS)],
-            "spans": [("backward", 0, 20 * MS)],
+            "phases": [("optimizer", -1 * MS, 0.5 * MS, LOSS), ("backward", 0.5 * MS, 30 * MS, LOSS)],
+            "spans": [("backward", 0.5 * MS, 20 * MS)],
             "calls": [("all_reduce", (5 + rank) * MS, 25 * MS), ("all_reduce", 12 * MS, 30 * MS)],
             "lines": [],
             "length": 31 * MS,
         }
 
     trace = Trace.of([rank_trace(rank, 2, step_of, world_size=3) for rank in range(3)])
-    path = trace.save(tmp_path / "trace.json")
-    document = json.loads(path.read_text())
-    slices = check_trace_events(document)
+    document, slices = check_trace_events(trace.save(tmp_path / "trace.json"))
     assert {pid for pid, _ in slices} == {0, 1, 2}
     found = [event for event in document["traceEvents"] if event["pid"] == 0]
     names = {event["args"]["name"] for event in found if event["name"] in ("process_name", "thread_name")}
@@ -632,9 +643,9 @@ def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp
         "group": "0",
         "number": 0,
     }
-    assert (first["ts"], first["dur"]) == pytest.approx((5000, 20000))
+    assert (first["ts"], first["dur"]) == pytest.approx((6000, 20000))
     waits = next(event for event in found if event["name"] == "waiting")
-    assert (waits["ts"], waits["dur"], waits["args"]) == (5000, pytest.approx(2000), {"for rank": 2})
+    assert (waits["ts"], waits["dur"], waits["args"]) == (6000, pytest.approx(2000), {"for rank": 2})
 
 
 def test_a_record_travels_through_a_run_directory_as_through_a_queue(tmp_path):
@@ -684,7 +695,7 @@ def test_a_planted_straggler_of_50_ms_is_found_within_5_on_2_3_and_4_ranks(tmp_p
             assert (found.rank, found.part, found.kind) == (late, where, "all_reduce"), run.trace
             assert found.late_s == pytest.approx(truth_s, abs=5 * MS)
             assert "test_tracing.py, line" in found.text
-        check_trace_events(json.loads(run.trace.save(tmp_path / "trace.json").read_text()))
+        check_trace_events(run.trace.save(tmp_path / "trace.json"))
         assert len(run.trace.ranks) == 4
         plain = labkit.launch(late_by_its_own_clock, 0, 0.0, "", on=ranks, world_size=2, live=False)
         with pytest.raises(ValueError, match=r"has no trace: it was launched without trace=…"):

@@ -15,12 +15,12 @@ from torch import nn
 
 import labkit
 from labkit.cluster import run_directory
-from labkit.monitor.frames import Frames, frames_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.rank import variables
-from labkit.rank.variables import CHARACTERS, LEFT_OUT, describe, named, of_frames
 from labkit.ui import summary
+from labkit.variables import describing
+from labkit.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
+from labkit.variables.frames import Frames, frames_of
 from tests.conftest import shared_session
 
 NAN, INF = float("nan"), float("inf")
@@ -175,21 +175,21 @@ def test_of_a_frame_the_readers_own_variables_are_described_and_no_functions_or_
 
 def test_a_frame_with_many_variables_shows_forty_and_says_how_many_more():
     (found,) = of_frames([frame_with(**{f"v{i}": i for i in range(60)})], cells={})
-    assert len(found) == variables.VARIABLES + 1
+    assert len(found) == describing.VARIABLES + 1
     assert found[-1] == ("…", "21 more")
 
 
 def test_what_takes_too_long_is_left_behind_and_the_frames_before_it_are_there(monkeypatch):
-    monkeypatch.setattr(variables, "LIMIT_S", 0.05)
+    monkeypatch.setattr(describing, "LIMIT_S", 0.05)
     done = threading.Event()
-    describe_one = variables.describe
+    describe_one = describing.describe
 
     def slow(value, depth=0):
         if value == "slow":
             done.wait()
         return describe_one(value, depth)
 
-    monkeypatch.setattr(variables, "describe", slow)
+    monkeypatch.setattr(describing, "describe", slow)
     began_s = time.monotonic()
     found = of_frames([frame_with(a=1), frame_with(b="slow"), frame_with(c=2)], cells={})
     took_s = time.monotonic() - began_s
@@ -218,12 +218,12 @@ FAILURE = Failure(
     "ValueError: <bad>",
     "Traceback",
     ((threading.__file__, 5, "run"), (CELL, 2, "net"), (CELL, 3, "train")),
-    ((), (("x", "float32 [9] on cpu, 9 NaN"),), (("loss", "<nan>"), ("step", "4"))),
 )
+SAID = ((), (("x", "float32 [9] on cpu, 9 NaN"),), (("loss", "<nan>"), ("step", "4")))
 
 
 def test_frames_are_the_readers_most_recent_first_with_place_line_and_variables():
-    frames = frames_of([None, FAILURE], 1, CELLS)
+    frames = frames_of([None, FAILURE], 1, CELLS, {1: SAID})
     assert [(frame.rank, frame.title, frame.source) for frame in frames] == [
         (1, "Cell In[3], line 2, in net", "loss = net(x)"),
         (1, "Cell In[3], line 3, in train", "step(loss)"),
@@ -237,13 +237,13 @@ def test_frames_are_the_readers_most_recent_first_with_place_line_and_variables(
 
 
 def test_the_rank_that_failed_first_comes_first():
-    frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS)
+    frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS, {0: SAID, 1: SAID})
     assert [frame.rank for frame in frames] == [1, 1, 0, 0]
     assert [frame.rank for frame in frames.of(0)] == [0, 0]
 
 
 def test_in_a_notebook_a_rank_and_a_frame_unfold():
-    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS)._repr_html_()
+    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS, {0: SAID, 1: SAID})._repr_html_()
     assert page.count("<details>") == 4, "a rank is folded, and its older frame"
     assert page.count("<details open>") == 2, "its most recent frame is not"
     assert "variables of rank 1 when it failed" in page
@@ -255,7 +255,7 @@ def test_no_frames_are_nothing():
     assert (str(Frames()), Frames().in_short, Frames()._repr_html_()) == ("", "", "")
 
 
-def test_frames_cross_a_file_as_plain_data(tmp_path):
+def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
     run_directory.FileSender(tmp_path / "records").send(FAILURE, is_last=True)
     (line,) = (tmp_path / "records").read_bytes().splitlines()
     assert run_directory._record(line) == FAILURE

@@ -13,17 +13,20 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from ipywidgets.widgets.widget import _instances as open_widgets
+from ipywidgets.widgets import widget as widget_module
 
 import labkit
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
+from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
 from labkit.ui import ahead, charts, kernel, live, present, summary, widgets
 from labkit.ui.lines import Lines
-from labkit.ui.png import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
+
+open_widgets = widget_module._instances if hasattr(widget_module, "_instances") else widget_module.Widget.widgets
+"""By id; ipywidgets before 8 has the second name."""
 
 
 class NoRanks:
@@ -110,9 +113,9 @@ def page(monkeypatch):
 
 
 def numbers(bundle, curve=0):
-    """The y values of a curve of a chart that is shown."""
+    """The y values of a curve of a chart that is shown; Plotly packs them from 6 on."""
     y = bundle[charts.PLOTLY]["data"][curve]["y"]
-    return np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"]).tolist()
+    return y if isinstance(y, list) else np.frombuffer(base64.b64decode(y["bdata"]), y["dtype"]).tolist()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -37,6 +37,7 @@ def where_am_i(worker):
         "sum": total.item(),
         "pid": os.getpid(),
         "heavy": [name for name in ("pandas", "plotly", "ipywidgets", "matplotlib", "IPython") if name in sys.modules],
+        "of_the_notebook": [name for name in sys.modules if name.startswith(("labkit.monitor", "labkit.ui"))],
         "listening": listening,
         "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},
         "main": getattr(sys.modules["__main__"], "__file__", None),

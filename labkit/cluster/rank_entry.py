@@ -24,7 +24,8 @@ import torch.distributed as dist
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit, end_children
+from labkit.rank.children import end_children
+from labkit.rank.main import Part, do_and_exit
 from labkit.rank.signals import handle_signals
 from labkit.rank.store import join_store, open_store
 

@@ -78,7 +78,7 @@ def main(directory: Path) -> int:
         for word in requests.new():
             if word == "stacks":
                 child.process.send_signal(STACKS_SIGNAL)
-                child.send("collectives")
+                child.send("details")
             elif word == "end":
                 was_ended = True
                 child.process.kill()

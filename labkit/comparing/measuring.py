@@ -21,9 +21,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.comparing.accelerator import VirtualDevices
-from labkit.profiling import PARTS, Mark, activations, counted_sent, memory, split
+from labkit.profiling import (
+    COLLECTIVE,
+    KERNEL,
+    PARTS,
+    Mark,
+    activations,
+    counted_sent,
+    events_of,
+    memory,
+    profiler,
+    split,
+)
 from labkit.tracing.phases import Phases
-from labkit.tracing.reading import COLLECTIVE, events_of
 
 
 class Plan(NamedTuple):
@@ -220,7 +230,7 @@ class Observer:
         elif count == plan.timed:
             self._open.close()
             self._memory = {**memory(model, self._optimizer), **self._kept}  # type: ignore[arg-type]
-            self._begin_profiling()
+            self._profiler = self._open.enter_context(profiler(self._device))
             self._sent.append(counted_sent())
         elif count == plan.simulated:
             self._sent.append(counted_sent())
@@ -232,14 +242,6 @@ class Observer:
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
-
-    def _begin_profiling(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        on_gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
-        self._profiler = self._open.enter_context(
-            profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=True)
-        )
 
     def measured(self, returned: Any) -> Measured:
         """Return what was found, once the function is over."""
@@ -287,7 +289,7 @@ class Observer:
                 # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
                 end_s = event.start_s if event.name.startswith("nccl") else event.end_s
                 found.append(Sent(kind[1], numbers, event.start_s, end_s))
-            elif event.name.startswith("ncclDevKernel"):
+            elif KERNEL.match(event.name):
                 found.append(Sent("on the device", 0, event.start_s, event.end_s))
         return found
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.debugging.answering import PANEL, WAITER, read_line
 from labkit.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
+from labkit.monitor.companion import Companion
 from labkit.monitor.stacks import rank_list
 from labkit.protocol import events, source
 from labkit.protocol.job import Cell
@@ -35,7 +36,7 @@ KEPT = 40_000
 """Characters of what was said that are kept."""
 
 
-class Debugger:
+class Debugger(Companion):
     """Beside one run. Its methods are called from the thread that follows the run, the panel's, and a waiter's."""
 
     def __init__(self, run: Run, cells: Mapping[str, Cell], way: str) -> None:
@@ -62,7 +63,7 @@ class Debugger:
     # What the run asks
 
     @property
-    def holds_the_time(self) -> bool:
+    def holds_the_time(self) -> bool:  # type: ignore[override]
         """Whether anybody debugs, so that `timeout_s` does not run."""
         return bool(self._asking or self._moving)
 

@@ -12,7 +12,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from torch.distributed import distributed_c10d
 
 from labkit.debugging.conversation import HOLD, Conversation, place_of
 from labkit.protocol import source
-from labkit.protocol.job import Job
+from labkit.protocol.job import Job, RankHooks
 from labkit.protocol.pages import more
 from labkit.rank.channels import Channel
 
@@ -45,18 +44,26 @@ class NobodyAnswers(EOFError):  # noqa: N818 - as Stopped and WorkerFailed
     """A rank asks for a line where nobody can type one. An EOFError, as `input` raises at the end of its input."""
 
 
-@dataclass(frozen=True)
-class Hooks:
+def _ignore(word: str) -> None:
+    """Do nothing with it."""
+
+
+class Hooks(RankHooks):
     """What a job carries for its ranks."""
 
-    why_nobody: str
-    """Why nobody can answer; "" if somebody can."""
-    is_mentioned: bool
-    """Whether the function says that it may stop."""
+    def __init__(self, why_nobody: str, is_mentioned: bool) -> None:
+        self.why_nobody, self.is_mentioned = why_nobody, is_mentioned
+        """Why nobody can answer, "" if somebody can; and whether the function says that it may stop."""
+        self.listen: Callable[[str], object] = _ignore
+        """What is done with a word from the notebook, while the function is called."""
 
-    def __call__(self, job: Job, channel: Channel) -> contextlib.AbstractContextManager[None]:
+    def around(self, job: Job, channel: Channel) -> contextlib.AbstractContextManager[None]:
         """Return the context in which a rank calls the function."""
         return _Installed(self, job, channel)
+
+    def hear(self, word: str, channel: Channel) -> None:
+        """Pass on what somebody types."""
+        self.listen(word)
 
 
 def hold_timeouts() -> None:
@@ -89,7 +96,7 @@ class _Installed:
 
             self._put(pdb, "set_trace", self._set_trace)
         if not self._hooks.why_nobody:
-            self._put(self._channel, "listen", self._hear)
+            self._put(self._hooks, "listen", self._hear)
             if self._hooks.is_mentioned:
                 hold_timeouts()
 

@@ -57,14 +57,11 @@ class Engine(Protocol):
         """Return events that have arrived; every rank's last is its `Exit`."""
 
     def ask_to_stop(self) -> None:
-        """Ask the ranks to end at their next common step; asked again, they only say once more what they wait for.
-
-        Their answers come as `events.Waits`.
-        """
+        """Ask the ranks to end at their next common step; asked again, only their hooks hear of it."""
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask the ranks where they stand, which comes as `events.Stack`, and which collectives they have called,
-        which comes as `events.Collectives`; give the ranks asked.
+        """Ask the ranks where they stand, which comes as `events.Stack`, and for "details", which come as
+        `events.Attached`; return the ranks asked.
         """
 
     def kill(self) -> None:

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection, wait
 import psutil
 import torch.distributed as dist
 
-from labkit.engines import standby
-from labkit.engines.spawn import RankProcess
-from labkit.protocol import events
+from labkit.engines.silence import Silences, look_at
+from labkit.engines.spawn import RankProcess, spawn
+from labkit.protocol import events, wings
 from labkit.protocol.job import Job
 from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
 from labkit.rank.store import open_store
@@ -35,7 +35,8 @@ class LocalEngine:
     outlives_notebook = False
     stop_grace_s = 2.0
     failure_grace_s = 0.4
-    stacks_s = 2.5
+    stacks_s = 10.0
+    """For those alone of which `Silences` cannot tell whether they will answer."""
     quiet_s = 0.0
     folder: None = None
 
@@ -50,6 +51,7 @@ class LocalEngine:
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
         self._look_due_s = 0.0
+        self._silences = Silences({})
         self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: Job) -> None:
@@ -74,6 +76,7 @@ class LocalEngine:
             arrived.append(self._events.get(timeout=timeout_s))
             while len(arrived) < BACKLOG:
                 arrived.append(self._events.get_nowait())
+        arrived += self._silences.end_with(arrived)
         if time.monotonic() > self._look_due_s:
             self._look_due_s = time.monotonic() + LOOK_EVERY_S
             seen = [(rank, peak_resident_bytes(process.pid)) for rank, process in self._at_work()]
@@ -86,10 +89,12 @@ class LocalEngine:
             process.ask_to_stop()
 
     def ask_for_stacks(self) -> list[int]:
-        """Ask every rank that lives for its stacks and its collectives; give the ranks asked."""
-        asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
+        """Ask every rank that lives for its stack and for details; return the ranks asked."""
+        ranks = self._at_work()
+        self._silences = Silences({rank: functools.partial(look_at, process.pid) for rank, process in ranks})
+        asked = [rank for rank, process in ranks if process.ask_for_stacks()]
         for rank in asked:
-            self._ranks[rank].ask_for_collectives()
+            self._ranks[rank].ask_for_details()
         return asked
 
     def say(self, rank: int, word: str) -> None:
@@ -130,13 +135,15 @@ class LocalEngine:
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
-        return standby.take(self.world_size)
+        ranks: list[RankProcess] = next(iter(wings.those_with("take_ranks")), spawn)(self.world_size)
+        return ranks
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
         for process in ranks:
             process.close()
-        standby.done(self.world_size)
+        for done in wings.those_with("ranks_done"):
+            done(self.world_size)
 
     def _listen(self, rank: int, job: Job) -> None:
         """Send the rank its job, then turn what comes from it into records, until it is gone."""
@@ -147,12 +154,14 @@ class LocalEngine:
         sources = {reader, output, stacks, process.sentinel}
         while True:
             ready = wait(list(sources))
+            # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
+            is_last = process.sentinel in ready
             # What a rank had printed when it sent a event comes before it. A pipe holds no more than one read takes.
             if output in ready or (reader in ready and output in sources and output.poll()):
                 data = _read(output)
                 if text := decoder.decode(data, final=not data):
                     self._events.put(events.Output(rank, text))
-                if not data:
+                if not data or is_last:
                     sources.discard(output)
             if stacks in ready:
                 if data := _read(stacks):

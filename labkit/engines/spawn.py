@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.spawn
 import os
+import select
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import torch.multiprocessing as mp
 
+from labkit.protocol import wings
 from labkit.protocol.job import Job
 from labkit.rank import main
 from labkit.rank.channels import EventQueue, RankPipes
@@ -63,7 +65,11 @@ class RankProcess:
 
     def send(self, word: Any) -> None:
         """Send the process a word. One that has ended is deaf."""
-        with self._inbox_lock, contextlib.suppress(OSError, ValueError):
+        with self._inbox_lock:
+            self._send(word)
+
+    def _send(self, word: Any) -> None:
+        with contextlib.suppress(OSError, ValueError):
             self._inbox.send(word)
 
     @property
@@ -87,15 +93,31 @@ class RankProcess:
         """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
         self._say("stop")
 
-    def ask_for_collectives(self) -> None:
-        """Have a thread of the process say which collectives its main thread has called."""
-        self._say("collectives")
+    def ask_for_details(self) -> None:
+        """Have a thread of the process say what its job's hooks know of the main one."""
+        self._say("details")
 
     def _say(self, word: str) -> None:
+        """Send a word without waiting: for a thread that is sending, or a process that does not read, another waits."""
         if self._inbox_lock.acquire(blocking=False):
-            with contextlib.suppress(OSError, ValueError):
-                self._inbox.send(word)
-            self._inbox_lock.release()
+            try:
+                if self._has_room():
+                    self._send(word)
+                    return
+            finally:
+                self._inbox_lock.release()
+        threading.Thread(target=self.send, args=(word,), name="labkit-say", daemon=True).start()
+
+    def _has_room(self) -> bool:
+        """Whether a word can be written at once, or nobody is there to read it. False where that cannot be asked."""
+        if not hasattr(select, "poll"):
+            return False
+        look = select.poll()
+        try:
+            look.register(self._inbox.fileno(), select.POLLOUT)
+        except OSError:  # it has been closed
+            return True
+        return bool(look.poll(0))
 
     def ask_for_stacks(self) -> bool:
         """Have the process write its main thread's stack to `stacks`; return whether it can.
@@ -186,7 +208,7 @@ def _spawn(count: int) -> list[RankProcess]:
         # multiprocessing's resource tracker, when it starts, takes the mask away.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
-        started = mp.spawn(main.main, args=(ends,), nprocs=count, join=False)
+        started = mp.spawn(main.main, args=(ends, wings.hooks_modules()), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
         end.inbox.close()

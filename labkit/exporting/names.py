@@ -27,7 +27,8 @@ def names_in(text: str) -> tuple[set[str], set[str]]:
                     at_once.add(symbol.get_name())
         for child in table.get_children():
             comprehension = child.get_name() in ("listcomp", "setcomp", "dictcomp", "genexpr")
-            look(child, now and (str(child.get_type()) == "class" or comprehension))
+            # Python 3.14 looks at annotations later; where the export is to run may be an older one.
+            look(child, now and (str(child.get_type()) in ("class", "annotation") or comprehension))
 
     look(symtable.symtable(text, "<cell>", "exec"), True, True)
     return used, at_once

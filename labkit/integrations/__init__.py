@@ -13,8 +13,9 @@ Each lies in a module of its own, which imports the library when it is first ask
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit import importing
 
 if TYPE_CHECKING:
     from labkit.integrations.accelerate import AccelerateTracker
@@ -29,8 +30,4 @@ _HOMES = {
     "TransformersCallback": "transformers",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'labkit.integrations' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"labkit.integrations.{_HOMES[name]}"), name)
+__getattr__ = importing(__name__, _HOMES, {})

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labkit.monitor.collectives import NOT_KNOWN, Missed, RankCalls, differing
 from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
-from labkit.protocol.events import Collectives, Failure, JobEnded
+from labkit.protocol.events import Failure, JobEnded
 from labkit.protocol.pages import more
 
 LOST_PEER = re.compile(
@@ -29,15 +28,6 @@ TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
-
-FINGERPRINT = re.compile(
-    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
-)
-"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do; its numbers begin
-with 0."""
-
-LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
-"""How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -70,10 +60,22 @@ class RankFacts:
     """The system was ending processes for want of memory, and this one was killed."""
     stack: RankStack | None = None
     """Where the rank stood when it failed."""
-    collectives: Collectives | None = None
-    """Which it had called when it failed or returned, as it said."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
+
+
+class Missed(NamedTuple):
+    """Why ranks wait that wait for each other."""
+
+    blamed: list[int]
+    """The ranks that stand apart by it; empty if none does."""
+    text: str
+    """One line; "" if nothing was found."""
+    unknown: str = ""
+    """What could not be known, and why; "" if all was."""
+
+
+NOTHING_MISSED = Missed([], "")
 
 
 class Diagnosis(NamedTuple):
@@ -96,6 +98,13 @@ class Diagnosis(NamedTuple):
         return "" if "labkit.errors." in self.cause else more(self.page)
 
 
+Finding = tuple[int, str, str, str]
+"""What says more than that a rank failed: the rank to blame, the headline, the cause, the page in `labkit.errors`."""
+
+Explanation = Callable[[RankFacts, str, list[RankFacts]], Finding | None]
+"""Finds that, if it can, for the rank that failed first, its cause, and all ranks."""
+
+
 # The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
 #
 # What does not work: the order in which reports arrive (a victim of a killed process reports first, for nobody reports
@@ -112,11 +121,14 @@ class Diagnosis(NamedTuple):
 # rank that loses its connection for a reason outside of all ranks (a cable), which is blamed.
 
 
-def diagnose(ranks: list[RankFacts]) -> Diagnosis:
-    """Return which rank failed first, why, and what became of the others."""
+def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:
+    """Return which rank failed first, why, and what became of the others.
+
+    What first says more of it than the rank's own report, of the explanations and what is known here, is believed.
+    """
     culprit, headline, cause, page = _first_to_fail(ranks)
     blamed = culprit.rank
-    for better in (_met_in_different_collectives, _announced_different_collectives, _came_late, _returned_early):
+    for better in (*explanations, returned_early):
         if found := better(culprit, cause, ranks):
             blamed, headline, cause, page = found
             break
@@ -133,67 +145,13 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     return reports[0], *_with_report(reports[0])
 
 
-# What says more than that a rank failed: (rank to blame, headline, cause, page)
-
-Finding = tuple[int, str, str, str]
-
-
-def _met_in_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
-    """Name the odd one out, and say in which collectives ranks met that do not fit."""
-    if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
-        return None
-    met = Stacks(r.stack for r in ranks if r.stack)
-    blamed, *_ = met.outliers or [culprit.rank]
-    if difference := differing([RankCalls(r.rank, r.collectives, r.stack.place if r.stack else "") for r in ranks]):
-        blamed, *_ = difference.blamed or [blamed]
-        call = f"call #{difference.number} of the {difference.group}"
-        headline = (
-            f"ranks met in {difference.kind} with tensors of different sizes, {call}: {difference.parts}"
-            if difference.kind
-            else f"ranks met in different collectives, {call}: {difference.parts}"
-        )
-    elif len({stack.in_words for stack in met}) > 1:
-        headline = f"ranks met in different collectives: {met.in_words}{_last_calls(ranks)}"
-    else:
-        place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
-        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(ranks)}"
-    others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
-    return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
-
-
-def _last_calls(ranks: list[RankFacts]) -> str:
-    """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
-    last = [(call, r.rank) for r in ranks for call in RankCalls(r.rank, r.collectives).calls[-1:]]
-    groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
-    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
-
-
-def _announced_different_collectives(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
-    """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
-    said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
-    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
-    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
-    if len(groups) < 2:
-        return None
-    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
-    return groups[0][0][0], f"ranks met in different collectives: {where}", cause, "different_collectives"
-
-
-def _came_late(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
-    late = LATE.search(culprit.failure.summary) if culprit.failure else None
-    if late is None:
-        return None
-    blamed = int(late[1])
-    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause, "hang"
-
-
-def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+def returned_early(
+    culprit: RankFacts, cause: str, ranks: list[RankFacts], where: str = "a collective"
+) -> Finding | None:
     """Blame the first to return, which is not known to have been wrong, only to be missing where the others meet."""
     returned = [r.rank for r in ranks if r.returned]
     if not (returned and _lost_peer(culprit)):
         return None
-    calls = RankCalls(culprit.rank, culprit.collectives).calls
-    where = f"{calls[-1].title} ({calls[-1].content})" if calls and calls[-1].content else "a collective"
     headline = (
         f"{rank_list(returned)} returned while rank {culprit.rank} was still in {where} "
         f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
@@ -201,7 +159,7 @@ def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> F
     return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}", "returned_early"
 
 
-def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOT_KNOWN) -> Diagnosis:
+def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOTHING_MISSED) -> Diagnosis:
     """Return where the ranks of a run stand that has made no progress, and which collective they missed each other in.
 
     Blames who stands apart: by the collectives, else by the stacks; else the first silent.

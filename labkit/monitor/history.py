@@ -7,14 +7,14 @@ import itertools
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.monitor.band import Band, Spread
 from labkit.monitor.curves import Mean, Points, Rates, Thinned
+from labkit.protocol import wings
 from labkit.protocol.events import Log
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 SAMPLES = "samples"
 """Logged name that gives samples per second and is drawn nowhere."""
-
-FEW = 16
-"""Ranks that are drawn, listed and averaged one by one, at most. Above that they are a band."""
 
 AT_ONCE = 8_192
 """Log calls that wait to be taken in together, at most: what each would cost by itself is then paid once for all."""
@@ -65,6 +62,22 @@ class NotFinite(NamedTuple):
         return f"rank {self.rank} logged {self.name} {what} at step {self.step}"
 
 
+class Curve(NamedTuple):
+    """One curve of the chart of what was logged."""
+
+    name: str
+    """What was logged: its panel."""
+    key: str
+    """The same whenever it is drawn again: "rank 3", "mean", an edge of a band, "slot 2"."""
+    label: str
+    """In the legend; "" leaves it out there."""
+    x: Any
+    y: Any
+    edge: tuple[str, str | None] | None = None
+    """Of a band's edge: what it is called where one points at it, and the colour that fills all down to the edge before
+    it, if any."""
+
+
 class _Calls(NamedTuple):
     """Log calls in the order in which they came, by column."""
 
@@ -99,8 +112,6 @@ class History:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self.is_many = world_size > FEW
-        """Whether there are too many ranks for a curve each."""
         self._waiting: list[Log] = []
         self._waiting_calls = 0
         self._back: dict[int, int] = {}
@@ -118,7 +129,6 @@ class History:
         self._first_not_finite: NotFinite | None = None
         self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
         self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
-        self._spreads: dict[str, Spread] = defaultdict(lambda: Spread(world_size))
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
         self._last_time_s = np.zeros(world_size)
         self._last: dict[str, NDArray[np.float64]] = {}
@@ -194,15 +204,16 @@ class History:
             self._note_not_finite(name, ranks[at], steps[at], times_s[at], y)
             if name == SAMPLES:
                 self._sample_rates.add(ranks[at], times_s[at], y)
-            if self.is_many:
-                self._spreads[name].add(ranks[at], steps[at], y)
-                continue
-            for rank in np.unique(ranks[at]).tolist():
-                mine = ranks[at] == rank
-                points = steps[at][mine].astype(np.float64), y[mine]
-                self._curves[name, rank].add(*points)
-                if self.world_size > 1:
-                    self._means[name].add(rank, *points)
+            self._draw(name, ranks[at], steps[at], y)
+
+    def _draw(self, name: str, ranks: NDArray[np.int32], steps: NDArray[np.int64], y: NDArray[np.float64]) -> None:
+        """Take values of one name into its curves."""
+        for rank in np.unique(ranks).tolist():
+            mine = ranks == rank
+            points = steps[mine].astype(np.float64), y[mine]
+            self._curves[name, rank].add(*points)
+            if self.world_size > 1:
+                self._means[name].add(rank, *points)
 
     def _note_not_finite(self, name: str, ranks: Any, steps: Any, times_s: Any, y: NDArray[np.float64]) -> None:
         if np.isfinite(y).all():
@@ -245,36 +256,27 @@ class History:
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
 
-        There is a mean only of steps that every rank of the run has logged, and only with several ranks; where there
-        are more than `FEW`, of steps that most ranks which log the name have logged.
+        There is a mean only of steps that every rank of the run has logged (of many ranks, most of those that log the
+        name), and only with several ranks.
         """
         ranks = range(self.world_size) if ranks is None else ranks
         with self._settled():
-            of: Any = self._spreads[name].curve if self.is_many else lambda rank: self._curves[name, rank].points()
-            drawn = {f"rank {rank}": points for rank in ranks if len((points := of(rank))[0])}
+            drawn = {f"rank {rank}": points for rank in ranks if len((points := self._points(name, rank))[0])}
             mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
-    def band(self, name: str) -> Band:
-        """Return the band of all ranks' values of `name`, where there are more than `FEW` ranks."""
-        with self._settled():
-            return self._spreads[name].band()
+    def drawn(self, asked: Sequence[int] = ()) -> list[Curve]:
+        """Return the curves of a chart: of each name each rank and then the mean. `asked` are ranks to be shown."""
+        names = [name for name in list(self.names) if name != SAMPLES]
+        return [Curve(name, key, key, x, y) for name in names for key, (x, y) in self.curves(name).items()]
 
-    def apart(self) -> dict[int, str]:
-        """Return the ranks that stand apart, the farthest first, each with the name in which it does so most.
+    def listed(self, states: Sequence[str], asked: Sequence[int] = ()) -> dict[int, str]:
+        """Return the ranks to list, each with why, or ""; of few ranks all. `asked` are ranks to be shown."""
+        return dict.fromkeys(range(self.world_size), "")
 
-        Where there are more than `FEW` ranks; else none.
-        """
-        with self._settled():
-            drawn = {name: spread for name, spread in self._spreads.items() if name != SAMPLES}
-            found = sorted((far, -rank, name) for name, each in drawn.items() for rank, far in each.apart().items())
-        farthest = {-rank: name for _, rank, name in found}  # of several names the last, where it is farthest, stays
-        return {-rank: farthest[-rank] for _, rank, _ in reversed(found)}
-
-    def paces(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return each rank's number of log calls so far, and how many there are a second, NaN where not known."""
-        with self._settled():
-            return self._steps.copy(), self._step_rates.per_s()
+    def headline(self, states: Sequence[str]) -> str:
+        """Return what is said of all ranks, in one line; "" for nothing: they are listed."""
+        return ""
 
     def mean_curve(self, name: str) -> Points:
         """Return thinned (steps, means) of `name` over the ranks that have logged it, at the steps all of them have.
@@ -283,7 +285,7 @@ class History:
         """
         with self._settled():
             known = self._mean_points(name)
-            if len(known[0]) or self.is_many:
+            if len(known[0]):
                 return known
             logging = np.flatnonzero(self._has[name])
             mean = Mean(len(logging))
@@ -295,10 +297,10 @@ class History:
             return mean.curve.points()
 
     def _mean_points(self, name: str) -> Points:
-        if self.is_many:
-            band = self._spreads[name].band()
-            return band.steps.astype(np.float64), band.mean
         return self._means[name].curve.points()
+
+    def _points(self, name: str, rank: int) -> Points:
+        return self._curves[name, rank].points()
 
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
@@ -357,3 +359,9 @@ class History:
             column[at] = y
             columns[name] = column[order]
         return pd.DataFrame(columns)
+
+
+def new_history(world_size: int) -> History:
+    """Return an empty history of so many ranks: a wing's, if one is for so many."""
+    found: History | None = wings.first("history", world_size)
+    return History(world_size) if found is None else found

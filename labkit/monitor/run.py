@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.engines.base import Engine
+from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
-from labkit.monitor.frames import frames_of
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.output import Found, together
@@ -35,7 +34,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         rank: the global rank that failed first; None if the run was ended for a reason that is no rank's own.
         cause: that rank's own traceback, with the lines of the notebook's cells in it.
         run: the `Run`, with the history, output and results that had arrived.
-        frames: the reader's own frames of the ranks that failed, with what their variables were.
+        frames: the reader's own frames of the ranks that failed, with what their variables were (`labkit.variables`).
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
@@ -43,13 +42,15 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         self.cause = diagnosis.cause
         self.run = run
         self.diagnosis = diagnosis
-        self.frames = frames_of(run.failures, diagnosis.rank, run.cells)
+        self.frames: Any = ()
+        self.added = [companion.add_to(self) for companion in run.companions]
+        """What wings have to say of it, as text and as HTML."""
         super().__init__(diagnosis.headline)
 
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
-        values = f"\n\n{self.frames.of(self.rank).in_short}" if self.frames.of(self.rank).in_short else ""
-        text = f"{self.diagnosis.headline}\n\n{self.cause}{values}\n{others}".rstrip()
+        added = "".join(f"\n\n{text}" for text, _ in self.added if text)
+        text = f"{self.diagnosis.headline}\n\n{self.cause}{added}\n{others}".rstrip()
         return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
@@ -78,6 +79,7 @@ class Run:
         name: str,
         timeout_s: float | None = None,
         when_returned: str = "has returned",
+        beside: list[Companion] | None = None,
     ) -> None:
         self.name = name
         """What the run is called in charts and tables."""
@@ -87,7 +89,11 @@ class Run:
         """Why the run failed, or None."""
         self.engine = engine
         """What carries the ranks."""
-        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle)
+        self.companions = companions(Asked()) if beside is None else beside
+        """What wings have put beside the run."""
+        for companion in self.companions:
+            companion.run = self
+        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle, self.companions)
         self._state, self._lock = self._follower.state, self._follower.lock
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
@@ -181,8 +187,10 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say."""
-        return self._state.notice
+        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
+        logged anything for a minute after they began.
+        """
+        return self._follower.notice
 
     @property
     def attempt(self) -> int:
@@ -236,7 +244,7 @@ class Run:
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.over.is_set():
             try:
-                self._follower.attend()
+                self.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
@@ -253,6 +261,11 @@ class Run:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
             raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
+
+    def attend(self) -> None:
+        """Let companions speak with whoever waits for the run, in whose thread this is called."""
+        for companion in self.companions:
+            companion.attend()
 
     def stop(self, grace_s: float | None = None) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
@@ -271,11 +284,18 @@ class Run:
         return self
 
     def wait_for_the_end(self) -> None:
-        """Wait until a run that is being stopped is over, but not for ever; see `stop`."""
-        began_s = time.monotonic()
-        while not self.over.wait(0.1):
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        began_s, interrupted = time.monotonic(), False
+        while not self.over.is_set():
+            try:
+                self.over.wait(0.1)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self.engine.kill()
             if time.monotonic() - began_s > self._follower.grace_s + END_S:
-                said = f" ({self.notice})" if self.notice else ""
+                said = f" ({self._state.notice})" if self._state.notice else ""
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
                     "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
@@ -291,6 +311,11 @@ class Run:
         self.engine.kill()
 
     @property
+    def stop_asked_s(self) -> float | None:
+        """When the run was asked to stop from here, as `time.monotonic()`, or None."""
+        return self._follower.stop_asked_s
+
+    @property
     def stopping(self) -> bool:
         """Whether the run was asked to stop and is not over yet."""
         return self._state.stop_asked and not self.over.is_set()
@@ -298,13 +323,12 @@ class Run:
     def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
-        Works while ranks hang or compute; does not disturb them. Waits a second at most for their answers, a few on
-        a cluster.
+        Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
+        is suspended, or whose native code keeps Python's lock; on a cluster ten.
         """
         with self._lock:
             self._follower.ask_for_stacks()
-        deadline = time.monotonic() + self.engine.stacks_s
-        while not self._follower.stacks_have_come() and time.monotonic() < deadline and not self.over.is_set():
+        while not self._follower.stacks_have_come() and not self.over.is_set():
             time.sleep(0.005)
         with self._lock:
             return self._follower.stacks()
@@ -323,6 +347,8 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        for companion in list(self.companions):
+            job = companion.begin(job)
         try:
             self.engine.start(job)
             self.follow(job)
@@ -344,9 +370,6 @@ class Run:
             if not self._follower.has_begun:
                 going.discard(self)
             raise
-
-    companion = property(attrgetter("_follower.companion"), lambda run, it: setattr(run._follower, "companion", it))
-    """What a wing has put beside the run before its start: the debugger does."""
 
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis

@@ -7,7 +7,7 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.monitor.history import History
+from labkit.monitor.history import new_history
 from labkit.monitor.output import RankOutput
 from labkit.monitor.stopping import Pace
 from labkit.protocol import events
@@ -48,8 +48,10 @@ class RankState:
     output: RankOutput = field(default_factory=RankOutput)
     stack_text: str = ""
     """What came of the newest question where the rank stands, as `faulthandler` writes it."""
-    collectives: events.Collectives | None = None
-    """Which it says it has called, when it was last asked, or failed, or returned before the others."""
+    has_answered: bool = False
+    """Whether it has said all that its hooks know since it was last asked where it stands, or has failed."""
+    is_mute: bool = False
+    """Whether it has been given up that it answers the newest question where it stands."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What wings have sent, by its kind."""
     begins_again: bool = False
@@ -75,7 +77,7 @@ class RunState:
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
         self.ranks = [RankState() for _ in range(world_size)]
-        self.recorded = History(world_size)
+        self.recorded = new_history(world_size)
         """What was logged, in the form that charts draw."""
         self.pace = Pace(world_size)
         self.notice = ""
@@ -158,7 +160,7 @@ class RunState:
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)
 
     def _take_failure(self, failure: events.Failure, now_s: float) -> None:
-        self.ranks[failure.rank].failure = failure
+        self.ranks[failure.rank].failure, self.ranks[failure.rank].has_answered = failure, True
         self._note_failed(failure.rank, now_s)
 
     def _take_exit(self, event: events.Exit, now_s: float, since_launch_s: float, ended_by_us: bool) -> None:
@@ -215,7 +217,9 @@ def _take_plain(rank: RankState, event: events.Event) -> None:
             rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
         case events.Stack():
             rank.stack_text += event.text
-        case events.Collectives():
-            rank.collectives = event
+        case events.Answered():
+            rank.has_answered = True
+        case events.Mute():
+            rank.is_mute = True
         case events.Attached():
             rank.attached[event.kind] = event.blob

@@ -73,8 +73,6 @@ class Failure(NamedTuple):
     traceback: str
     frames: tuple[tuple[str, int, str], ...] = ()
     """(file, line, function) of the traceback, most recent first."""
-    variables: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Of each frame, if it is the reader's own: name and value in words of its variables."""
 
 
 class Ready(NamedTuple):
@@ -114,18 +112,16 @@ class Stack(NamedTuple):
     text: str
 
 
-class Collectives(NamedTuple):
-    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; sent when it is asked."""
+class Answered(NamedTuple):
+    """The rank was asked for details, and its hooks have sent what they know as `Attached`."""
 
     rank: int
-    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
-    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
-    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    """The groups that the rank knows: name, description, ranks."""
-    transfer: tuple[str, int, tuple[int, ...], str] | None = None
-    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
-    unknown: str = ""
-    """Why its calls are not known; "" if they are."""
+
+
+class Mute(NamedTuple):
+    """The rank was asked where it stands, could have answered by now, and has not: nobody need wait for it."""
+
+    rank: int
 
 
 class Attached(NamedTuple):
@@ -133,23 +129,8 @@ class Attached(NamedTuple):
 
     rank: int
     kind: str
-    """What it is: "trace"."""
+    """What it is: "trace", "collectives", "variables", "waits"."""
     blob: bytes
-
-
-class Waits(NamedTuple):
-    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
-
-    rank: int
-    what: str
-    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
-    nothing, for it was at work."""
-    at: str
-    """Equal for two looks at the same wait."""
-    left_s: float
-    """How long it was going to sleep on."""
-    used_s: float
-    """Processor time of the rank's process so far, without that of answering."""
 
 
 class Exit(NamedTuple):
@@ -213,9 +194,9 @@ Event = (
     | Memory
     | MemorySeen
     | Stack
-    | Collectives
+    | Answered
+    | Mute
     | Attached
-    | Waits
     | Exit
     | Notice
     | Restarted

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 
@@ -23,6 +22,26 @@ class Surroundings(Protocol):
 
     def take_over(self) -> None:
         """Have the process that calls this take over the notebook's folder, path and environment, say."""
+
+
+class RankHooks:
+    """What a wing does in each rank: sent with the job, by which the rank imports it. Each method may be left as it is.
+
+    `channel` is the rank's `labkit.rank.channels.Channel`.
+    """
+
+    def around(self, job: Job, channel: Any) -> AbstractContextManager[None]:
+        """Return the context in which the rank, a member of its process group, calls the function."""
+        return nullcontext()
+
+    def hear(self, word: str, channel: Any) -> None:
+        """Note a word from the notebook, in the thread that receives it, from the job's first moment on.
+
+        "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
+        """
+
+    def failed(self, error: BaseException, job: Job, channel: Any) -> None:
+        """Say more of what the function has raised, before the failure is reported."""
 
 
 class Job(NamedTuple):
@@ -53,8 +72,12 @@ class Job(NamedTuple):
     """What ends the run: "nan", a logged value that is not finite; "": nothing."""
     surroundings: Surroundings | None = None
     """On reserved ranks; None leaves the process as it is."""
-    around: Callable[[Job, Any], AbstractContextManager[None]] | None = None
-    """What a wing does around the function in each rank: called there with the job and the rank's channel."""
+    hooks: tuple[RankHooks, ...] = ()
+    """What wings do in each rank."""
+
+    def with_hooks(self, hooks: RankHooks) -> Job:
+        """Return the job with these, too."""
+        return self._replace(hooks=(*self.hooks, hooks))
 
 
 class RankInfo(NamedTuple):

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -53,18 +53,6 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
             f"{title} cannot be sent to the ranks: {where} is a {type(value).__name__}, which cannot be pickled "
             f"({why}). Make it inside the function instead, or pass what it is made from\n{more('cannot_be_sent')}"
         ) from error
-
-
-def pack_variables(values: Mapping[str, Any]) -> bytes:
-    """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
-    for name, value in values.items():
-        try:
-            dumps(value)
-        except Exception as error:
-            raise ValueError(
-                f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
-            ) from error
-    return dumps(dict(values))
 
 
 def pack_result(result: Any, what: str = "the function returned") -> bytes:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import linecache
 import os
+import site
 import sysconfig
 from collections.abc import Container, Mapping
 from pathlib import Path
 
 from labkit.protocol.job import Cell
 
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
+"""Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
+
 HERE = str(Path(__file__).parents[1]) + os.sep
 """labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import traceback
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from multiprocessing.queues import SimpleQueue
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.protocol import events
-from labkit.rank import collectives
-from labkit.rank.waiting import look
+from labkit.protocol.job import RankHooks
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -80,21 +79,27 @@ class Channel:
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
-        self.listen: Callable[[str], object] = lambda word: None
-        """Called with each word from the notebook too, in the thread that receives it; for a wing."""
+        self.hooks: tuple[RankHooks, ...] = ()
+        """The job's, once the rank is at it."""
 
     def send(self, event: events.Event) -> None:
         """Send one event to the notebook."""
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop", or the question which "collectives" this rank has called."""
-        if word == "stop":  # perhaps again, for the answer's sake
+        """Receive what the notebook sends: "stop", or what the job's hooks hear; "details" are asked for.
+
+        Raises nothing: what cannot be answered is printed, and the thread that calls this hears the next word.
+        """
+        if word == "stop":  # perhaps again, for hooks that answer
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
-            self.send(look(self.rank))
-        elif word == "collectives":
-            self.send(collectives.look(self.rank))
-        self.listen(word)
+        for hooks in self.hooks:
+            try:
+                hooks.hear(word, self)
+            except Exception:
+                traceback.print_exc()
+        if word == "details":
+            self.send(events.Answered(self.rank))
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""

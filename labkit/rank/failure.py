@@ -11,7 +11,6 @@ from types import TracebackType
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
-from labkit.rank import collectives, variables
 from labkit.rank.channels import Channel
 
 OWN_FILES: set[str] = set()
@@ -39,14 +38,9 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     failed_s = time.time() - job.start_s
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
-    channel.send(collectives.look(rank))
-    said = describe(error, job.cells)
-    channel.send(events.Failure(rank, failed_s, channel.during, *said, tuple(_variables(error, job.cells))))
-
-
-def _variables(error: BaseException, cells: Mapping[str, Cell]) -> list[variables.Variables]:
-    frames = [frame for frame, _ in traceback.walk_tb(below_own(error))]
-    return variables.of_frames(reversed(frames[-FRAMES:]), cells)
+    for hooks in job.hooks:
+        hooks.failed(error, job, channel)
+    channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
 
 
 def below_own(error: BaseException) -> TracebackType | None:

@@ -9,18 +9,16 @@ import atexit
 import contextlib
 import faulthandler
 import gc
-import multiprocessing
-import multiprocessing.connection
+import importlib
 import os
 import random
-import secrets
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue as JobQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import cloudpickle
 import torch
@@ -30,7 +28,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import collectives, dynamo, failure, process_group
+from labkit.rank import children, dynamo, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -76,7 +74,7 @@ class Inbox:
             try:
                 word = self._ends.inbox.recv()
             except (EOFError, OSError):
-                end_children()
+                children.end_children()
                 os._exit(1)  # the notebook is gone: nobody is left to report to
             if word == "leave":
                 self._parts.put(None)
@@ -90,10 +88,11 @@ class Inbox:
                 channel.receive(word)
 
 
-def main(index: int, all_ends: list[RankPipes]) -> None:
+def main(index: int, all_ends: list[RankPipes], ahead: Sequence[str] = ()) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job.
+    `index` says which of the ends are this process's; its rank comes with the job. `ahead` are modules to import while
+    there is none.
     """
     ends = all_ends[index]
     handle_signals(ends.stacks.fileno())
@@ -103,33 +102,20 @@ def main(index: int, all_ends: list[RankPipes]) -> None:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
         _redirect_output(ends.output)
-        # A spawned process would spawn its own children too; a DataLoader's workers are to start as in any script.
-        multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
-        _name_no_sockets()
+        children.as_of_a_script()
         dynamo.put_off()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
             get_warm()
+            for module in ahead:
+                importlib.import_module(module)
         ends.queue.put(events.Ready())
         code = do_jobs(inbox.next_part)
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
         os._exit(code)
-
-
-def _name_no_sockets() -> None:
-    """Keep the sockets by which a DataLoader's workers hand over tensors out of the file system, where that can be.
-
-    Their folders would stay behind when a worker is killed. Such a socket asks for its process's key in any case.
-    """
-    if sys.platform == "linux":
-        connection: Any = multiprocessing.connection
-        by_default = connection.arbitrary_address
-        connection.arbitrary_address = lambda family: (
-            f"\0labkit-{secrets.token_hex(16)}" if family == "AF_UNIX" else by_default(family)
-        )
 
 
 def get_warm() -> None:
@@ -146,6 +132,7 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
     as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
+    children.prepare()
     fresh_bytes = None
     while (part := next_part()) is not None:
         if not part.job.reserved:
@@ -181,6 +168,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     """
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
+    channel.hooks = job.hooks
     code = 1
     try:
         if kept := process_group.kept_for(job):
@@ -193,7 +181,7 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        with job.around(job, channel) if job.around else contextlib.nullcontext():
+        with hooked(job, channel):
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"
@@ -213,11 +201,19 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
     channel.send(events.Memory(rank, *_peak_memory()))
     if job.group is None:
         if code == 0:
-            process_group.leave_together(job, info, lambda: channel.send(collectives.look(rank)))
+            process_group.leave_together(job, info, lambda: channel.receive("details"))
         elif job.reserved:
             process_group.leave()
     _tidy_up(at_exit=not job.reserved)
     return code
+
+
+def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
+    """Return the context in which the function is called, as the job's hooks make it."""
+    with contextlib.ExitStack() as around:
+        for hooks in job.hooks:
+            around.enter_context(hooks.around(job, channel))
+        return around.pop_all()
 
 
 def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
@@ -237,11 +233,23 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
 def _redirect_output(output: Connection) -> None:
     """Make `output` this process's stdout and stderr, for Python and for native code."""
     if os.name == "posix":
+        _keep_pipes()
         for stream, descriptor in (("stdout", 1), ("stderr", 2)):
             os.dup2(output.fileno(), descriptor)
             # Anew: the old one may believe that it writes to a file.
             setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
     output.close()
+
+
+def _keep_pipes() -> None:
+    """Have programs that are started here get none of this process's pipes but those of stdout and stderr.
+
+    They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
+    closing the notebook learns that the rank has ended.
+    """
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
+            os.set_inheritable(int(name), int(name) <= 2)
 
 
 def set_up(job: Job, info: RankInfo) -> torch.device:
@@ -317,13 +325,7 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
-        end_children()
+        children.end_children()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-
-
-def end_children() -> None:
-    """End the processes that this one has started."""
-    for child in multiprocessing.active_children():  # a DataLoader's workers, say
-        child.kill()

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.rank import collectives
-
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
 
@@ -68,8 +66,6 @@ def join(
     """Join the group of a job, having left any other, and return the store through which its ranks meet."""
     global _joined, _device_of_cells, _asked
     leave()
-    if job.reserved:
-        collectives.forget()
     store = rendezvous(job, info)
     backend = job.backend or _backend_for(info, device, store)
     before = _connections() if job.reserved else frozenset()

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.engines.base import Engine
-from labkit.launcher import prepared
+from labkit.monitor.companion import Asked, companions
 from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.monitor.stacks import Stacks
 from labkit.protocol.job import Cell, Job
-from labkit.protocol.pickling import pack_call, pack_variables
+from labkit.protocol.pages import more
+from labkit.protocol.pickling import dumps, pack_call
 from labkit.protocol.system import cores
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
@@ -89,7 +90,7 @@ class CellRuns:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s is a number of seconds greater than 0, got {timeout_s!r}")
         compile_cell(code, title)
-        sent = pack_variables(send) if send else b""
+        sent = _pack_variables(send) if send else b""
         file = f"<ranks {next(numbers)}>"
         self._cells[file] = Cell(title, code)
         with self._group_in_place(title, timeout_s) as engine:
@@ -151,8 +152,9 @@ class CellRuns:
             cells={**kernel.cells(), **self._cells},
             group=self._group,
         )
-        run = Run(engine, self._world_size, title, timeout_s, when_returned="has run the cell to its end")
-        run.start(prepared(run, job, live=False, wait=True))
+        asked = Asked(live=False, wait=True)
+        run = Run(engine, self._world_size, title, timeout_s, "has run the cell to its end", companions(asked))
+        run.start(job)
         return run
 
     def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
@@ -161,8 +163,7 @@ class CellRuns:
         next_print = time.monotonic() + PRINT_EVERY_S
         at_it = len(asked)
         while not run.over.wait(0.02):
-            if run.companion is not None:
-                run.companion.attend()
+            run.attend()
             now = time.monotonic()
             if now > next_print:
                 next_print = now + PRINT_EVERY_S
@@ -216,3 +217,15 @@ class CellRuns:
             if time.monotonic() >= deadline:
                 return []
             time.sleep(0.01)
+
+
+def _pack_variables(values: Mapping[str, Any]) -> bytes:
+    """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
+    for name, value in values.items():
+        try:
+            dumps(value)
+        except Exception as error:
+            raise ValueError(
+                f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
+            ) from error
+    return dumps(dict(values))

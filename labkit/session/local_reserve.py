@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from labkit.engines import standby
-from labkit.engines.holders import unique_bytes
+from labkit import standby
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
 from labkit.monitor.diagnosis import exit_in_words
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
+from labkit.protocol.system import unique_bytes
 from labkit.rank.store import open_store
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
-from labkit.engines import holders
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
@@ -27,6 +26,7 @@ from labkit.ui import kernel
 if TYPE_CHECKING:
     from labkit.cluster.slurm import Slurm
     from labkit.cluster.torchrun import Torchrun
+    from labkit.process_table.holders import HeldProcess
     from labkit.ray_cluster.ray_target import Ray
 
 END_TOLD_S = 20.0
@@ -36,6 +36,11 @@ IDLE_S = 1800.0
 """How long ranks are kept with nothing to do, unless a session is told otherwise."""
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def holders() -> list[Session]:
+    """Return the sessions that are open, for `labkit.processes`."""
+    return list(_open)
 
 
 class Session:
@@ -148,7 +153,6 @@ class Session:
         self._turns = Turns(None if reserve.handles_idleness else idle_s, close_if_idle)
         self._cells = CellRuns(reserve, self._turns, gpus, seed, backend)
         _open.add(self)
-        holders.add(self)
         reserve.when_over(close)
 
     def _pick_up(self) -> None:
@@ -310,11 +314,13 @@ class Session:
 
     # As a holder of processes, for `labkit.processes`
 
-    def processes(self) -> list[holders.HeldProcess]:
+    def processes(self) -> list[HeldProcess]:
         """Return the ranks' processes, as far as they are on this machine."""
+        from labkit.process_table.holders import held
+
         name, pids = self.busy_with, self._reserve.pids_here
         here = [(rank, pids[rank.rank]) for rank in self.ranks if rank.rank in pids]
-        return [one for rank, pid in here for one in holders.held("session", name, rank.rank, pid, rank.state, self)]
+        return [one for rank, pid in here for one in held("session", name, rank.rank, pid, rank.state, self)]
 
     def end(self, pid: int) -> None:
         """Begin to close the session."""

@@ -111,7 +111,7 @@ class Supervisor:
                 self._child.process.kill()
         elif word == "stacks":
             self._child.process.send_signal(STACKS_SIGNAL)
-            self._child.send("collectives")
+            self._child.send("details")
         elif word == "stop":
             self._child.send(word)
         elif word == "end":

@@ -18,6 +18,14 @@ from labkit.strategies.base import DataParallelStrategy, equal_part, has_paramet
 from labkit.strategies.ddp import DDP
 
 
+def zero_redundancy(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return PyTorch's `ZeroRedundancyOptimizer` of what is a `functools.partial` of an optimizer's class."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind: Any = optimizer
+    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind.func, **kind.keywords)
+
+
 class ZeRO1(DDP):
     """DDP whose optimizer keeps state for a part of the parameters on each rank and broadcasts what it has stepped."""
 
@@ -25,10 +33,7 @@ class ZeRO1(DDP):
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Shard the optimizer, which must be a `functools.partial` of its class."""
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        kind: Any = optimizer
-        return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=kind.func, **kind.keywords)
+        return zero_redundancy(self.model, optimizer)
 
     def bytes_expected(self, batch_size: int) -> float:
         """DDP's, and every parameter once from its owner to n − 1 ranks: the mean over ranks."""

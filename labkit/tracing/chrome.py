@@ -2,7 +2,7 @@
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. A rank is a process, and a
 lane a thread. Slices of one thread must lie within each other or apart, or viewers draw them wrongly: collectives that
-go on at the same time get a lane each. Times are microseconds since the first traced step began on any rank.
+go on at the same time get a lane each. Times are microseconds since the first slice began on any rank.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ STEPS, PHASES = "steps", "parts of a step"
 
 def as_json(ranks: Sequence[RankTrace], met: Sequence[Meeting], name: Mapping[Place, str]) -> dict[str, Any]:
     """Return the trace as the file has it."""
-    zero_s = min((step[0] for rank in ranks for step in rank.steps), default=0.0)
-    events: list[dict[str, Any]] = []
+    of_ranks = []
     for rank in ranks:
         mine = {id(meeting.calls[rank.rank]): meeting for meeting in met if rank.rank in meeting.calls}
-        lanes = _lanes(rank, mine, name)
+        of_ranks.append((rank, _lanes(rank, mine, name)))
+    # Perfetto drops what begins before 0, as a backward pass may in which an optimizer steps, and so ends a step.
+    zero_s = min((one[2] for _, lanes in of_ranks for slices in lanes.values() for one in slices), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, lanes in of_ranks:
         events += _names(rank, list(lanes))
-        for tid, slices in enumerate(lanes.values()):
-            found = [_complete(rank.rank, tid, one, zero_s) for one in slices]
+        for index, slices in enumerate(lanes.values()):
+            found = [_complete(rank.rank, _thread(rank.rank, index), one, zero_s) for one in slices]
             events += [one for one in found if one["dur"]]
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"written by": "labkit"}}
 
@@ -84,13 +87,23 @@ def _apart(lane: str, slices: Iterable[Slice], may_nest: bool) -> dict[str, list
 def _names(rank: RankTrace, lanes: Sequence[str]) -> list[dict[str, Any]]:
     """Return the metadata that name a process and its threads, and put them in order."""
     pid = rank.rank
+    first = _thread(pid, 0)
     said: list[tuple[str, int, dict[str, Any]]] = [
-        ("process_name", 0, {"name": f"rank {pid} ({rank.machine})"}),
-        ("process_sort_index", 0, {"sort_index": pid}),
+        ("process_name", first, {"name": f"rank {pid} ({rank.machine})"}),
+        ("process_sort_index", first, {"sort_index": pid}),
     ]
-    for tid, lane in enumerate(lanes):
-        said += [("thread_name", tid, {"name": lane}), ("thread_sort_index", tid, {"sort_index": tid})]
+    for index, lane in enumerate(lanes):
+        tid = _thread(pid, index)
+        said += [("thread_name", tid, {"name": lane}), ("thread_sort_index", tid, {"sort_index": index})]
     return [{"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args} for what, tid, args in said]
+
+
+def _thread(pid: int, index: int) -> int:
+    """Return the number of a lane's thread, which no other lane of any rank has.
+
+    Perfetto takes 0 for the number of the process, and a thread with that for its main one.
+    """
+    return 1000 * pid + 1 + index
 
 
 def _complete(pid: int, tid: int, one: Slice, zero_s: float) -> dict[str, Any]:

@@ -1,79 +1,19 @@
-"""The profiler's record, read: operators and kernels as spans, collectives as calls, batches being loaded.
-
-Times of the profiler's raw events are nanoseconds since 1970; here they are seconds since some zero.
-"""
+"""What the profiler's events say: operators and kernels as spans, collectives as calls, batches being loaded."""
 
 from __future__ import annotations
 
 import bisect
-import math
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch.autograd import DeviceType
-
+from labkit.profiling import COLLECTIVE, KERNEL, Event
 from labkit.tracing.records import MAIN, NOWHERE, Call, Phase, Place, Span
 
-COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
-KERNEL = re.compile(r"nccl(?:Dev)?Kernel_?(\w+?)_")
 LOADING = "enumerate(DataLoader)#"
 USER_SCOPE = 7
 """Of events that someone wrote about: a DataLoader, an optimizer, DDP. They compute nothing themselves."""
-
-ITEM_BYTES = {
-    **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
-    **dict.fromkeys(("float", "int"), 4),
-    **dict.fromkeys(("c10::Half", "c10::BFloat16", "short int", "short"), 2),
-    "c10::complex<double>": 16,
-}
-"""Bytes per number of the profiler's types; of others 1, as for bool and the 8-bit ones."""
-
-
-class Event(NamedTuple):
-    """One of the profiler's events, in seconds."""
-
-    name: str
-    start_s: float
-    end_s: float
-    thread: int = 0
-    """The system's number of the thread; on a GPU of the stream."""
-    on_device: bool = False
-    scope: int = 0
-    shapes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
-    link: int = 0
-    """Number of an operator, and of the kernels that it launched."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the tensors put in."""
-        pairs = zip(self.shapes, self.dtypes, strict=False)
-        return sum(math.prod(shape) * ITEM_BYTES.get(dtype, 1) for shape, dtype in pairs)
-
-
-def events_of(profiler: Any, zero_ns: int = 0) -> list[Event]:
-    """Return what a `torch.profiler.profile` that has ended recorded, in seconds since a time in ns since 1970."""
-    found = []
-    for event in profiler.profiler.kineto_results.events():
-        start_ns = event.start_ns() - zero_ns
-        on_device = event.device_type() != DeviceType.CPU
-        inputs = [(tuple(shape), kind) for shape, kind in zip(event.shapes(), event.dtypes(), strict=False) if shape]
-        found.append(
-            Event(
-                event.name(),
-                start_ns / 1e9,
-                (start_ns + event.duration_ns()) / 1e9,
-                event.device_resource_id(),
-                on_device,
-                event.scope(),
-                tuple(shape for shape, _ in inputs),
-                tuple(kind for _, kind in inputs),
-                event.linked_correlation_id() if on_device else event.correlation_id(),
-            )
-        )
-    return found
 
 
 def loading(events: Iterable[Event], places: Places) -> list[Phase]:

@@ -15,9 +15,11 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labkit import profiling
+from labkit.collectives import recorder
 from labkit.protocol import events
 from labkit.protocol.pickling import pack_call
-from labkit.rank import collectives, failure
+from labkit.rank import failure
 from labkit.rank.worker import Worker
 from labkit.tracing import clocks, reading
 from labkit.tracing.lines import LineClock
@@ -42,10 +44,14 @@ NO_STEPS = (
 )
 
 
-def traced(call: bytes, steps: int) -> bytes:
-    """Return a call that does what a packed call does, and records so many steps. Raises ValueError for no number."""
+def check_steps(steps: int) -> None:
+    """Raise ValueError for what is no number of steps."""
     if type(steps) is not int or steps < 1:
         raise ValueError(f"trace is a number of steps, at least 1, or None; got {steps!r:.60}")
+
+
+def traced(call: bytes, steps: int) -> bytes:
+    """Return a call that does what a packed call does, and records so many steps."""
     return pack_call(record, (call, steps), {})
 
 
@@ -128,7 +134,7 @@ class Recorder:
             self._memory = MemoryWatch(optimizer, self._worker.device, self._now)
             self._memory.start()
         self._recorded_from_ns = time.time_ns()
-        self._profiler = _profiler(self._worker.device)
+        self._profiler = profiling.profiler(self._worker.device)
         self._profiler.start()
         self._lines.__enter__()
 
@@ -158,7 +164,7 @@ class Recorder:
         self._worker._channel.send(events.Attached(self._worker.rank, KIND, pack(trace)))
 
     def _trace(self) -> RankTrace:
-        found = reading.events_of(self._profiler, self._zero_ns)
+        found = profiling.events_of(self._profiler, self._zero_ns)
         lines = self._lines.lines(self._zero_ns)
         places = reading.Places(lines)
         phases = [p._replace(place=places.at(p.start_s)) for p in self._marks] + reading.loading(found, places)
@@ -170,7 +176,7 @@ class Recorder:
         kept, left_out = longest(
             [s for s in reading.spans(found, phases, places) if start_s <= s.start_s < end_s], self._room()
         )
-        world = collectives.look(self._worker.rank)
+        world = recorder.look(self._worker.rank)
         return RankTrace(
             self._worker.rank,
             self._clock.machine,
@@ -204,9 +210,9 @@ def flight_record(from_ns: int) -> list[dict[str, Any]]:
     if not (dist.is_available() and dist.is_initialized()):
         return []
     found = []
-    for backend in collectives.RECORDED:
+    for backend in recorder.RECORDED:
         try:
-            entries = collectives.recorded(backend)
+            entries = recorder.recorded(backend)
         except (AttributeError, TypeError, RuntimeError, ValueError):
             continue  # this PyTorch records none of this backend: calls are matched by their order then
         found += [entry for entry in entries if entry.get("time_created_ns", 0) >= from_ns]
@@ -232,15 +238,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _profiler(device: torch.device) -> Any:
-    from torch.profiler import ProfilerActivity, profile
-
-    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=True)
-
-
 def get_warm(device: torch.device) -> None:
     """Start a profiler and stop it: the first start takes seconds, and is not to fall into the function's time."""
-    profiler = _profiler(device)
+    profiler = profiling.profiler(device)
     profiler.start()
     profiler.stop()

@@ -17,10 +17,12 @@ Anything with `log(step, values)` and `close()` is a tracker (`Tracker`); `follo
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from labkit import importing
 
 if TYPE_CHECKING:
+    from labkit.monitor.companion import Asked, Companion
     from labkit.tracking.base import Tracker
     from labkit.tracking.following import follow
     from labkit.tracking.mlflow import MLflow
@@ -40,7 +42,13 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'labkit.tracking' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"labkit.tracking.{_HOMES[name]}"), name)
+def companion(asked: Asked) -> Companion | None:
+    """Return what takes a run's curves to the trackers that `log_to` names. Raises as `labkit.launch` says."""
+    if asked.log_to is None:
+        return None
+    from labkit.tracking.following import Followed
+
+    return Followed(asked)
+
+
+__getattr__ = importing(__name__, _HOMES, {})

@@ -15,10 +15,10 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from labkit.launcher import show_run
+from labkit.monitor.companion import Asked, Companion
 from labkit.monitor.history import Place
 from labkit.monitor.run import Run
 from labkit.tracking.base import Tracker, plain, trackers
@@ -37,24 +37,23 @@ FAILURES = 3
 """Failures in a row after which a tracker is asked no more."""
 
 
-def showing(
-    log_to: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int
-) -> Callable[[Run, bool | None, bool], Run]:
-    """Check what `log_to` names, before any rank starts; return a `show_run` with trackers. For `labkit.launch`."""
-    parameters = dict(kwargs)
-    with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
-        bound = inspect.signature(fn).bind(None, *args, **kwargs)
-        kinds = inspect.signature(fn).parameters
-        named = list(bound.arguments.items())[1:]
-        parameters |= {name: value for name, value in named if kinds[name].kind is not inspect.Parameter.VAR_KEYWORD}
-    parameters["world_size"] = world_size
-    found, shown = trackers(log_to), plain(parameters)
+class Followed(Companion):
+    """Beside a run that `labkit.launch` starts with `log_to`."""
 
-    def show(run: Run, live: bool | None, wait: bool) -> Run:
-        with Following(run, found, shown):
-            return show_run(run, live, wait)
+    def __init__(self, asked: Asked) -> None:
+        """Check what `log_to` names, before any rank starts."""
+        parameters = dict(asked.kwargs)
+        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
+            bound = inspect.signature(asked.function).bind(None, *asked.args, **asked.kwargs)
+            kinds = inspect.signature(asked.function).parameters
+            named = list(bound.arguments.items())[1:]
+            parameters |= {n: value for n, value in named if kinds[n].kind is not inspect.Parameter.VAR_KEYWORD}
+        parameters["world_size"] = asked.world_size
+        self._trackers, self._parameters = trackers(asked.log_to), plain(parameters)
 
-    return show
+    def showing(self) -> Following:
+        """Return what minds the trackers, and is waited for with the run."""
+        return Following(self.run, self._trackers, self._parameters)
 
 
 def follow(run: Run, log_to: Any, parameters: Mapping[str, Any] | None = None) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from labkit.profiling import size_bytes
+from labkit.strategies.sharding import zero_redundancy
 from labkit.transformer.base import ring
 from labkit.transformer.ddp import DDP
 
@@ -19,10 +19,7 @@ class ZeRO1(DDP):
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Shard the optimizer, which must be a `functools.partial` of its class."""
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        kind: Any = optimizer
-        return ZeroRedundancyOptimizer(self.model.parameters(), optimizer_class=kind.func, **kind.keywords)
+        return zero_redundancy(self.model, optimizer)
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return DDP's, and every parameter once from its owner to n − 1 ranks: the mean over ranks."""

@@ -12,10 +12,9 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.subplots import make_subplots
 
-from labkit.monitor.history import MEAN, SAMPLES, History
-from labkit.ui import kernel, many
-from labkit.ui.many import Curve
-from labkit.ui.png import can_draw, picture
+from labkit.monitor.history import MEAN, Curve, History
+from labkit.protocol import wings
+from labkit.ui import kernel
 from labkit.ui.tables import INK, STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -62,7 +61,8 @@ class Chart(go.Figure):
 
     Where a person watches it gives its data alone: beside a picture, JupyterLab's Plotly would show the picture until
     somebody points at it. JupyterLab adds a picture itself when it has drawn the chart, so that the saved notebook has
-    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here.
+    one for nbconvert and code hosts. Where nobody watches, nobody draws: then the picture comes from here, as it does
+    in Colab and Kaggle.
     """
 
     _repr_html_ = None  # would put a script that needs the network into the notebook
@@ -83,11 +83,11 @@ class Chart(go.Figure):
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive():
+        if kernel.is_interactive() and kernel.draws_plotly():
             return bundle
-        if not can_draw():
-            return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
-        return {**bundle, "image/png": picture(self)}
+        if (picture := wings.first("picture", self)) is not None:
+            return {**bundle, "image/png": picture}
+        return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
 
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
@@ -121,18 +121,6 @@ def style(figure: go.Figure, title: str | None = None, height: int | None = None
     return figure
 
 
-def _curves(history: History, ranks: Sequence[int] = ()) -> list[Curve]:
-    """Return every curve of a history: for each name, each rank and then the mean; of many ranks, the band."""
-    if history.is_many:
-        return many.curves(history, ranks)
-    return [
-        Curve(name, label, label, x, y)
-        for name in list(history.names)
-        if name != SAMPLES
-        for label, (x, y) in history.curves(name).items()
-    ]
-
-
 def compact(values: Any) -> Any:
     """Return numbers in half the size of doubles in a saved notebook, and more digits than a chart can show."""
     values = np.asarray(values, dtype=np.float64)
@@ -149,8 +137,8 @@ def single(values: Any) -> Any:
 
 def _line(curve: Curve) -> go.Scatter:
     look: dict[str, Any]
-    if curve.key in many.EDGES:
-        said, _, fill = many.EDGES[curve.key]
+    if curve.edge is not None:
+        said, fill = curve.edge
         look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}
         look |= {"fill": "tonexty", "fillcolor": fill} if fill else {}
     else:
@@ -167,17 +155,17 @@ def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
     for trace, curve in zip(traces, curves, strict=True):
         trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
         in_legend |= {curve.label} if len(curve.x) else set()
-        if curve.key not in many.EDGES:
+        if curve.edge is None:
             trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
 
 
 def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Chart:
     """Draw all that was logged: a panel per name; in it a curve per rank, and their mean.
 
-    Of more than 16 ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a
-    curve for each of the few ranks that stand apart, and of `ranks`.
+    Of many ranks it is a band: from the least to the greatest, the middle half of the ranks, the mean, and a curve for
+    each of the few ranks that stand apart, and of `ranks`.
     """
-    curves = _curves(history, ranks)
+    curves = history.drawn(ranks)
     names = list(dict.fromkeys(curve.name for curve in curves))
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
@@ -223,7 +211,7 @@ def _mark_not_finite(figure: go.Figure, history: History, names: list[str], colu
 
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
-    curves = _curves(history, ranks)
+    curves = history.drawn(ranks)
     found = history.first_not_finite
     is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
     if is_marked != (found is not None and found.name in {curve.name for curve in curves}):

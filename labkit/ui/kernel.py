@@ -6,7 +6,9 @@ The one place that asks IPython and ipykernel.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import linecache
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+NO_WIDGETS = "(shown live where the front end has widgets; what stays comes when it is over)"
+"""The text of widgets, for front ends without them."""
 
 
 class Execution(NamedTuple):
@@ -42,11 +46,22 @@ def has_kernel() -> bool:
 
 
 def is_interactive() -> bool:
-    """Return whether a person watches, rather than papermill or nbconvert.
+    """Return whether a person watches, rather than papermill or nbconvert, and there are widgets to show him.
 
     A front end with a person at it lets a cell ask for input; the two others do not.
     """
-    return has_kernel() and bool(getattr(shell().kernel, "_allow_stdin", False))
+    if not (has_kernel() and getattr(shell().kernel, "_allow_stdin", False)):
+        return False
+    return all(map(importlib.util.find_spec, ("ipywidgets", "anywidget")))
+
+
+def draws_plotly() -> bool:
+    """Return whether the front end is known to draw Plotly's data, and needs no picture beside it.
+
+    Colab's and Kaggle's own pages are not: there Plotly shows a page with a script (`plotly.io.renderers`). That fails
+    in turn where VS Code has Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01), as data do not.
+    """
+    return not {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"} & set(os.environ)
 
 
 def after_each_cell(call: Callable[[], object]) -> None:
@@ -61,9 +76,13 @@ def this_execution() -> Execution | None:
     here = shell()
     if here is None:
         return None
-    parent = getattr(here, "parent_header", None) or {}
+    metadata = (getattr(here, "parent_header", None) or {}).get("metadata", {})
+    # JupyterLab's, Notebook's and VS Code's name for it (vscode-jupyter's cellExecution.ts at 00593cb90954, read on
+    # 2026-11-22, sends the address of the cell's document), and Colab's (colabtools' _history.py at 3c07d776a9d3 of
+    # 2026-04-07).
+    cell = metadata.get("cellId") or metadata.get("colab", {}).get("cell_id")
     text = here.history_manager.input_hist_raw[-1] if here.history_manager else ""
-    return Execution(parent.get("metadata", {}).get("cellId") or text, here.execution_count)
+    return Execution(cell or text, here.execution_count)
 
 
 def cell_numbers() -> dict[str, int]:
@@ -101,10 +120,10 @@ def display(thing: Any, **options: Any) -> Any:
     """Show something under the cell."""
     from IPython.display import display as show
 
-    if options and hasattr(thing, "model_id") and hasattr(thing, "_ipython_display_"):
-        # A widget of ipywidgets 7 shows itself, without the display id by which it is to be replaced.
+    if options and hasattr(thing, "model_id"):
+        # A widget of ipywidgets 7 would show itself, without the display id by which it is to be replaced.
         view = {"version_major": 2, "version_minor": 0, "model_id": thing.model_id}
-        thing, options = {"text/plain": repr(thing), WIDGET_VIEW: view}, {**options, "raw": True}
+        thing, options = {"text/plain": NO_WIDGETS, WIDGET_VIEW: view}, {**options, "raw": True}
     return show(thing, **options)
 
 
@@ -116,6 +135,12 @@ def reserve() -> DisplayHandle:
 def has_subshells() -> bool:
     """Return whether this kernel can answer a widget while a cell runs, as ipykernel does from 7 on."""
     return bool(getattr(getattr(shell(), "kernel", None), "_supports_kernel_subshells", False))
+
+
+def has_been_given_a_subshell() -> bool:
+    """Return whether a front end has opened a subshell, as JupyterLab 4.4 and Notebook 7.4 do for the first widget."""
+    thread = getattr(getattr(shell(), "kernel", None), "shell_channel_thread", None)
+    return thread is not None and bool(thread.manager.list_subshell())
 
 
 def answer_while_the_cell_runs(widget: Any) -> None:

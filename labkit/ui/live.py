@@ -16,7 +16,8 @@ import ipywidgets as widgets
 
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
-from labkit.ui import ahead, kernel, many, summary
+from labkit.protocol import wings
+from labkit.ui import ahead, kernel, summary
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -39,9 +40,13 @@ CHARTS = 3
 STOPS = "End the run; what was logged, printed and returned by then is kept"
 NO_SUBSHELLS = (
     "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
-    "with subshells, ipykernel 7 or newer; or launch with wait=False"
+    "with subshells, ipykernel 7 or newer, and a front end that uses them, JupyterLab 4.4 or Notebook 7.4 or newer; or "
+    "launch with wait=False"
 )
 """What the Stop button says it does, and what it says where it can do nothing."""
+
+SUBSHELL_S = 5.0
+"""How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
 
 PATIENCE_S = 3.0
 """How long the end of a run waits for a browser to have drawn its first chart."""
@@ -60,20 +65,14 @@ class LiveView(threading.Thread):
         self._notice = widgets.HTML(layout=widgets.Layout(display="none"))
         self._head = widgets.VBox([self._title, self._notice], layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._states = widgets.HTML(states_html(run))
-        is_deaf = holds_the_cell and kernel.has_kernel() and not kernel.has_subshells()
-        self._button = widgets.Button(
-            description="use kernel ■" if is_deaf else "Stop",
-            disabled=is_deaf,
-            icon="" if is_deaf else "stop",
-            button_style="danger",
-            tooltip=NO_SUBSHELLS if is_deaf else STOPS,
-            layout=widgets.Layout(width="120px" if is_deaf else "90px", flex="0 0 auto", margin="2px 12px 2px 0"),
-        )
+        self._holds_the_cell, self._shown_s = holds_the_cell and kernel.has_kernel(), time.monotonic()
+        layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
+        self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
-        shown = 0 if run.recorded.is_many else run.world_size
+        self._asking = wings.first("asking", run)
+        shown = 0 if self._asking else run.world_size
         self._texts = [widgets.HTML() for _ in range(shown)]
         self._seen = [""] * shown
-        self._asking = Asking(run) if run.recorded.is_many else None
         self._tabs = self._asking.output if self._asking else widgets.Tab(self._texts)
         self._tabs.layout.display = "none"
         for rank in range(shown):
@@ -145,7 +144,9 @@ class LiveView(threading.Thread):
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
         self._draw_output()
-        if (panel := getattr(self._run.companion, "panel", None)) is not self._panel:
+        for name, says in self._button_says().items() if not self._run.stopping else ():
+            setattr(self._button, name, says)
+        if self._panel is not (panel := next(filter(None, (each.panel for each in self._run.companions)), None)):
             self._panel = panel
             self._box.children = self._children()
         history = self._run.recorded
@@ -186,7 +187,7 @@ class LiveView(threading.Thread):
         for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
-                self._texts[rank].value = output_html(tail)
+                self._texts[rank].value = summary.output_html(tail)
                 self._tabs.layout.display = None
 
     def _browser_answered(self, change: Any) -> None:
@@ -205,6 +206,14 @@ class LiveView(threading.Thread):
             figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
             self._answered.wait(0.1)
 
+    def _button_says(self) -> dict[str, Any]:
+        """Return the Stop button's words: how else to stop the run, where a click would wait for the cell to end."""
+        is_new = time.monotonic() < self._shown_s + SUBSHELL_S
+        is_heard = kernel.has_subshells() and (is_new or kernel.has_been_given_a_subshell())
+        if self._holds_the_cell and not is_heard:
+            return {"description": "use kernel ■", "icon": "", "tooltip": NO_SUBSHELLS, "disabled": True}
+        return {"description": "Stop", "icon": "stop", "tooltip": STOPS, "disabled": False}
+
     def _stop_clicked(self) -> None:
         if self._run.stopping:
             self._button.disabled = True
@@ -213,43 +222,6 @@ class LiveView(threading.Thread):
         self._button.description = "End now"
         self._button.tooltip = "Do not wait for this step; ranks that have not returned by now return nothing"
         self._run.ask_to_stop()
-
-
-class Asking:
-    """Two boxes in the view of many ranks: which of them to show besides, and what to look for in all ranks' output."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._drawn: object = None
-        self.boxes = [
-            widgets.Text(placeholder=says, continuous_update=False, layout=widgets.Layout(width="min(320px, 100%)"))
-            for says in ("ranks to show besides: 3, 40-43", "words to find in all ranks' output")
-        ]
-        self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
-        self.output = widgets.HTML()
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks that are asked for."""
-        return many.read_ranks(self.boxes[0].value, self._run.world_size)
-
-    def draw(self) -> None:
-        """Bring the output up to date, if there is more of it, or other words are looked for."""
-        words = self.boxes[1].value.strip()
-        asked_for = words, self.ranks, self._run.output_count
-        if self._drawn != asked_for:
-            self._drawn = asked_for
-            lines = many.output_lines(self._run, words, self.ranks) if self._run.output_count else []
-            self.output.value = output_html("\n".join(lines))
-            self.output.layout.display = None if lines else "none"
-
-
-def output_html(text: str) -> str:
-    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
-    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
-    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
-    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
-    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
 
 
 def title_html(run: Run) -> str:
@@ -272,14 +244,16 @@ def notice_html(run: Run) -> str:
 def states_html(run: Run, asked: Sequence[int] = ()) -> str:
     """Return a table of the ranks: state, step, progress, rates and last values.
 
-    Of many it has the few that `many.listed` chooses, each with why, and those that are asked for.
+    Of many it has only some, each with why; those that are asked for, say.
     """
     states, history = run.states, run.recorded
-    if not history.is_many:
-        return ranks_html((rank, state, _progress_cells(run, rank, state)) for rank, state in enumerate(states))
-    why = many.listed(states, history, asked)
-    rows = [(rank, states[rank], [said, *_progress_cells(run, rank, states[rank])]) for rank, said in why.items()]
-    return many.headline_html(states, history) + ranks_html(rows)
+    why = history.listed(states, asked)
+    rows = [
+        (rank, states[rank], [*([said] if said else []), *_progress_cells(run, rank, states[rank])])
+        for rank, said in why.items()
+    ]
+    headline = html.escape(history.headline(states))
+    return (f'<div style="line-height:1.4">{headline}</div>' if headline else "") + ranks_html(rows)
 
 
 def _progress_cells(run: Run, rank: int, state: str) -> list[str]:

@@ -10,7 +10,6 @@ import numpy as np
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.run import Run
-from labkit.ui import many
 from labkit.ui.tables import STATE_COLORS
 
 TAIL_LINES = 200
@@ -97,8 +96,7 @@ def as_html(run: Run) -> str:
         color = STATE_COLORS["failed"]
         parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
-        if run.error.frames:
-            parts.append(run.error.frames._repr_html_())
+        parts += [added for _, added in run.error.added if added]
         if diagnosis.others:
             items = "".join(f"<li>{html.escape(each)}</li>" for each in diagnosis.others)
             parts.append(
@@ -106,13 +104,21 @@ def as_html(run: Run) -> str:
             )
         parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
     output = {rank: text for rank, text in enumerate(run.output) if text}
-    shown = [rank for rank in many.read_first(run) if rank in output]
+    shown = [rank for rank in dict.fromkeys([0, *run.recorded.listed(run.states)]) if rank in output]
     if others := len(output) - len(shown):
         parts.append(f"<div>output of {others:,} more ranks: run.search_output('words'), run.output</div>")
     for rank in shown:
         tail = "\n".join(output[rank].splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
         parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
+
+
+def output_html(text: str) -> str:
+    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
+    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
+    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
+    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
+    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
 
 
 def bundle(run: Run) -> dict[str, str]:

@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 CHANGES = [
+    (re.escape(str(Path(labkit.__file__).parent)), "<project>/labkit"),  # which may be installed
     (re.escape(sysconfig.get_path("purelib")), "<packages>"),
     (re.escape(sysconfig.get_path("stdlib")), "<python>"),
     (re.escape(str(ROOT)), "<project>"),
@@ -32,8 +33,8 @@ LIBRARY = re.compile(r'(?:^  File "<(?:packages|python)>.*\n(?:    .*\n)*)+', re
 DEEPER = re.compile(r"(?<=  inside that, most recent first:\n)(?:    .*\n)+")
 """… and so do its frames in a hang report, and the marks …"""
 
-MARKS = re.compile(r"^ +[\^~]+\n", re.MULTILINE)
-"""… that Python puts below a line."""
+MARKS = re.compile(r"^ +[\^~]+\n|^ +\.\.\.<\d+ lines?>\.\.\.\n.*\n", re.MULTILINE)
+"""… that Python puts below a line, and from 3.13 on the rest of a statement of several."""
 
 
 def plain(text: str) -> str:

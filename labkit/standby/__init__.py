@@ -7,7 +7,7 @@ the notebook since (the environment, the folder, the path) is not used.
 
 This code assumes that `take` and `done` come in pairs, from any thread; that what a spawned process inherits is what
 `_surroundings` compares; and that to spawn is dear while the notebook computes, so that it is done only when no run is
-going and the notebook is idle (`engines.idle`); what other programs do on the machine is no matter.
+going and the notebook is idle (`standby.idle`); what other programs do on the machine is no matter.
 
 After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
 imported. Each takes some hundred MB (`memory()` says how much). `off()`, or LABKIT_STANDBY=off in the environment, does
@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from labkit.engines import holders, idle
+from labkit.protocol.system import unique_bytes
+from labkit.standby import idle
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
+    from labkit.process_table.holders import HeldProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
@@ -110,7 +112,7 @@ def warm() -> bool:
 
 def memory() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    return [holders.unique_bytes(psutil.Process(pid)) for pid in pids()]
+    return [unique_bytes(psutil.Process(pid)) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:
@@ -255,11 +257,13 @@ def _drop() -> None:
 class _Standby:
     """The standby ranks as a holder of processes."""
 
-    def processes(self) -> list[holders.HeldProcess]:
+    def processes(self) -> list[HeldProcess]:
+        from labkit.process_table.holders import held
+
         with _lock:
             _look_who_is_warm()
             there = [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
-        return [one for pid, state in there for one in holders.held("standby", "", None, pid, state, self)]
+        return [one for pid, state in there for one in held("standby", "", None, pid, state, self)]
 
     def end(self, pid: int) -> None:
         with _lock:
@@ -269,4 +273,12 @@ class _Standby:
 
 
 _holder = _Standby()
-holders.add(_holder)
+
+
+def holders() -> list[_Standby]:
+    """Return what has the processes that stand by, for `labkit.processes`."""
+    return [_holder]
+
+
+# By these names the core asks for them; see `labkit.protocol.wings`.
+take_ranks, ranks_done = take, done

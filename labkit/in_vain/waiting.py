@@ -1,7 +1,7 @@
 """What a rank's main thread waits for, as another thread of the rank's own process can tell.
 
 Knows only its own process. Whether it all comes to nothing is decided in the notebook, which hears every rank:
-`labkit.monitor.stopping`.
+`labkit.in_vain.beside`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import torch
-
-from labkit.protocol.events import Waits
 
 _TORCH = Path(torch.__file__).parent
 
@@ -32,6 +31,21 @@ NOT_COLLECTIVES = tuple(str(_TORCH / "distributed" / place) for place in ("check
 
 SLEEP = {("Linux", "x86_64"): 230, ("Linux", "aarch64"): 115}.get((platform.system(), platform.machine()))
 """The number of the system call clock_nanosleep, in which `time.sleep` sleeps until a time that it names."""
+
+
+class Waits(NamedTuple):
+    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
+
+    rank: int
+    what: str
+    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
+    nothing, for it was at work."""
+    at: str
+    """Equal for two looks at the same wait."""
+    left_s: float
+    """How long it was going to sleep on."""
+    used_s: float
+    """Processor time of the rank's process so far, without that of answering."""
 
 
 def look(rank: int) -> Waits:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from labkit.collectives.recorder import Collectives
+from labkit.monitor.diagnosis import Missed
 from labkit.monitor.stacks import alike, plural, rank_list
-from labkit.protocol.events import Collectives
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""
@@ -91,17 +92,6 @@ class RankCalls:
         return f"{what} {whom}" + (f" at {self.place}" if self.place else "")
 
 
-class Missed(NamedTuple):
-    """In which call ranks missed each other."""
-
-    blamed: list[int]
-    """The ranks that stand apart by it; empty if none does."""
-    text: str
-    """One line; "" if nothing was found."""
-    unknown: str = ""
-    """What could not be known, and why; "" if all was."""
-
-
 class Difference(NamedTuple):
     """The earliest call of a group in which ranks differ."""
 
@@ -138,9 +128,6 @@ class Group(NamedTuple):
             if self.description == "undefined"
             else f"group {self.description!r}"
         )
-
-
-NOT_KNOWN = Missed([], "")
 
 
 # The problem: ranks wait, each in a call, and PyTorch's recorder has each rank's calls by number in their group. Which

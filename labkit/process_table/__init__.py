@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from labkit.engines import holders
-from labkit.engines.holders import HeldProcess
+from labkit.process_table import holders
+from labkit.process_table.holders import HeldProcess
 from labkit.ui import kernel
 
 LOOK_EVERY_S = 0.5

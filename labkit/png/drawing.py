@@ -9,7 +9,6 @@ titles, notes, lines across a panel, logarithmic axes. What else Plotly can do i
 from __future__ import annotations
 
 import html
-import importlib.util
 import io
 import re
 from typing import Any
@@ -23,11 +22,6 @@ DASHES = {"dash": "--", "dot": ":", "dashdot": "-."}
 
 Places = dict[str, dict[Any, int]]
 """Where the categories of an axis, such as "x2", stand on it."""
-
-
-def can_draw() -> bool:
-    """Return whether Matplotlib is there, which a launch does without."""
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def picture(figure: go.Figure) -> bytes:

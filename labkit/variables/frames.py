@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
-from typing import NamedTuple
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.protocol.events import Failure
-from labkit.protocol.job import Cell
+from labkit.monitor.companion import Companion
+from labkit.protocol.events import Attached, Event, Failure
+from labkit.protocol.job import Cell, Job
 from labkit.protocol.source import is_readers, line_of, place_of
+from labkit.variables.hooks import KIND, Describes
+
+if TYPE_CHECKING:
+    from labkit.monitor.run import WorkerFailed
+
+Described = Sequence[Sequence[tuple[str, str]]]
+"""Of each frame of a failure, if it is the reader's own: name and value in words of its variables."""
 
 SHOWN = 8
 """Variables shown in an error's message at most; `frames` has all."""
@@ -69,13 +78,36 @@ class Frames(list[FailedFrame]):
         return "".join(_of_rank_html(self.of(rank)) for rank in ranks)
 
 
-def frames_of(failures: list[Failure | None], first: int | None, cells: Mapping[str, Cell]) -> Frames:
-    """Return the reader's frames of all failures, those of the rank `first` first."""
+class Variables(Companion):
+    """Beside a run: what its ranks have said of their variables."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, Described] = {}
+
+    def begin(self, job: Job) -> Job:
+        """Return the job with what describes variables in its ranks."""
+        return job.with_hooks(Describes())
+
+    def take(self, event: Event) -> None:
+        """Note what a rank says."""
+        if isinstance(event, Attached) and event.kind == KIND:
+            self._said[event.rank] = pickle.loads(event.blob)
+
+    def add_to(self, error: WorkerFailed) -> tuple[str, str]:
+        """Give the error its frames; return those of the rank that failed first in short, and all as HTML."""
+        error.frames = frames_of(error.run.failures, error.rank, error.run.cells, self._said)
+        return error.frames.of(error.rank).in_short, error.frames._repr_html_()
+
+
+def frames_of(
+    failures: list[Failure | None], first: int | None, cells: Mapping[str, Cell], said: Mapping[int, Described]
+) -> Frames:
+    """Return the reader's frames of all failures, those of the rank `first` first; `said` is by rank."""
     given = sorted((f for f in failures if f), key=lambda failure: (failure.rank != first, failure.time_s))
     return Frames(
         FailedFrame(failure.rank, place_of(file, line, cells), function, line_of(file, line, cells), dict(variables))
         for failure in given
-        for (file, line, function), variables in zip(failure.frames, failure.variables, strict=False)
+        for (file, line, function), variables in zip(failure.frames, said.get(failure.rank, ()), strict=False)
         if is_readers(file, cells)
     )
 

@@ -13,13 +13,11 @@ import os
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-
-from labkit.protocol.events import Collectives
 
 KEPT = 32
 """Newest calls that are told of, of all groups together."""
@@ -38,6 +36,20 @@ DTYPES = {
     "Long": "int64",
 }
 """The recorder's words for types that are not PyTorch's own in lower case."""
+
+
+class Collectives(NamedTuple):
+    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; as it says when it is asked."""
+
+    rank: int
+    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
+    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
+    groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """The groups that the rank knows: name, description, ranks."""
+    transfer: tuple[str, int, tuple[int, ...], str] | None = None
+    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
+    unknown: str = ""
+    """Why its calls are not known; "" if they are."""
 
 
 def look(rank: int) -> Collectives:
@@ -70,7 +82,7 @@ def forget() -> None:
 
 
 def _backends() -> set[str]:
-    configs = distributed_c10d._world.pg_backend_config.values()
+    configs = list(distributed_c10d._world.pg_backend_config.values())
     return {part.rpartition(":")[2] for config in configs for part in str(config).split(",")} - {"fake", "undefined"}
 
 
@@ -84,7 +96,7 @@ def recorded(backend: str) -> list[dict[str, Any]]:
 
 
 def _call(entry: dict[str, Any]) -> tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool]:
-    """Return one call as `events.Collectives` has it."""
+    """Return one call as `Collectives` has it."""
     sizes = tuple(tuple(map(int, size)) for size in entry["input_sizes"])
     (dtype,) = entry["input_dtypes"][:1] or [""]
     # gloo's calls stay "scheduled", but one that has ended is "retired"; NCCL's say so themselves.
@@ -99,8 +111,11 @@ def _dtype(name: str) -> str:
 
 def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     world: Any = distributed_c10d._world
+    # A copy: the main thread may be making one. Of groups that it is not in, the rank knows the members and no name.
     return tuple(
-        (world.pg_names[group], group.group_desc, tuple(ranks)) for group, ranks in world.pg_group_ranks.items()
+        (world.pg_names[group], group.group_desc, tuple(ranks))
+        for group, ranks in list(world.pg_group_ranks.items())
+        if group in world.pg_names
     )
 
 

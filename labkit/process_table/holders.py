@@ -1,15 +1,16 @@
-"""Who holds processes on this machine: runs, standby ranks, sessions. One place to list and end them all.
-
-A holder registers itself with `add` and is forgotten when nothing else refers to it.
-"""
+"""Who holds processes on this machine: runs, standby ranks, sessions. One place to list and end them all."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
+import sys
 from typing import NamedTuple, Protocol
 
 import psutil
+
+from labkit.monitor.going import going
+from labkit.monitor.run import Run
+from labkit.protocol.system import unique_bytes
 
 
 class HeldProcess(NamedTuple):
@@ -51,18 +52,38 @@ class Holder(Protocol):
         """Begin to end the one with this process id, and what cannot be without it. One that is gone is no error."""
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+class _Runs:
+    """All runs that are going, as a holder of processes."""
+
+    def processes(self) -> list[HeldProcess]:
+        return [one for run in list(going) for one in self._of(run)]
+
+    def end(self, pid: int) -> None:
+        for run in list(going):
+            if pid in run.pids:
+                run.ask_to_stop()
+
+    def _of(self, run: Run) -> list[HeldProcess]:
+        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
+        return [one for rank, (pid, state) in enumerate(ranks) for one in held("run", run.name, rank, pid, state, self)]
 
 
-def add(holder: Holder) -> None:
-    """Have the processes of a holder listed, as long as it lives."""
-    _holders.add(holder)
+_runs = _Runs()
+
+OTHERS = ("labkit.standby", "labkit.session.session")
+"""Modules that have `holders()`; one that nobody has imported holds nothing."""
+
+
+def holders() -> list[Holder]:
+    """Return everything that holds processes."""
+    others = [sys.modules[name] for name in OTHERS if name in sys.modules]
+    return [_runs, *(holder for module in others for holder in module.holders())]
 
 
 def processes() -> list[HeldProcess]:
     """Return every process that labkit holds on this machine: runs first, standby ranks last, each by rank."""
     order = {"run": 0, "session": 1, "standby": 2}
-    found = [process for holder in list(_holders) for process in holder.processes()]
+    found = [process for holder in holders() for process in holder.processes()]
     # A run on reserved ranks has the session's processes.
     found = list({one.pid: one for one in sorted(found, key=lambda one: one.kind == "session")}.values())
     # By rank, not by age: ranks of one holder start at once and in any order, and one may have been replaced.
@@ -83,12 +104,3 @@ def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: H
         if process.status() != psutil.STATUS_ZOMBIE:
             return [HeldProcess(kind, name, rank, pid, process.create_time(), state, holder)]
     return []
-
-
-def unique_bytes(process: psutil.Process) -> int:
-    """Return what a process has for itself alone, in bytes; where the system does not tell, all that is resident.
-
-    Raises psutil.Error if it has ended.
-    """
-    memory = process.memory_full_info()
-    return int(getattr(memory, "uss", 0) or memory.rss)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.monitor.history import MEAN, SAMPLES, History
+from labkit.monitor.history import MEAN, SAMPLES, Curve
 from labkit.monitor.stacks import rank_list
 
 if TYPE_CHECKING:
+    from labkit.many.history import ManyHistory
     from labkit.monitor.run import Run
 
 APART = 4
@@ -44,20 +44,7 @@ EDGES = {
 colour with which that is filled: of no rank."""
 
 
-class Curve(NamedTuple):
-    """One curve of a chart of what was logged."""
-
-    name: str
-    """What was logged: its panel."""
-    key: str
-    """The same whenever it is drawn again: "rank 3", "mean", an edge of the band, "slot 2"."""
-    label: str
-    """In the legend; "" leaves it out there."""
-    x: Any
-    y: Any
-
-
-def curves(history: History, asked: Sequence[int] = ()) -> list[Curve]:
+def curves(history: ManyHistory, asked: Sequence[int] = ()) -> list[Curve]:
     """Return for each name the band, the mean, and ranks in slots: those that stand apart, and those asked for.
 
     The slots stay when other ranks come to stand apart, so that a live chart can be brought up to date in its place.
@@ -70,7 +57,8 @@ def curves(history: History, asked: Sequence[int] = ()) -> list[Curve]:
     found: list[Curve] = []
     for name in [name for name in history.names if name != SAMPLES]:
         band = history.band(name)
-        found += [Curve(name, key, label, band.steps, getattr(band, key)) for key, (_, label, _) in EDGES.items()]
+        for key, (said, label, fill) in EDGES.items():
+            found.append(Curve(name, key, label, band.steps, getattr(band, key), (said, fill)))
         of_ranks = history.curves(name, drawn)
         for key, label in [(MEAN, MEAN), *((f"slot {slot}", label) for slot, label in enumerate(labels))]:
             found.append(Curve(name, key, label, *of_ranks.get(label, ([], []))))
@@ -84,7 +72,7 @@ def read_ranks(text: str, world_size: int) -> list[int]:
     return sorted(found)[:ASKED]
 
 
-def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -> dict[int, str]:
+def listed(states: Sequence[str], history: ManyHistory, asked: Sequence[int] = ()) -> dict[int, str]:
     """Return the ranks to list, each with why: asked for, failed, apart from the others in a value, slowest.
 
     The slowest of those at work are the most seconds behind, and among those the fewest steps a second: in whole
@@ -106,13 +94,11 @@ def listed(states: Sequence[str], history: History, asked: Sequence[int] = ()) -
 
 
 def read_first(run: Run, asked: Sequence[int] = ()) -> list[int]:
-    """Return whose output is shown: of few ranks all, of many rank 0 and those that are listed."""
-    if not run.recorded.is_many:
-        return list(range(run.world_size))
-    return list(dict.fromkeys([0, *listed(run.states, run.recorded, asked)]))
+    """Return whose output is shown: rank 0 and those that are listed."""
+    return list(dict.fromkeys([0, *run.recorded.listed(run.states, asked)]))
 
 
-def headline_html(states: Sequence[str], history: History) -> str:
+def headline(states: Sequence[str], history: ManyHistory) -> str:
     """Return how many ranks are in which state, how often they have logged, and how fast."""
     said = [f"{len(states):,} ranks: " + ", ".join(f"{n:,} {state}" for state, n in Counter(states).most_common())]
     logged, per_s = history.paces()
@@ -122,7 +108,7 @@ def headline_html(states: Sequence[str], history: History) -> str:
         said.append(f"{_span(np.nanmin(per_s), np.nanmax(per_s), '.3g')} steps/s")
     if apart := len(history.apart()):
         said.append(f"{apart:,} {'stands' if apart == 1 else 'stand'} apart")
-    return f'<div style="line-height:1.4">{html.escape(" · ".join(said))}</div>'
+    return " · ".join(said)
 
 
 def _span(least: float, greatest: float, form: str) -> str:

@@ -1,0 +1,36 @@
+"""What the first launch and the first chart need, got while the notebook is idle and the reader reads.
+
+Begun by `import labkit` in a notebook's kernel. The ranks come first: a chart has a second's time once its run has
+begun.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from typing import Any
+
+from labkit.ui import kernel
+
+
+def begin() -> None:
+    """Begin, in the background."""
+    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
+    threading.Thread(target=_get, args=(kernel.is_interactive(),), name="labkit-ahead", daemon=True).start()
+
+
+def _get(is_interactive: bool) -> None:
+    standby, png = _wing("standby"), _wing("png")
+    if standby is not None:
+        kernel.after_each_cell(standby.renew)
+        if is_interactive:
+            standby.ahead_of_the_first_launch()
+        standby.idle.wait()
+    importlib.import_module("labkit.ui.ahead").wait()
+    if png is not None and not is_interactive:  # where a person watches, the browser draws the pictures
+        png.get_ready()
+
+
+def _wing(name: str) -> Any:
+    return importlib.import_module(f"labkit.{name}") if importlib.util.find_spec(f"labkit.{name}") else None

@@ -1,0 +1,21 @@
+"""In which collective ranks missed each other: in `run.stacks()`, and in what a hang or a failure says.
+
+on each rank                                                  in the notebook
+hooks      asked where it stands, failing, or leaving alone ► beside     what every rank has said, put together
+recorder   what PyTorch's flight recorder has of its calls    missed     in which call ranks missed each other
+                                                              mismatch   what that says of a failure
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labkit.monitor.companion import Asked, Companion
+
+
+def companion(asked: Asked) -> Companion:
+    """Return what takes in what ranks say of their collectives."""
+    from labkit.collectives.beside import Calls
+
+    return Calls()

@@ -1,0 +1,50 @@
+"""What the ranks of one run have said of their collectives, and what it explains."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from labkit.collectives import mismatch
+from labkit.collectives.hooks import KIND, SaysCalls
+from labkit.collectives.missed import RankCalls, find
+from labkit.collectives.recorder import Collectives
+from labkit.monitor.companion import Companion, Missed
+from labkit.monitor.diagnosis import Finding, RankFacts
+from labkit.monitor.stacks import Stacks
+from labkit.protocol.events import Attached, Event
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    pass
+
+
+class Calls(Companion):
+    """Beside a run: the newest that each rank has said."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, Collectives] = {}
+
+    def begin(self, job: Job) -> Job:
+        """Return the job with what answers in its ranks."""
+        return job.with_hooks(SaysCalls())
+
+    def take(self, event: Event) -> None:
+        """Note what a rank says."""
+        if isinstance(event, Attached) and event.kind == KIND:
+            self._said[event.rank] = Collectives(*pickle.loads(event.blob))
+
+    def ask(self, ranks: Collection[int]) -> None:
+        """Forget what these ranks have said: they are being asked again."""
+        for rank in ranks:
+            self._said.pop(rank, None)
+
+    def explain_wait(self, stacks: Stacks) -> Missed:
+        """Return in which call ranks missed each other."""
+        return find([RankCalls(at.rank, self._said.get(at.rank), at.place, at.in_words) for at in stacks])
+
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what collectives that do not fit, or one that was missed, say of a failure."""
+        calls = [RankCalls(r.rank, self._said.get(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        return mismatch.explain(culprit, cause, ranks, calls)

@@ -1,0 +1,80 @@
+"""What a wing puts beside a run, in the notebook; `labkit.protocol.wings` has the wings that do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from labkit.monitor.diagnosis import NOTHING_MISSED, Finding, Missed, RankFacts
+from labkit.monitor.stacks import Stacks
+from labkit.protocol import events, wings
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    from labkit.monitor.run import Run, WorkerFailed
+
+
+class Asked(NamedTuple):
+    """What `labkit.launch` was asked for, as far as it concerns wings."""
+
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    world_size: int = 0
+    live: bool | None = None
+    wait: bool = True
+    log_to: Any = None
+    trace: Any = None
+
+
+class Companion:
+    """Beside one run. Each method may be left as it is; those that hear of the run are called with its lock held."""
+
+    run: Run
+    """Filled in by the run, when it is made."""
+    holds_the_time = False
+    """Whether `timeout_s` does not run just now: somebody is at a prompt, say."""
+    panel: Any = None
+    """A widget for the live view."""
+
+    def begin(self, job: Job) -> Job:
+        """Return the run's job as it is to be, `job.with_hooks(…)` for its ranks, say. It is about to start."""
+        return job
+
+    def showing(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which `launch` shows the run, and waits for it."""
+        return contextlib.nullcontext()
+
+    def take(self, event: events.Event) -> None:
+        """Note what an event says."""
+
+    def ask(self, ranks: Collection[int]) -> None:
+        """Note that these ranks are being asked where they stand, and for details."""
+
+    def explain_wait(self, stacks: Stacks) -> Missed:
+        """Return why ranks that stand there wait for each other, if that is known."""
+        return NOTHING_MISSED
+
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
+        return None
+
+    def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
+        """Return whether no rank that is at work can return anything before its grace ends; it was asked to stop.
+
+        Times are of `time.monotonic()`. Called now and then; may ask the ranks again, for the sake of their answers.
+        """
+        return False
+
+    def add_to(self, error: WorkerFailed) -> tuple[str, str]:
+        """Return what is to be shown with the run's error, as text and as HTML; "" for nothing."""
+        return "", ""
+
+    def attend(self) -> None:
+        """Speak with whoever waits for the run, in whose thread this is called now and then."""
+
+
+def companions(asked: Asked) -> list[Companion]:
+    """Return what the wings put beside a run. Raises TypeError, ValueError or ModuleNotFoundError for what none can."""
+    return [found for make in wings.those_with("companion") if (found := make(asked)) is not None]

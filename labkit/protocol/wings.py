@@ -1,0 +1,57 @@
+"""The wings that take part in runs. The core imports none of them; it asks here for those that are there.
+
+A wing takes part by its name in `WINGS` and by functions in its own `__init__`, which says what it does, and imports
+the rest when that is needed. These are all there are; what no wing has the core does without:
+
+    companion(asked)     what it puts beside a run, a `labkit.monitor.companion.Companion`, or None. It hears the run's
+                         events; gives its job what is to be done in each rank, a `labkit.protocol.job.RankHooks` from
+                         the wing's `hooks`; and says more of a failure or a wait
+    take_ranks(count)    processes that are ready to be a run's ranks, and
+    ranks_done(count)    hears when they have ended
+    history(world_size)  what takes in the log calls of so many ranks, and
+    asking(run)          its part of the live view
+    picture(figure)      a Plotly figure as a PNG, for where no browser draws
+
+Of several that could do the same, the first does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+WINGS = (
+    "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
+    "labkit.tracing",  # what every rank did when: trace=…
+    "labkit.debugging",  # breakpoint() and input() in a rank
+    "labkit.collectives",  # in which collective ranks missed each other
+    "labkit.in_vain",  # a stop that waits for nothing that cannot come
+    "labkit.variables",  # what variables were when a rank failed
+    "labkit.standby",  # ranks spawned ahead
+    "labkit.many",  # more ranks than can be drawn one by one
+    "labkit.png",  # charts as pictures, where nobody watches
+)
+
+FUNCTIONS = ("companion", "take_ranks", "ranks_done", "history", "asking", "picture")
+
+
+@functools.cache
+def those_with(name: str) -> list[Callable[..., Any]]:
+    """Return the functions of this name in the wings that are there."""
+    assert name in FUNCTIONS
+    found = [importlib.import_module(wing) for wing in WINGS if importlib.util.find_spec(wing)]
+    return [getattr(wing, name) for wing in found if hasattr(wing, name)]
+
+
+def first(name: str, *args: Any) -> Any:
+    """Return what the first wing returns that has a function of this name and returns anything; else None."""
+    return next((found for call in those_with(name) if (found := call(*args)) is not None), None)
+
+
+def hooks_modules() -> list[str]:
+    """Return the modules that a rank imports with its job, so that one that has none yet can do so ahead."""
+    there = [wing for wing in WINGS if importlib.util.find_spec(wing)]
+    return [f"{wing}.hooks" for wing in there if importlib.util.find_spec(f"{wing}.hooks")]

@@ -1,0 +1,272 @@
+"""What goes wrong in other people's notebooks before a first step, or as soon as somebody presses ■ twice.
+
+Each was asked for, or complained of, in a thread that its test names. A `Dataset` class from a cell in a DataLoader's
+workers, however these begin (pytorch #138957), is in `test_children.py`; a debugger over ranks (pytorch #115517,
+torchtitan #652) in `test_debugging.py`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.monitor import follower
+from labkit.monitor.run import Run
+from labkit.protocol import events
+from tests.conftest import lives, wait_until
+from tests.fake_engine import A_JOB, FakeEngine
+from tests.test_follower import STACK, logged
+from tests.test_kernel import Notebook
+
+# CUDA
+
+
+@pytest.mark.spawns
+@pytest.mark.cold
+def test_an_import_that_has_used_cuda_in_the_notebook_does_not_matter(tmp_path, monkeypatch):
+    """accelerate #3925 asks which import it was, #182 to restart the kernel. Emulated: `tests/gpu` uses a real one."""
+    (tmp_path / "uses_cuda.py").write_text("import torch\ntorch.cuda._initialized = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    __import__("uses_cuda")
+    assert torch.cuda.is_initialized()
+    run = labkit.launch(lambda worker: (torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()), live=False)
+    assert run.results == [(False, False)] * 2, "ranks are no forks of the notebook"
+
+
+# Ports
+
+
+@contextlib.contextmanager
+def taken(port):
+    """Have something listen there, if nothing does."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        yield
+
+
+def joins_as_a_script(worker):
+    """What a script for torchrun does, and what the group then sums."""
+    dist.init_process_group("gloo")
+    total = torch.tensor(1.0)
+    dist.all_reduce(total)
+    return int(os.environ["MASTER_PORT"]), total.item()
+
+
+@pytest.mark.spawns
+def test_a_port_that_is_taken_hinders_nobody(monkeypatch):
+    """pytorch #85604: 29500 is every tool's default, and whoever comes second fails."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with taken(29500):
+        run = labkit.launch(joins_as_a_script, live=False)
+    ports, totals = zip(*run.results, strict=True)
+    assert totals == (2.0, 2.0)
+    assert len(set(ports)) == 1
+    assert ports[0] != 29500
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_two_kernels_that_launch_at_once_do_not_meet(tmp_path):
+    notebooks = []
+    try:
+        for number in range(2):
+            (tmp_path / str(number)).mkdir()
+            notebooks.append(Notebook(tmp_path / str(number), MASTER_PORT="29500"))
+        for number, notebook in enumerate(notebooks):
+            notebook.run(f"""
+                def add(worker, times):
+                    for _ in range(times):
+                        total = torch.tensor({10**number}.0)
+                        dist.all_reduce(total)
+                        assert total == 2 * {10**number}, total
+                    return total.item()
+            """)
+        cells = [n.start("runs = [labkit.launch(add, 200, live=False) for _ in range(3)]") for n in notebooks]
+        for notebook, cell in zip(notebooks, cells, strict=True):
+            assert notebook.finish(cell).error is None
+        for number, notebook in enumerate(notebooks):
+            assert notebook.value("[run.results for run in runs]") == [[2.0 * 10**number] * 2] * 3
+    finally:
+        for notebook in notebooks:
+            notebook.close()
+
+
+# A library's own processes
+
+
+def leave_processes(worker, then):
+    """One that holds this rank's output, one that writes there for ever, one that gets whatever it can inherit."""
+    started = [
+        subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+        subprocess.Popen(["sh", "-c", "while :; do echo; sleep 0.01; done"], start_new_session=True).pid,
+        os.posix_spawnp("sleep", ["sleep", "1000"], os.environ),
+    ]
+    worker.log(**{f"pid_{number}": pid for number, pid in enumerate(started)})
+    print("left them")
+    if then == "dies" and worker.rank == 1:
+        time.sleep(0.2)  # until that is logged
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("then", ["returns", "dies"])
+@pytest.mark.skipif(os.name != "posix", reason="is about what POSIX's processes inherit")
+def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(then):
+    """Lightning #6106: a tracker's process that has the rank's pipes keeps the launcher waiting for ever."""
+    run = labkit.launch(leave_processes, then, wait=False, live=False)
+    try:
+        wait_until(run.over.is_set)
+        assert run.status == ("finished" if then == "returns" else "failed")
+        assert all("left them" in text for text in run.output)
+        if then == "dies":
+            assert run.error.rank == 1
+            assert "SIGKILL" in str(run.error)
+        else:
+            assert all(lives(pid) for pid in run.history[["pid_0", "pid_2"]].astype(int).to_numpy().ravel()), "its own"
+    finally:
+        run.stop(0)
+        for pid in run.history.filter(like="pid_").astype(int).to_numpy().ravel():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+
+
+# Interrupts
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    notebook.run("""
+        def deaf(worker, marks):
+            open(f"{marks}/{worker.rank}", "w").close()
+            while True:
+                pass
+    """)
+    yield notebook
+    notebook.close()
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize(("pause_s", "watched"), [(0.01, True), (0.2, False)])
+def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
+    """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
+    cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    notebook.interrupt()
+    time.sleep(pause_s)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None, "\n".join(cell.error["traceback"])
+    assert cell.stdout.endswith("after\n")
+    assert notebook.value("(run.status, run.error)") == ("stopped", None)
+    assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
+    notebook.run("%load_ext labkit")
+    cell = notebook.start(f"""
+        %%ranks 2
+        open(f"{tmp_path}/{{rank}}", "w").close()
+        while True:
+            pass
+    """)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    notebook.interrupt()
+    time.sleep(0.1)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error is None or cell.error["ename"] == "KeyboardInterrupt"
+    assert notebook.run("%%ranks --end\nrank").stdout.endswith("[rank 0] 0\n[rank 1] 1\n")
+
+
+def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
+    """As when the first came while the live view was still being made."""
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    assert run.stop(grace_s=1000).status == "stopped"
+
+
+# A first step that never comes
+
+
+def begun(engine, *came):
+    """A run of which something has come."""
+    run = Run(engine, 2, "train")
+    for event in came:
+        engine.arrived.put(event)
+    run.start(A_JOB._replace(start_s=time.time()))
+    return run
+
+
+def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeypatch):
+    """ultralytics #3904: a reader waited 40 minutes for a first step, with nothing to see."""
+    assert follower.FIRST_STEP_S == 60
+    monkeypatch.setattr(follower, "FIRST_STEP_S", 0.3)
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    wait_until(lambda: "ask_for_stacks" in engine.calls)
+    for rank in range(2):
+        engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
+    wait_until(lambda: run.notice)
+    assert run.notice.startswith("no rank has logged anything in 0.3 s:\nranks 0 and 1 are at cell.py, line 7")
+    engine.arrived.put(logged(0))
+    wait_until(lambda: not run.notice)
+    time.sleep(0.5)
+    assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch):
+    monkeypatch.setattr(follower, "FIRST_STEP_S", 0.1)
+    for came in ([events.Started(0)], [events.Started(0), events.Started(1), logged(1)]):
+        engine = FakeEngine()
+        run = begun(engine, *came)
+        time.sleep(0.4)
+        assert (engine.calls, run.notice) == (["start"], "")
+        run.stop(0)
+
+
+@pytest.mark.spawns
+def test_the_reader_is_shown_where_ranks_stand_that_come_to_no_first_step(monkeypatch, capsys):
+    monkeypatch.setattr(follower, "FIRST_STEP_S", 1.0)
+
+    def never(worker):
+        time.sleep(1e6 if worker.rank else 0)
+        dist.barrier()
+
+    run = labkit.launch(never, wait=False)
+    shown = ""
+
+    def there():
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "never: no rank has logged anything in 1 s:" in shown
+
+    wait_until(there)
+    assert run.status == "running"
+    assert re.search(r"rank 1 (has not entered barrier|is in time\.sleep)", shown)
+    run.stop()
+    assert run.notice == ""
