@@ -88,9 +88,13 @@ def test_the_script_that_stands_still_under_torchrun_too_is_told_where():
     """Its `join_uneven_inputs` "will have no effect" on CPUs, as it warns: rank 0 has a batch more than rank 1."""
     pytest.importorskip("accelerate")
     program = module_as_program(f"{ACCELERATES}test_distributed_data_loop")
-    run = labkit.launch(program, world_size=2, live=False, wait=False)
-    wait_until(lambda: run.over.is_set() or "Test joining uneven inputs" in run.output[0], LONG_S)
-    wait_until(lambda: run.over.is_set() or "barrier" in run.stacks().missed, LONG_S)
+    for _ in range(5):  # now and then gloo finds that a broadcast and a barrier do not fit, and it fails
+        run = labkit.launch(program, world_size=2, live=False, wait=False)
+        wait_until(lambda run=run: run.over.is_set() or "Test joining uneven inputs" in run.output[0], LONG_S)
+        wait_until(lambda run=run: run.over.is_set() or "barrier" in run.stacks().missed, LONG_S)
+        if not run.over.is_set():
+            break
+    assert not run.over.is_set(), str(run.error)
     assert "rank 0 is in broadcast" in run.stacks().missed
     assert "rank 1 is in barrier" in run.stacks().missed
     assert "in test_can_join_uneven_inputs" in str(run.stacks())

@@ -8,6 +8,7 @@ in their environment. Each says where it is known from what they send, and when 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 
@@ -284,8 +285,9 @@ class Terminal:
         self._child.sendintr()
 
     def close(self):
-        self._child.sendeof()
-        self._child.close(force=True)
+        self._child.kill(signal.SIGKILL)
+        self._child.wait()  # pexpect itself would give up on a busy machine
+        self._child.close()
 
 
 @pytest.mark.spawns

@@ -74,8 +74,8 @@ class Notebook:
         """(what it carries, when it came)"""
         self.run("import os, time, torch, labkit, labkit.ui.live\nimport torch.distributed as dist", watched)
         # This front end answers nothing, so that there is nothing to wait for.
-        self.run("from labkit.ui import live, widgets\nlive.PATIENCE_S = 0")
-        self.run("widgets.CLOSE_AFTER_S = widgets.CLOSE_SLOW_AFTER_S = 0")
+        patient = "live.PATIENCE_S = widgets.CLOSE_AFTER_S = widgets.CLOSE_SLOW_AFTER_S"
+        self.run(f"from labkit.ui import live, widgets\n{patient} = 0")
         self.started_s = time.monotonic() - starting
         """Seconds that the kernel took to start and import torch: what this machine takes, just now."""
 

@@ -108,7 +108,7 @@ def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
         reader, writer = Pipe(duplex=False)
         rank = RankProcess(ClosableProcess(), writer, None, None, None)
         before = make_hard_to_reach(rank, how)
-        asking = [threading.Thread(target=ask) for ask in (rank.ask_for_collectives, rank.ask_to_stop)]
+        asking = [threading.Thread(target=ask) for ask in (rank.ask_for_details, rank.ask_to_stop)]
         for thread in asking:
             thread.start()
         for thread in asking:
@@ -119,7 +119,7 @@ def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
             assert reader.poll(LONG_S), f"one of two words never came, of {len(found)} that did"
             found.append(reader.recv())
         assert found[: len(before)] == before
-        assert sorted(found[len(before) :]) == ["collectives", "stop"]
+        assert sorted(found[len(before) :]) == ["details", "stop"]
         reader.close()
         writer.close()
 
