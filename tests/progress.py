@@ -55,11 +55,11 @@ class Progress:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
-        self._done += report.when == "teardown"
         if self._shown and report.failed:
             self._write(f"{report.outcome.upper()} {report.nodeid}", stays=True)
 
     def pytest_runtest_logfinish(self) -> None:
+        self._done += 1  # here, one by one: reports of several workers come in between
         if not self._shown:
             return
         if self._reporter.isatty:
