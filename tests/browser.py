@@ -129,7 +129,7 @@ import importlib, sys
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tests import prefork
 del sys.path[0]
-prefork.forker()  # begins to import torch
+prefork.forker(prefork.KERNELS)  # begins to import torch
 with prefork.in_use():
     importlib.import_module(sys.argv.pop(1)).main()
 """

@@ -1,13 +1,13 @@
 """Kernels and ranks that begin with torch imported: what tests use whose subject is not how a process begins.
 
-Importing torch takes 2 to 4 s of a core, and the suite starts over a thousand processes: on two cores that was half
-of its time. So a process that has imported it, and has done nothing else (no threads, no random number drawn), forks
-those that are asked for; its child waits until whoever asked is its parent, takes over his environment, folder,
-signal mask and file descriptors, and goes on as if it had just been started: multiprocessing's `spawn_main`, or
-ipykernel's launcher.
+Importing torch takes 2 to 4 s of a core, its sharding 2 s more, what a kernel draws with 1 s, and the suite starts over
+a thousand processes: on two cores that was half of its time. So a process that has imported these, and has done nothing
+else (no threads, no random number drawn), forks those that are asked for; its child waits until whoever asked is its
+parent, takes over his environment, folder, signal mask and file descriptors, and goes on as if it had just been
+started: multiprocessing's `spawn_main`, ipykernel's launcher, torchrun's agent. Those have such a process of their own.
 
 What differs from a process that was really spawned: the seed of `hash()` is the same in all, memory is shared until
-it is written to, and modules that only ranks import are there in kernels too. Tests about these start their processes
+it is written to, and more modules are there than a user's process has imported. Tests about these start their processes
 as everybody does. Linux only: elsewhere, and where LABKIT_PREFORK is "off", nothing is changed.
 """
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
+import importlib
 import multiprocessing.util
 import os
 import pickle
@@ -35,11 +37,32 @@ from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 IS_ON = sys.platform == "linux" and os.environ.get("LABKIT_PREFORK") != "off"
+RANKS = (
+    *("torch.nn.parallel", "labkit.rank.main"),
+    # Half of the compiler, without which nothing is sharded or cut into stages.
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
+)
+"""What ranks begin with."""
+
+KERNELS = (
+    *RANKS,
+    # Not ipykernel.kernelapp: as it is imported it reads from the environment who its parent is.
+    *("ipykernel.ipkernel", "ipywidgets", "matplotlib.backends.backend_agg", "matplotlib.figure", "pandas"),
+    *("plotly.graph_objects", "torchvision"),
+)
+"""What kernels begin with, and their ranks."""
+
+KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
+THOSE_WHO_START_RANKS = (KERNEL, "import be_agent", "/supervisor.py")
+"""Words of the command lines of what is forked: kernels, torchrun's agents, and those who stand before a rank there."""
+
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
 
+LONGEST = 4096
+"""Room for a command line, of which a process is known to others."""
+
 _prctl = ctypes.CDLL(None).prctl
-_AS_EVERYBODY: dict[str, Callable[..., Any]] = {}
 
 
 class Request(NamedTuple):
@@ -52,7 +75,7 @@ class Request(NamedTuple):
     environment: dict[str, str]
     folder: str
     mask: set[int]
-    is_kernel: bool
+    own_session: bool
     parent: int
 
 
@@ -64,27 +87,27 @@ class Forker:
         self._sock, self._lock = sock, threading.Lock()
 
     @classmethod
-    def start(cls) -> Forker:
-        """Return one whose process imports torch now; it ends with this one."""
+    def start(cls, imported: tuple[str, ...]) -> Forker:
+        """Return one whose process imports these modules now; it ends with this one."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as labkit.rank.die_with_parent, before torch is there
         # Under a name that stacks leave out, as they do that of `python -c`, by which multiprocessing spawns.
         code = f"exec(compile(open({__file__!r}).read(), '<string>', 'exec'))"
-        command = [sys.executable, "-c", code, str(its.fileno())]
+        command = [sys.executable, "-c", code, str(its.fileno()), *imported, " " * LONGEST]
         root = Path(__file__).parent.parent
         process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, cwd=root)
         its.close()
         return cls(mine, process.pid)
 
-    def fork(self, argv: list[str], fds: dict[int, int], is_kernel: bool = False, **taken_over: Any) -> int:
+    def fork(self, argv: list[str], fds: dict[int, int], own_session: bool = False, **taken_over: Any) -> int:
         """Return the pid of a new process that has these descriptors, {its number: ours}."""
         request = Request(
             argv,
             list(fds),
-            taken_over.get("environment", dict(os.environ)),
+            taken_over.get("environment") or dict(os.environ),
             str(taken_over.get("folder") or os.getcwd()),
             signal.pthread_sigmask(signal.SIG_BLOCK, []),
-            is_kernel,
+            own_session,
             os.getpid(),
         )
         with self._lock:
@@ -130,7 +153,7 @@ def _fork_again(request: Request, said: int) -> None:
         os.read(own_session[0], 1)  # nobody may ask for its process group before that
         os.write(said, str(pid).encode())
         os._exit(0)
-    if request.is_kernel:
+    if request.own_session:
         os.setsid()
     os.write(own_session[1], b".")
     for end in own_session:
@@ -152,13 +175,15 @@ def _become(request: Request, received: list[int]) -> None:
         for fd, target in zip(waiting, request.targets, strict=True):
             os.dup2(fd, target)
             os.close(fd)
+        _be_known_as(request.argv)
         os.environ.clear()
         os.environ.update(request.environment)
         os.chdir(request.folder)
         random.seed()
         sys.modules["numpy"].random.seed()
         sys.modules["__main__"] = types.ModuleType("__main__")
-        if request.is_kernel:
+        sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        if any(word in " ".join(request.argv) for word in THOSE_WHO_START_RANKS):
             _start_forker()
         signal.pthread_sigmask(signal.SIG_SETMASK, request.mask)
         sys.argv = request.argv
@@ -173,18 +198,26 @@ def _become(request: Request, received: list[int]) -> None:
         os._exit(code)
 
 
+def _be_known_as(argv: list[str]) -> None:
+    """Write the command line to where Linux has it, for whoever looks for this process among others."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[45:47])
+    ctypes.memmove(start, "\0".join(argv).encode()[: end - start - 1].ljust(end - start, b"\0"), end - start)
+
+
 def _run(request: Request) -> int:
-    if request.is_kernel:
-        # As `python -m ipykernel_launcher -f FILE`.
-        at = request.argv.index("-m")
-        sys.argv = [request.argv[at + 1], *request.argv[at + 2 :]]
-        sys.path[0] = request.folder
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-        return 0
-    # As `python -c "from multiprocessing.spawn import spawn_main; …" --multiprocessing-fork`.
-    at = request.argv.index("-c")
-    sys.argv = ["-c", *request.argv[at + 2 :]]
-    exec(request.argv[at + 1], vars(sys.modules["__main__"]))
+    """Do what `python [OPTIONS] -c CODE`, `-m MODULE` or a script does, with the arguments behind it."""
+    at = next(n for n, word in enumerate(request.argv) if n and (word in ("-c", "-m") or not word.startswith("-")))
+    how, rest = request.argv[at], request.argv[at + 1 :]
+    if how == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(rest[0], vars(sys.modules["__main__"]))
+    elif how == "-m":
+        sys.argv, sys.path[0] = rest, request.folder
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = [how, *rest], os.path.dirname(how)
+        runpy.run_path(how, run_name="__main__")
     return 0
 
 
@@ -199,96 +232,87 @@ def _leave() -> None:
 
 
 def _start_forker() -> None:
-    """Have a process of this kernel's own fork its ranks: they are to be its children, and without what it imports."""
+    """Have a process of this one's own fork its ranks: they are to be its children, and without what it imports."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kernel = os.getpid()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != kernel:
+        if os.getppid() != parent:
             os._exit(0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is in the kernel's process group
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is in the parent's process group
         mine.close()
         serve(its)
     its.close()
     own = Forker(mine, pid)
-    multiprocessing.util.spawnv_passfds = spawnv(lambda: own, multiprocessing.util.spawnv_passfds)
+    AS_EVERYBODY.update(_starters())
+    _start_by(spawnv(lambda: own), fork_exec(lambda imported: own))
 
 
 # Those who ask
 
 
-def spawnv(forker: Callable[[], Forker], otherwise: Callable[..., int]) -> Callable[..., int]:
+def spawnv(forker: Callable[[], Forker]) -> Callable[..., int]:
     """Return what stands for `multiprocessing.util.spawnv_passfds`: ranks are forked, anything else is spawned."""
 
     def spawnv_passfds(path: Any, args: list[Any], passfds: Any) -> int:
         argv = [os.fsdecode(word) for word in args]
         if "--multiprocessing-fork" not in argv:
-            return otherwise(path, args, passfds)
+            return AS_EVERYBODY["spawnv_passfds"](path, args, passfds)
         numbers = [0, 1, 2, *sorted(map(int, passfds))]
         return forker().fork(argv, {number: number for number in numbers})
 
     return spawnv_passfds
 
 
-class Kernel:
-    """As much of a `subprocess.Popen` as Jupyter's kernel managers ask for."""
+def fork_exec(forker: Callable[[tuple[str, ...]], Forker]) -> Callable[..., int]:
+    """Return what stands for `_posixsubprocess.fork_exec` in `subprocess.Popen`, which is given its arguments."""
 
-    stdin = stdout = stderr = None
+    def fork_exec(args: list[Any], *others: Any) -> int:
+        argv = [os.fsdecode(word) for word in args]
+        words = " ".join(argv)
+        if argv[0] != sys.executable or not any(word in words for word in (*THOSE_WHO_START_RANKS, RANK)):
+            return AS_EVERYBODY["fork_exec"](args, *others)
+        _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, error, _, own_session = others[:15]
+        fds = {n: n if fd == -1 else fd for n, fd in enumerate((stdin, stdout, stderr))}
+        return forker(KERNELS if KERNEL in words else RANKS).fork(
+            argv,
+            fds | {fd: fd for fd in kept if fd != error},
+            own_session,
+            environment=environment and dict(os.fsdecode(line).split("=", 1) for line in environment),
+            folder=folder,
+        )
 
-    def __init__(self, forker: Forker, command: list[str], options: dict[str, Any]) -> None:
-        fds = {0: os.open(os.devnull, os.O_RDONLY), 1: 1, 2: 2}
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            if options.get(name) is not None:
-                fds[number] = options[name] if isinstance(options[name], int) else options[name].fileno()
-        environment = {**(options.get("env") or os.environ), "JPY_PARENT_PID": str(os.getpid())}
-        self.pid = forker.fork(command, fds, is_kernel=True, environment=environment, folder=options.get("cwd"))
-        os.close(fds[0])
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it goes on."""
-        return self._ask(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit code when there is one."""
-        return self._ask(0)
-
-    def _ask(self, how: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, how)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it."""
-        self.send_signal(signal.SIGKILL)
+    return fork_exec
 
 
-_forker: Forker | None = None
+def _starters() -> dict[str, Callable[..., int]]:
+    return {"spawnv_passfds": multiprocessing.util.spawnv_passfds, "fork_exec": vars(subprocess)["_fork_exec"]}
 
 
-def forker() -> Forker:
+AS_EVERYBODY: dict[str, Callable[..., int]] = {}
+"""How processes are started without this file; taken when it is first used."""
+
+
+def _start_by(spawnv_passfds: Callable[..., int], fork_exec: Callable[..., int]) -> None:
+    multiprocessing.util.spawnv_passfds = spawnv_passfds
+    vars(subprocess)["_fork_exec"] = fork_exec
+
+
+@functools.cache
+def forker(imported: tuple[str, ...] = RANKS) -> Forker:
     """Return this process's own, started when it is first asked for."""
-    global _forker
-    if _forker is None:
-        _forker = Forker.start()
-    return _forker
+    found = Forker.start(imported)
+    _pids.add(found.pid)
+    return found
+
+
+_pids: set[int] = set()
 
 
 def pids() -> set[int]:
     """Those processes of this file that live as long as whoever started them."""
-    return {_forker.pid} if _forker else set()
+    return _pids
 
 
 @contextlib.contextmanager
@@ -297,31 +321,23 @@ def in_use(is_on: bool = True) -> Iterator[None]:
 
     A kernel's ranks begin as it does.
     """
-    from jupyter_client.provisioning import local_provisioner
-
-    if not _AS_EVERYBODY:
-        _AS_EVERYBODY["launch_kernel"] = local_provisioner.launch_kernel
-        _AS_EVERYBODY["spawnv_passfds"] = multiprocessing.util.spawnv_passfds
-    starters = {
-        (local_provisioner, "launch_kernel"): lambda command, **options: Kernel(forker(), command, options),
-        (multiprocessing.util, "spawnv_passfds"): spawnv(forker, _AS_EVERYBODY["spawnv_passfds"]),
-    }
-    before = {(owner, name): getattr(owner, name) for owner, name in starters}
-    for (owner, name), starter in starters.items():
-        setattr(owner, name, starter if is_on and IS_ON else _AS_EVERYBODY[name])
+    before = _starters()
+    if not AS_EVERYBODY:
+        AS_EVERYBODY.update(before)
+    if is_on and IS_ON:
+        _start_by(spawnv(forker), fork_exec(forker))
+    else:
+        _start_by(**AS_EVERYBODY)
     try:
         yield
     finally:
-        for (owner, name), starter in before.items():
-            setattr(owner, name, starter)
+        _start_by(**before)
 
 
 if __name__ == "__main__":
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import torch.nn.parallel  # noqa: E402, F401
-
-    import labkit.rank.main  # noqa: E402, F401
-
+    for name in sys.argv[2:-1]:
+        importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serve(socket.socket(fileno=int(sys.argv[1])))

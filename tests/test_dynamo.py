@@ -123,6 +123,7 @@ def trains_then_compiles(worker):
     return after_training, doubled, has_compiler(worker)
 
 
+@pytest.mark.cold
 def test_a_rank_trains_without_it_and_compiles_with_it():
     assert labkit.launch(trains_then_compiles, world_size=2, live=False).results == [(False, 2.0, True)] * 2
 
