@@ -53,8 +53,9 @@ KERNELS = (
 """What kernels begin with, and their ranks."""
 
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
-THOSE_WHO_START_RANKS = (KERNEL, "import be_agent", "/supervisor.py")
-"""Words of the command lines of what is forked: kernels, torchrun's agents, and those who stand before a rank there."""
+THOSE_WHO_START_RANKS = (KERNEL, "import be_agent", "/supervisor.py", "/plain/")
+"""Words of the command lines of what is forked: kernels, torchrun's agents, those who stand before a rank there,
+and the lessons' scripts."""
 
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
@@ -181,6 +182,8 @@ def _become(request: Request, received: list[int]) -> None:
         os.chdir(request.folder)
         random.seed()
         sys.modules["numpy"].random.seed()
+        if threads := os.environ.get("OMP_NUM_THREADS"):  # is read as torch is imported
+            sys.modules["torch"].set_num_threads(int(threads))
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         if any(word in " ".join(request.argv) for word in THOSE_WHO_START_RANKS):
