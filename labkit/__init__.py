@@ -31,7 +31,8 @@ The wings can be deleted one by one. These take part in every run that is theirs
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed
-    in_vain      a stop does not wait for ranks that wait for what cannot come
+    as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
+    in_vain      a stop does not wait for ranks that wait for what cannot come, nor a question for one that is mute
     many         more ranks than can be drawn one by one: a band, and who stands apart
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto

@@ -21,13 +21,14 @@ from typing import Any, TextIO
 import cloudpickle
 import torch.distributed as dist
 
+from labkit.as_script import children
 from labkit.engines.local import loopback_environment
 from labkit.monitor.going import run_of
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
-from labkit.rank import children, failure, main, process_group
+from labkit.rank import failure, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Stopped, Worker
@@ -119,7 +120,8 @@ class HereEngine:
         try:
             device = main.set_up(job, info)
             channel.during = "joining the process group"
-            channel.store = process_group.join(job, info, device, lambda *_: dist.HashStore())
+            channel.store = dist.HashStore()
+            process_group.join(job, info, device, channel.store)
             channel.during = "receiving the function"
             with main.hooked(job, channel):
                 function, args, kwargs = cloudpickle.loads(job.function)

@@ -8,7 +8,6 @@ import inspect
 import math
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
+from labkit.monitor.going import going
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more, naming
@@ -113,18 +113,18 @@ def launch(
     )
     beside = companions(Asked(fn, args, kwargs, world_size, live, wait, log_to, trace))
     cell = kernel.this_execution()
-    _stop_what_this_cell_launched_before(cell)
+    if cell is not None:
+        _stop_what_it_launched_before(cell)
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s, beside=beside)
+    run.launched_by = cell
     try:
         run.start(job)
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
         run.ask_to_stop()
-    if cell is not None:
-        _launched_by[run] = cell
     return show_run(run, live, wait)
 
 
@@ -148,18 +148,14 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
-_launched_by: weakref.WeakKeyDictionary[Run, kernel.Execution] = weakref.WeakKeyDictionary()
-
-
-def _stop_what_this_cell_launched_before(now: kernel.Execution | None) -> None:
-    if now is None:
-        return
-    earlier = [run for run, then in list(_launched_by.items()) if then.cell == now.cell and then.number != now.number]
+def _stop_what_it_launched_before(now: kernel.Execution) -> None:
+    """Stop the runs that earlier executions of a cell have launched in the background."""
+    launched = [(run, run.launched_by) for run in list(going) if run.launched_by is not None]
+    earlier = [run for run, then in launched if then.cell == now.cell and then.number != now.number]
     for run in earlier:
         run.ask_to_stop()
     for run in earlier:
         run.wait_for_the_end()
-        _launched_by.pop(run, None)
 
 
 def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dict[str, Any]) -> None:
@@ -248,7 +244,8 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
 
 
 def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
-    if timeout_s is not None and not (_is_number(timeout_s) and 0 < timeout_s < math.inf):
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")
@@ -258,7 +255,3 @@ def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) 
         raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
     if watch not in ("nan", None):
         raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

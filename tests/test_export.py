@@ -401,11 +401,12 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "system"),
+        "protocol": ("events", "job", "pages", "pickling", "system", "wings"),
         "rank": (
-            *("channels", "children", "die_with_parent", "dynamo", "failure", "log_batcher", "main"),
+            *("channels", "die_with_parent", "failure", "log_batcher", "main"),
             *("process_group", "signals", "store", "worker"),
         ),
+        "as_script": ("children", "dynamo", "hooks"),
         "cluster": ("rank_entry", "run_directory"),
         "exporting": ("script",),
         "lessons": ("datasets", "models"),

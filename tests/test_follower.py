@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from array import array
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +13,7 @@ from labkit import launcher
 from labkit.collectives.hooks import KIND
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
+from labkit.monitor.companion import Companion
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.protocol import events
 from tests.conftest import LONG_S, wait_until
@@ -55,7 +55,7 @@ def test_an_error_of_labkits_own_is_the_runs_error_and_what_had_come_is_kept():
 
 def test_ranks_that_go_on_without_the_notebook_are_left_alone_and_can_be_found_again():
     engine = FakeEngine()
-    engine.outlives_notebook, engine.folder = True, SimpleNamespace(path="/runs/5")
+    engine.outlives_notebook, engine.folder = True, "/runs/5"
     run = going(engine)
     engine.arrived.put(PermissionError("torchrun.out"))
     with pytest.raises(WorkerFailed, match="PermissionError: torchrun.out") as failure:
@@ -101,6 +101,19 @@ def answers(rank, line=7):
     return [events.Stack(rank, STACK.format(line=line)), events.Answered(rank)]
 
 
+class KnowsMute(Companion):
+    """Knows which ranks cannot answer the question that has just been asked."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def mute(self):
+        return self.ranks
+
+    def ask(self, ranks):
+        self.ranks = set()
+
+
 def answered(run, events):
     """Bring events, and wait until the follower has taken them."""
     taken, take = threading.Event(), run._follower.take
@@ -124,14 +137,14 @@ SLOW = {
         [*answers(0), answers(1)[1], events.Stack(1, STACK.format(line=7)[:60])],
         [events.Stack(1, STACK.format(line=7)[60:])],
     ),
-    "one will not answer": (answers(0) + answers(1)[:1], [events.Mute(1)]),
-    "one says nothing at all, and will not": (answers(0), [events.Mute(1)]),
+    "one will not answer": (answers(0) + answers(1)[:1], []),
+    "one says nothing at all, and will not": (answers(0), []),
 }
-"""What comes soon, and what is waited for."""
+"""What comes soon, and what is waited for; nothing more: a companion knows that none will come."""
 
 
 @pytest.mark.parametrize("how", SLOW)
-def test_an_answer_is_waited_for_until_it_comes_or_its_engine_knows_that_it_will_not(how):
+def test_an_answer_is_waited_for_until_it_comes_or_a_companion_knows_that_it_will_not(how):
     soon, late = SLOW[how]
     engine = FakeEngine()
     engine.stacks_s = LONG_S
@@ -140,7 +153,10 @@ def test_an_answer_is_waited_for_until_it_comes_or_its_engine_knows_that_it_will
     assert not run._follower.stacks_have_come()
     answered(run, soon)
     assert not run._follower.stacks_have_come(), "however long this takes"
-    answered(run, late)
+    if late:
+        answered(run, late)
+    else:
+        run.companions.append(KnowsMute({1}))
     assert run._follower.stacks_have_come()
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
     assert [stack.in_words for stack in run._follower.stacks()] == ["is at cell.py, line 7", *says]
@@ -190,7 +206,9 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     run = going(engine)
     run._follower.ask_for_stacks()
     both = waiting(0, "all_reduce") + waiting(1, "barrier")
-    answered(run, [*both, answers(2)[0], events.Mute(2)])
+    answered(run, [*both, answers(2)[0]])
+    assert not run._follower.stacks_have_come(), "rank 2 has not said all"
+    run.companions.append(KnowsMute({2}))
     assert not run._follower.stacks_have_come()
     assert engine.calls.count("ask_for_stacks") == 2
     answered(run, both)

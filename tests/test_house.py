@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ PACKAGE = Path(labkit.__file__).parent
 CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "monitor", "ui")
 WINGS = sorted(path.name for path in PACKAGE.iterdir() if path.name not in (*CORE, "py.typed", "__pycache__"))
 
-CODE_LINES = 4093
+CODE_LINES = 3720
 """Of the core at most, without blank lines, comments and docstrings. 2,800 is aimed at: only ever lower this."""
 
 ALL = "all of them"
@@ -141,7 +142,10 @@ def test_what_takes_part_in_runs_is_a_wing_and_says_how():
         package, _, wing = name.partition(".")
         assert package == "labkit"
         assert wing in WINGS, f"{name} is not there: it would be left out without a word"
-    found = {name: {wing.__module__ for wing in wings.those_with(name)} for name in wings.FUNCTIONS}
+    asks = re.compile(r'wings\.(?:first|those_with)\("(\w+)"')
+    asked = {name for path in modules(*CORE) for name in asks.findall(path.read_text())}
+    assert all(f"    {name}(" in wings.__doc__ for name in asked)
+    found = {name: {wing.__module__ for wing in wings.those_with(name)} for name in asked}
     assert all(found.values()), "nobody has a function of this name"
     assert set.union(*found.values()) == set(wings.WINGS), "and everybody has one"
 

@@ -10,6 +10,11 @@ from labkit.rank.log_batcher import LogBatcher, number
 from tests.conftest import LONG_S, wait_until
 
 
+def batcher_of(interval_s, **options):
+    """Return a kind of batcher with other times."""
+    return type("Batcher", (LogBatcher,), {"interval_s": interval_s, **options})
+
+
 @pytest.fixture
 def batcher():
     """Makes batchers, each with the list that its records go to, and closes them."""
@@ -17,7 +22,7 @@ def batcher():
 
     def make(interval_s, rank=0, **options):
         sent: list[Log] = []
-        made.append(LogBatcher(rank, sent.append, start_s=time.time(), interval_s=interval_s, **options))
+        made.append(batcher_of(interval_s, **options)(rank, sent.append, start_s=time.time()))
         return made[-1], sent
 
     yield make
@@ -93,7 +98,7 @@ def by_hand(monkeypatch):
     """A clock that is set by hand, what is sent, and a batcher that goes by the clock."""
     now_s, sent = [100.0], []
     monkeypatch.setattr("labkit.rank.log_batcher.time.time", lambda: now_s[0])
-    return now_s, sent, LogBatcher(0, sent.append, start_s=0.0, interval_s=60, alone_s=0.005)
+    return now_s, sent, batcher_of(interval_s=60)(0, sent.append, start_s=0.0)
 
 
 def test_calls_that_follow_each_other_at_once_wait_to_be_sent_together(by_hand):

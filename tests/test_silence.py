@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from labkit.engines.silence import MUTE_S, Look, Silence, Silences, look_at
+from labkit.in_vain import silence
+from labkit.in_vain.silence import MUTE_S, Look, Silence, Silences, look_at
 from labkit.protocol import events
 from tests.conftest import wait_until
 
@@ -39,17 +40,24 @@ def looking(steps):
 @pytest.mark.parametrize("what", PASSES)
 def test_a_rank_is_mute_once_it_has_had_the_time_of_its_own(what):
     steps, is_mute = PASSES[what]
-    silence = Silence(looking(steps))
-    assert any(silence.is_mute() for _ in steps) == is_mute
+    of_rank = Silence(looking(steps))
+    assert any(of_rank.is_mute() for _ in steps) == is_mute
 
 
-def test_a_rank_is_said_to_be_mute_once_and_only_while_an_answer_is_awaited():
+def test_a_rank_is_mute_only_if_an_answer_is_awaited(monkeypatch):
+    monkeypatch.setattr(silence, "LOOK_EVERY_S", 0.0)
     steps = [(0.4 * MUTE_S, 0.0, IDLE)] * 10
     silences = Silences({rank: looking(steps) for rank in range(4)})
-    answered = [events.Stack(0, "…"), events.Answered(0), events.Stack(1, "…"), events.Exit(2, 0)]
-    assert silences.end_with(answered) == []
-    found = [silences.end_with([]) for _ in range(5)]
-    assert found == [[], [events.Mute(1), events.Mute(3)], [], [], []]
+    for event in (events.Stack(0, "…"), events.Answered(0), events.Stack(1, "…"), events.Exit(2, 0)):
+        silences.take(event)
+    assert [silences.mute() for _ in range(2)] == [set(), set()]
+    assert silences.mute() == {1, 3}
+
+
+def test_a_rank_is_not_looked_at_whenever_somebody_asks():
+    looks = looking([(2 * MUTE_S, 0.0, IDLE)] * 2)
+    silences = Silences({0: looks})
+    assert [silences.mute() for _ in range(100)] == [{0}] * 100
 
 
 @pytest.mark.spawns

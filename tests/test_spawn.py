@@ -57,7 +57,7 @@ def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):
     assert not rank.is_alive
     assert not rank.ask_for_stacks()
     rank.kill()
-    rank.ask_to_stop()
+    rank.say("stop")
     rank.close()
 
 
@@ -108,7 +108,7 @@ def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
         reader, writer = Pipe(duplex=False)
         rank = RankProcess(ClosableProcess(), writer, None, None, None)
         before = make_hard_to_reach(rank, how)
-        asking = [threading.Thread(target=ask) for ask in (rank.ask_for_details, rank.ask_to_stop)]
+        asking = [threading.Thread(target=rank.say, args=(word,)) for word in ("details", "stop")]
         for thread in asking:
             thread.start()
         for thread in asking:

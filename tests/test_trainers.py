@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.as_script import hooks
 from labkit.integrations.values import send
 from labkit.monitor.output import RankOutput
-from labkit.rank import process_group
 from tests.conftest import shared_session
 
 STEPS = 4
@@ -89,8 +89,8 @@ def test_joining_twice_is_an_error_as_everywhere(ranks):
 
 def test_outside_of_a_run_init_process_group_is_torchs_own(monkeypatch):
     asked = []
-    monkeypatch.setattr(process_group, "_init_process_group", lambda *args, **options: asked.append((args, options)))
-    process_group._init_as_under_torchrun("gloo", world_size=1, rank=0)
+    monkeypatch.setattr(hooks, "_init_process_group", lambda *args, **options: asked.append((args, options)))
+    hooks._init_as_under_torchrun("gloo", world_size=1, rank=0)
     assert asked == [(("gloo",), {"world_size": 1, "rank": 0})]
 
 

@@ -46,9 +46,9 @@ class DirectoryEngine:
         self._lock = threading.Lock()
 
     @property
-    def folder(self) -> RunDirectory:
-        """Through which ranks and notebook speak."""
-        return self.directory
+    def folder(self) -> Path:
+        """Where ranks and notebook speak through files."""
+        return self.directory.path
 
     def emit(self, event: events.Event) -> None:
         """Have an event of all ranks come with the next `poll`."""

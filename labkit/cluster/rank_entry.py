@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 import psutil
 import torch.distributed as dist
 
+from labkit.as_script import process_begins
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.children import end_children
-from labkit.rank.main import Part, do_and_exit
+from labkit.rank.main import Part, do_and_exit, end_children
 from labkit.rank.signals import handle_signals
 from labkit.rank.store import join_store, open_store
 
@@ -71,6 +71,7 @@ def main() -> NoReturn:
     directory, rank, attempt = RunDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], Part | None]:
+        process_begins()
         stacks = os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         handle_signals(stacks)
         outlive_the_launchers_signal()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from labkit.monitor.companion import Asked, Companion
+    from labkit.protocol.job import RankHooks
 
 
 def companion(asked: Asked) -> Companion:
@@ -19,3 +20,10 @@ def companion(asked: Asked) -> Companion:
     from labkit.collectives.beside import Calls
 
     return Calls()
+
+
+def rank_hooks() -> RankHooks:
+    """Return what says which collectives a rank has called."""
+    from labkit.collectives.hooks import SaysCalls
+
+    return SaysCalls()

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from labkit.collectives import mismatch
-from labkit.collectives.hooks import KIND, SaysCalls
+from labkit.collectives.hooks import KIND
 from labkit.collectives.missed import RankCalls, find
 from labkit.collectives.recorder import Collectives
 from labkit.monitor.companion import Companion, Missed
 from labkit.monitor.diagnosis import Finding, RankFacts
 from labkit.monitor.stacks import Stacks
 from labkit.protocol.events import Attached, Event
-from labkit.protocol.job import Job
-
-if TYPE_CHECKING:
-    pass
 
 
 class Calls(Companion):
@@ -25,10 +20,6 @@ class Calls(Companion):
 
     def __init__(self) -> None:
         self._said: dict[int, Collectives] = {}
-
-    def begin(self, job: Job) -> Job:
-        """Return the job with what answers in its ranks."""
-        return job.with_hooks(SaysCalls())
 
     def take(self, event: Event) -> None:
         """Note what a rank says."""

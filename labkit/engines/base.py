@@ -24,12 +24,6 @@ class Target(Protocol):
         """Return what carries one run."""
 
 
-class Directory(Protocol):
-    """Where ranks and notebook speak through files."""
-
-    path: Path
-
-
 class Engine(Protocol):
     """What a run needs of whatever carries its ranks."""
 
@@ -47,8 +41,8 @@ class Engine(Protocol):
     """How long data may be on its way from rank to rank while none of them does anything."""
 
     @property
-    def folder(self) -> Directory | None:
-        """Through which ranks and notebook speak, if they do: `labkit.attach` finds the run there."""
+    def folder(self) -> Path | None:
+        """Where ranks and notebook speak through files, if they do: `labkit.attach` finds the run there."""
 
     def start(self, job: Job) -> None:
         """Start the ranks."""

@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection, wait
 import psutil
 import torch.distributed as dist
 
-from labkit.engines.silence import Silences, look_at
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.protocol import events, wings
 from labkit.protocol.job import Job
@@ -36,7 +35,7 @@ class LocalEngine:
     stop_grace_s = 2.0
     failure_grace_s = 0.4
     stacks_s = 10.0
-    """For those alone of which `Silences` cannot tell whether they will answer."""
+    """For those alone of which no companion can tell whether they will answer."""
     quiet_s = 0.0
     folder: None = None
 
@@ -51,7 +50,6 @@ class LocalEngine:
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
         self._look_due_s = 0.0
-        self._silences = Silences({})
         self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: Job) -> None:
@@ -76,7 +74,6 @@ class LocalEngine:
             arrived.append(self._events.get(timeout=timeout_s))
             while len(arrived) < BACKLOG:
                 arrived.append(self._events.get_nowait())
-        arrived += self._silences.end_with(arrived)
         if time.monotonic() > self._look_due_s:
             self._look_due_s = time.monotonic() + LOOK_EVERY_S
             seen = [(rank, peak_resident_bytes(process.pid)) for rank, process in self._at_work()]
@@ -86,15 +83,13 @@ class LocalEngine:
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
         for _, process in self._at_work():
-            process.ask_to_stop()
+            process.say("stop")
 
     def ask_for_stacks(self) -> list[int]:
         """Ask every rank that lives for its stack and for details; return the ranks asked."""
-        ranks = self._at_work()
-        self._silences = Silences({rank: functools.partial(look_at, process.pid) for rank, process in ranks})
-        asked = [rank for rank, process in ranks if process.ask_for_stacks()]
+        asked = [rank for rank, process in self._at_work() if process.ask_for_stacks()]
         for rank in asked:
-            self._ranks[rank].ask_for_details()
+            self._ranks[rank].say("details")
         return asked
 
     def say(self, rank: int, word: str) -> None:

@@ -28,10 +28,6 @@ EXIT_CODE_S = 1.0
 """How long the exit code of a process that has ended may take to come."""
 
 
-LEAVE_S = 1.0
-"""How long a process that stays may take to end when it is told to leave."""
-
-
 class RankProcess:
     """A process that waits for a job, or does one. It does not know its rank before the job comes."""
 
@@ -59,10 +55,6 @@ class RankProcess:
                     self._is_ready = True
             return self._is_ready
 
-    def leave(self) -> None:
-        """Tell a process that stays to end when it has done what it has been given."""
-        self.send("leave")
-
     def send(self, word: Any) -> None:
         """Send the process a word. One that has ended is deaf."""
         with self._inbox_lock:
@@ -79,26 +71,11 @@ class RankProcess:
         with self._close_lock:
             return not self._is_closed and bool(self.process.is_alive())
 
-    def forget_output(self) -> None:
-        """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
-        for end in (self.output, self.stacks):
-            while end.poll():
-                try:
-                    if not os.read(end.fileno(), 1 << 16):
-                        break
-                except OSError:
-                    break
+    def say(self, word: str) -> None:
+        """Send a word without waiting: for a thread that is sending, or a process that does not read, another waits.
 
-    def ask_to_stop(self) -> None:
-        """Say "stop". A rank that has not read its job yet has nothing to keep; one that has ended is deaf."""
-        self._say("stop")
-
-    def ask_for_details(self) -> None:
-        """Have a thread of the process say what its job's hooks know of the main one."""
-        self._say("details")
-
-    def _say(self, word: str) -> None:
-        """Send a word without waiting: for a thread that is sending, or a process that does not read, another waits."""
+        A rank that has not read its job yet has nothing to keep, or to tell; one that has ended is deaf.
+        """
         if self._inbox_lock.acquire(blocking=False):
             try:
                 if self._has_room():
@@ -208,7 +185,9 @@ def _spawn(count: int) -> list[RankProcess]:
         # multiprocessing's resource tracker, when it starts, takes the mask away.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
-        started = mp.spawn(main.main, args=(ends, wings.hooks_modules()), nprocs=count, join=False)
+        started = mp.spawn(
+            main.main, args=(ends, wings.those_with("rank_begins"), wings.hooks_modules()), nprocs=count, join=False
+        )
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
         end.inbox.close()

@@ -34,7 +34,7 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "strategies"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),

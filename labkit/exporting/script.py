@@ -1,6 +1,6 @@
 """What starts a function that `labkit.export` has written to a script: under torchrun, under srun, or alone.
 
-Runs in the rank's own process, in place of the notebook: `worker.do` does what it does there, with the same seeds and
+Runs in the rank's own process, in place of the notebook: `rank.main` does what it does there, with the same seeds and
 threads. What the rank logs goes to a file, what it does to the terminal of rank 0.
 """
 
@@ -27,6 +27,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from labkit.as_script import process_begins, rank_hooks
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
@@ -46,6 +47,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
     chosen, seed, threads = options(function, arguments, seed).parse(sys.argv[1:])
 
     def prepare() -> Callable[[], Part | None]:
+        process_begins()
         faulthandler.enable()
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
@@ -64,6 +66,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             start_s=time.time(),
             environment={},
             cells={},
+            hooks=(rank_hooks(),),
         )
         return lambda: Part(job, info, channel, lambda job, info: channel.rendezvous())
 

@@ -1,8 +1,9 @@
-"""A stop that does not wait for ranks which wait in vain: each other in a collective, say. See `run.cut_short`.
+"""Nobody waits in vain: a stop for ranks that wait for each other, say; `run.stacks()` for one that cannot answer.
 
 on each rank                                        in the notebook
 hooks      asked to stop ────────── attached ─────► beside   whether all that are left wait for what cannot come
 waiting    what the main thread waits for just now
+                                                    silence  whether a rank has had the time to answer
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from labkit.monitor.companion import Asked, Companion
+    from labkit.protocol.job import RankHooks
 
 
 def companion(asked: Asked) -> Companion:
@@ -18,3 +20,10 @@ def companion(asked: Asked) -> Companion:
     from labkit.in_vain.beside import InVain
 
     return InVain()
+
+
+def rank_hooks() -> RankHooks:
+    """Return what says what a rank waits for."""
+    from labkit.in_vain.hooks import SaysWaits
+
+    return SaysWaits()

@@ -52,6 +52,10 @@ class Companion:
     def ask(self, ranks: Collection[int]) -> None:
         """Note that these ranks are being asked where they stand, and for details."""
 
+    def mute(self) -> Set[int]:
+        """Return the ranks that were asked, could have answered by now, and have not: nobody need wait for them."""
+        return set()
+
     def explain_wait(self, stacks: Stacks) -> Missed:
         """Return why ranks that stand there wait for each other, if that is known."""
         return NOTHING_MISSED

@@ -36,9 +36,9 @@ SEEN_LATE_S = 0.25
 """A process may have ended this much earlier than its end was seen."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankFacts:
-    """What is known of one rank when a run has failed."""
+    """What is known of one rank, as far as it says who failed first."""
 
     rank: int
     failure: Failure | None = None
@@ -50,18 +50,19 @@ class RankFacts:
     exit_s: float = float("inf")
     """When the end of the process was seen, in seconds since the launch."""
     ended_by_us: bool = False
-    """The run ended this rank's process after another rank had failed."""
-    last_step: int | None = None
-    output_end: str = ""
-    """The last lines that the rank printed."""
+    """The run ended this rank's process, after another rank had failed, say."""
     peak_bytes: int = 0
     """Peak resident memory of the process, as far as it was seen."""
     out_of_memory: bool = False
     """The system was ending processes for want of memory, and this one was killed."""
-    stack: RankStack | None = None
-    """Where the rank stood when it failed."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
+    last_step: int | None = None
+    """Like what follows, filled in when the run has failed."""
+    output_end: str = ""
+    """The last lines that the rank printed."""
+    stack: RankStack | None = None
+    """Where the rank stood when it failed."""
 
 
 class Missed(NamedTuple):

@@ -145,8 +145,8 @@ class Follower:
         What has come from the ranks is kept.
         """
         if self._own_error is None:
-            folder = self.engine.folder.path if self.engine.outlives_notebook and self.engine.folder else None
-            self._own_error = diagnose_own_error(error, traceback.format_exc(), str(folder or ""))
+            folder = str(self.engine.folder or "") if self.engine.outlives_notebook else ""
+            self._own_error = diagnose_own_error(error, traceback.format_exc(), folder)
         if not self.engine.outlives_notebook:
             try:
                 self.engine.kill()
@@ -268,7 +268,7 @@ class Follower:
 
     def _ask_where_they_stand(self) -> None:
         for rank in self.state.ranks:
-            rank.stack_text, rank.is_mute = "", False
+            rank.stack_text = ""
             rank.has_answered = rank.has_answered and not rank.is_at_work
         for companion in self._companions:
             companion.ask(self.state.at_work)
@@ -282,7 +282,8 @@ class Follower:
         """
         ranks = {number: self.state.ranks[number] for number in self._stacks_asked}
         missing = {number: _missing(rank) for number, rank in ranks.items()}
-        is_awaited = any(missing[n] - self._given_up.get(n, set()) for n, rank in ranks.items() if not rank.is_mute)
+        mute = {number for companion in self._companions for number in companion.mute()}
+        is_awaited = any(missing[number] - self._given_up.get(number, set()) for number in ranks if number not in mute)
         patience_s = max(self.engine.stacks_s, SLOWEST * (self._answered_s - self._stacks_asked_s))
         if is_awaited and time.monotonic() < self._stacks_asked_s + patience_s:
             return False
@@ -330,27 +331,13 @@ class Follower:
 
     def _facts(self) -> list[RankFacts]:
         """Return what is known of each rank, for the diagnosis."""
-        found = []
-        for number, rank in enumerate(self.state.ranks):
-            output, _, dump = rank.output.tail(300).partition("Fatal Python error: ")
+        for rank in self.state.ranks:
+            rank.output_end, _, dump = rank.output.tail(300).partition("Fatal Python error: ")
             frames = [Frame(*f) for f in rank.failure.frames] if rank.failure else parse(dump, thread="current")
-            found.append(
-                RankFacts(
-                    number,
-                    failure=rank.failure,
-                    returned=rank.returned,
-                    exit_code=rank.exit_code,
-                    exit_s=rank.exit_s,
-                    ended_by_us=rank.ended_by_us or self.engine.killed(number),
-                    last_step=self.state.recorded.progress(number).last_step,
-                    output_end=output,
-                    peak_bytes=rank.peak_bytes,
-                    out_of_memory=rank.out_of_memory,
-                    unseen=rank.unseen,
-                    stack=RankStack(number, frames, self.cells) if frames else None,
-                )
-            )
-        return found
+            rank.stack = RankStack(rank.rank, frames, self.cells) if frames else None
+            rank.last_step = self.state.recorded.progress(rank.rank).last_step
+            rank.ended_by_us = rank.ended_by_us or self.engine.killed(rank.rank)
+        return list(self.state.ranks)
 
 
 def _missing(rank: RankState) -> set[str]:

@@ -16,7 +16,7 @@ from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.output import Found, together
 from labkit.monitor.stacks import Stacks
-from labkit.protocol import events
+from labkit.protocol import events, wings
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 
@@ -98,6 +98,8 @@ class Run:
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
+        self.launched_by: Any = None
+        """The execution of a cell that has launched the run, if one has."""
 
     @property
     def status(self) -> str:
@@ -107,7 +109,7 @@ class Run:
     @property
     def folder(self) -> Path | None:
         """Where a run on a cluster keeps what its ranks write: `labkit.attach(run.folder)` finds it again."""
-        return self.engine.folder.path if self.engine.folder else None
+        return self.engine.folder
 
     @property
     def history(self) -> pd.DataFrame:
@@ -328,10 +330,11 @@ class Run:
         """
         with self._lock:
             self._follower.ask_for_stacks()
-        while not self._follower.stacks_have_come() and not self.over.is_set():
+        while True:
+            with self._lock:
+                if self._follower.stacks_have_come() or self.over.is_set():
+                    return self._follower.stacks()
             time.sleep(0.005)
-        with self._lock:
-            return self._follower.stacks()
 
     def figure(self, ranks: Sequence[int] = ()) -> Any:
         """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of
@@ -347,6 +350,8 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        for hooks in wings.those_with("rank_hooks"):
+            job = job.with_hooks(hooks())
         for companion in list(self.companions):
             job = companion.begin(job)
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.monitor.diagnosis import RankFacts
 from labkit.monitor.history import new_history
 from labkit.monitor.output import RankOutput
 from labkit.monitor.stopping import Pace
@@ -17,7 +18,7 @@ RETURN_GRACE_S = 10.0
 
 
 @dataclass
-class RankState:
+class RankState(RankFacts):
     """What is known of one rank."""
 
     phase: str = "starting"
@@ -25,24 +26,8 @@ class RankState:
     part in a cell."""
     result: Any = None
     """What the function returned; None before."""
-    returned: bool = False
-    """Whether the function has returned, and its result has arrived."""
-    failure: events.Failure | None = None
-    """The rank's own report."""
-    exit_code: int | None = None
-    """As in `multiprocessing.Process.exitcode`; None while the rank is at work."""
-    exit_s: float = float("inf")
-    """When the end of the process was seen, in seconds since the launch."""
-    ended_by_us: bool = False
-    """Whether the run ended the process, after another rank had failed, say."""
-    out_of_memory: bool = False
-    """Whether the system ended the process for want of memory."""
-    unseen: bool = False
-    """Whether nobody saw the process end; the exit code is a guess."""
     expected_steps: int = 0
     """As the rank says; 0 if it has not said."""
-    peak_bytes: int = 0
-    """Peak resident memory of the process; 0 if not known."""
     peak_device_bytes: int = 0
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
@@ -50,8 +35,6 @@ class RankState:
     """What came of the newest question where the rank stands, as `faulthandler` writes it."""
     has_answered: bool = False
     """Whether it has said all that its hooks know since it was last asked where it stands, or has failed."""
-    is_mute: bool = False
-    """Whether it has been given up that it answers the newest question where it stands."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What wings have sent, by its kind."""
     begins_again: bool = False
@@ -76,7 +59,7 @@ class RunState:
     """
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
-        self.ranks = [RankState() for _ in range(world_size)]
+        self.ranks = [RankState(rank) for rank in range(world_size)]
         self.recorded = new_history(world_size)
         """What was logged, in the form that charts draw."""
         self.pace = Pace(world_size)
@@ -114,6 +97,7 @@ class RunState:
 
         `ended_by_us` is whether the run had ended the rank, for an `Exit`.
         """
+        rank = self.ranks[event.rank]  # -1, of events that are no rank's: not used then
         match event:
             case events.Log():  # first: of these there are the most
                 self._take_log(event, now_s)
@@ -130,11 +114,27 @@ class RunState:
             case events.Exit():
                 self._take_exit(event, now_s, since_launch_s, ended_by_us)
             case events.Started():
-                self.ranks[event.rank].phase = "running"
+                rank.phase = "running"
                 self.pace.begin(event.rank, since_launch_s)
                 self.progress_s = now_s
-            case _:
-                _take_plain(self.ranks[event.rank], event)
+            case events.Output():
+                rank.output.add(event.text)
+            case events.Expect():
+                rank.expected_steps = event.steps
+            case events.Stopped():
+                rank.phase = "stopped"
+            case events.Absent():
+                rank.phase, rank.exit_code = "idle", 0
+            case events.Memory():
+                rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
+            case events.MemorySeen() if rank.is_at_work:  # else the rank's own account is on its way, or here
+                rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
+            case events.Stack():
+                rank.stack_text += event.text
+            case events.Answered():
+                rank.has_answered = True
+            case events.Attached():
+                rank.attached[event.kind] = event.blob
 
     def _take_log(self, log: events.Log, now_s: float) -> None:
         rank = self.ranks[log.rank]
@@ -198,28 +198,3 @@ class RunState:
         for rank in self.ranks:
             rank.forget_attempt(phase)
         self.has_failed = False
-
-
-def _take_plain(rank: RankState, event: events.Event) -> None:
-    """Note what concerns one rank alone."""
-    match event:
-        case events.Output():
-            rank.output.add(event.text)
-        case events.Expect():
-            rank.expected_steps = event.steps
-        case events.Stopped():
-            rank.phase = "stopped"
-        case events.Absent():
-            rank.phase, rank.exit_code = "idle", 0
-        case events.Memory():
-            rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
-        case events.MemorySeen() if rank.is_at_work:  # of one that has returned its own account is on its way, or here
-            rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
-        case events.Stack():
-            rank.stack_text += event.text
-        case events.Answered():
-            rank.has_answered = True
-        case events.Mute():
-            rank.is_mute = True
-        case events.Attached():
-            rank.attached[event.kind] = event.blob

@@ -10,7 +10,6 @@ import psutil
 
 from labkit.monitor.going import going
 from labkit.monitor.run import Run
-from labkit.protocol.system import unique_bytes
 
 
 class HeldProcess(NamedTuple):
@@ -32,10 +31,7 @@ class HeldProcess(NamedTuple):
     @property
     def memory_bytes(self) -> int:
         """What the process has for itself alone now (unique set size, where the system tells); 0 if it has ended."""
-        try:
-            return unique_bytes(psutil.Process(self.pid))
-        except psutil.Error:
-            return 0
+        return unique_bytes(self.pid)
 
     def end(self) -> None:
         """End it: a standby rank alone, but a run or a session as a whole. Does not wait until it is gone."""
@@ -104,3 +100,14 @@ def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: H
         if process.status() != psutil.STATUS_ZOMBIE:
             return [HeldProcess(kind, name, rank, pid, process.create_time(), state, holder)]
     return []
+
+
+def unique_bytes(pid: int) -> int:
+    """Return what a process has for itself alone, in bytes; all that is resident where the system does not tell more.
+
+    0 if it has ended.
+    """
+    with contextlib.suppress(psutil.Error):
+        memory = psutil.Process(pid).memory_full_info()
+        return int(getattr(memory, "uss", 0) or memory.rss)
+    return 0

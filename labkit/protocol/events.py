@@ -118,12 +118,6 @@ class Answered(NamedTuple):
     rank: int
 
 
-class Mute(NamedTuple):
-    """The rank was asked where it stands, could have answered by now, and has not: nobody need wait for it."""
-
-    rank: int
-
-
 class Attached(NamedTuple):
     """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
 
@@ -195,7 +189,6 @@ Event = (
     | MemorySeen
     | Stack
     | Answered
-    | Mute
     | Attached
     | Exit
     | Notice

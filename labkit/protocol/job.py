@@ -17,8 +17,14 @@ class Cell(NamedTuple):
 class Surroundings(Protocol):
     """What a rank that stays does around each job, so that it neither sees the last one nor an old notebook."""
 
-    def around(self, is_cell: bool) -> AbstractContextManager[None]:
-        """Return the context in which the process that calls this does the job: as good as new, but for cells."""
+    def around(self, is_cell: bool) -> AbstractContextManager[int]:
+        """Return the context in which the process that calls this does the job: as good as new, but for cells.
+
+        It gives how many bytes of memory earlier jobs have left there.
+        """
+
+    def join(self, job: Job, info: RankInfo, channel: Any, rendezvous: Any) -> tuple[Any, Any]:
+        """Return the rank's device, and the store of the process group in which it is then; see `rank.main.run_job`."""
 
     def take_over(self) -> None:
         """Have the process that calls this take over the notebook's folder, path and environment, say."""
@@ -64,14 +70,12 @@ class Job(NamedTuple):
     environment: dict[str, str]
     cells: dict[str, Cell]
     """The notebook's cells by the file names that tracebacks know them by."""
-    reserved: bool = False
-    """Whether the process stays when the job is done, for another one."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
     watch: str = ""
     """What ends the run: "nan", a logged value that is not finite; "": nothing."""
     surroundings: Surroundings | None = None
-    """On reserved ranks; None leaves the process as it is."""
+    """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHooks, ...] = ()
     """What wings do in each rank."""
 

@@ -6,10 +6,6 @@ import contextlib
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import psutil
 
 
 def cores() -> int:
@@ -34,30 +30,6 @@ def peak_resident_bytes(pid: int) -> int:
     return 0
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process now, in bytes; 0 where the system does not tell in this way."""
-    with contextlib.suppress(OSError), open("/proc/self/statm") as pages:
-        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def processor_use(pid: int) -> tuple[float, bool]:
-    """Return the processor time that the threads of a process have used, in s, and whether any is at work.
-
-    That is: whether it runs, would if a core were free, or waits for a disk. (0.0, False) where only Linux would tell.
-    """
-    if sys.platform != "linux":
-        return 0.0, False
-    used, at_work = 0, False
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as row:  # it may just have ended
-                state, *fields = row.read().rpartition(")")[2].split()
-                used += int(fields[10]) + int(fields[11])
-                at_work = at_work or state in "RD"
-    return used / os.sysconf("SC_CLK_TCK"), at_work
-
-
 def out_of_memory_kills() -> int:
     """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
     try:
@@ -65,15 +37,6 @@ def out_of_memory_kills() -> int:
             return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
-
-
-def unique_bytes(process: psutil.Process) -> int:
-    """Return what a process has for itself alone, in bytes; where the system does not tell, all that is resident.
-
-    Raises psutil.Error if it has ended.
-    """
-    memory = process.memory_full_info()
-    return int(getattr(memory, "uss", 0) or memory.rss)
 
 
 def has_tpu() -> bool:

@@ -4,12 +4,14 @@ A wing takes part by its name in `WINGS` and by functions in its own `__init__`,
 the rest when that is needed. These are all there are; what no wing has the core does without:
 
     companion(asked)     what it puts beside a run, a `labkit.monitor.companion.Companion`, or None. It hears the run's
-                         events; gives its job what is to be done in each rank, a `labkit.protocol.job.RankHooks` from
-                         the wing's `hooks`; and says more of a failure or a wait
+                         events, may change its job, and says more of a failure or a wait
+    rank_hooks()         what it does in each rank, a `labkit.protocol.job.RankHooks` from the wing's `hooks`
+    rank_begins()        prepares a rank's process, before it has any work
     take_ranks(count)    processes that are ready to be a run's ranks, and
     ranks_done(count)    hears when they have ended
     history(world_size)  what takes in the log calls of so many ranks, and
     asking(run)          its part of the live view
+    unsendable(fn, …)    where in a call the value is that cannot be pickled, the value, and why
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
 
 Of several that could do the same, the first does.
@@ -30,18 +32,16 @@ WINGS = (
     "labkit.collectives",  # in which collective ranks missed each other
     "labkit.in_vain",  # a stop that waits for nothing that cannot come
     "labkit.variables",  # what variables were when a rank failed
+    "labkit.as_script",  # code of scripts, DataLoaders and optimizers in a rank
     "labkit.standby",  # ranks spawned ahead
     "labkit.many",  # more ranks than can be drawn one by one
     "labkit.png",  # charts as pictures, where nobody watches
 )
 
-FUNCTIONS = ("companion", "take_ranks", "ranks_done", "history", "asking", "picture")
-
 
 @functools.cache
 def those_with(name: str) -> list[Callable[..., Any]]:
     """Return the functions of this name in the wings that are there."""
-    assert name in FUNCTIONS
     found = [importlib.import_module(wing) for wing in WINGS if importlib.util.find_spec(wing)]
     return [getattr(wing, name) for wing in found if hasattr(wing, name)]
 

@@ -21,16 +21,10 @@ class LogBatcher:
     packing and sending is paid per batch. What is left of a burst is sent by a background thread.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        send: Callable[[Log], None],
-        start_s: float,
-        interval_s: float = 0.05,
-        alone_s: float = 0.005,
-    ) -> None:
+    interval_s, alone_s = 0.05, 0.005
+
+    def __init__(self, rank: int, send: Callable[[Log], None], start_s: float) -> None:
         self._rank, self._send, self._start_s = rank, send, start_s
-        self._interval_s, self._alone_s = interval_s, alone_s
         self._last_call_s = 0.0
         self._names: tuple[str, ...] = ()
         self._steps: list[int] = []
@@ -51,7 +45,7 @@ class LogBatcher:
             self._steps.append(step)
             self._times.append(now - self._start_s)
             self._values += values
-            if now - self._last_call_s >= self._alone_s or now - self._last_flush_s >= self._interval_s:
+            if now - self._last_call_s >= self.alone_s or now - self._last_flush_s >= self.interval_s:
                 self.flush()
             self._last_call_s = now
 
@@ -73,7 +67,7 @@ class LogBatcher:
         self.flush()
 
     def _flush_the_rest(self) -> None:
-        while not self._closed.wait(self._interval_s):
+        while not self._closed.wait(self.interval_s):
             if self._steps:
                 self.flush()
 

@@ -10,8 +10,10 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -27,8 +29,8 @@ import torch.distributed as dist
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
-from labkit.protocol.system import cores, peak_resident_bytes, resident_bytes
-from labkit.rank import children, dynamo, failure, process_group
+from labkit.protocol.system import cores, peak_resident_bytes
+from labkit.rank import failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals
@@ -74,7 +76,7 @@ class Inbox:
             try:
                 word = self._ends.inbox.recv()
             except (EOFError, OSError):
-                children.end_children()
+                end_children()
                 os._exit(1)  # the notebook is gone: nobody is left to report to
             if word == "leave":
                 self._parts.put(None)
@@ -88,22 +90,24 @@ class Inbox:
                 channel.receive(word)
 
 
-def main(index: int, all_ends: list[RankPipes], ahead: Sequence[str] = ()) -> None:
+def main(
+    index: int, all_ends: list[RankPipes], begins: Sequence[Callable[[], None]] = (), ahead: Sequence[str] = ()
+) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job. `ahead` are modules to import while
-    there is none.
+    `index` says which of the ends are this process's; its rank comes with the job. `begins` is what wings do first, and
+    `ahead` are modules to import while there is no job.
     """
     ends = all_ends[index]
-    handle_signals(ends.stacks.fileno())
-    code = 1
-    try:
+
+    def prepare() -> Callable[[], Part | None]:
+        handle_signals(ends.stacks.fileno())
         for other in all_ends:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
         _redirect_output(ends.output)
-        children.as_of_a_script()
-        dynamo.put_off()
+        for begin in begins:
+            begin()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
@@ -111,7 +115,18 @@ def main(index: int, all_ends: list[RankPipes], ahead: Sequence[str] = ()) -> No
             for module in ahead:
                 importlib.import_module(module)
         ends.queue.put(events.Ready())
-        code = do_jobs(inbox.next_part)
+        return inbox.next_part
+
+    do_and_exit(prepare)
+
+
+def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
+    """Do the jobs that what `prepare` returns brings, and end the process."""
+    code = 1
+    try:
+        code = do_jobs(prepare())
+    except BaseException:
+        traceback.print_exc()
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
@@ -132,18 +147,11 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
     as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
-    children.prepare()
-    fresh_bytes = None
     while (part := next_part()) is not None:
-        if not part.job.reserved:
+        if part.job.surroundings is None:
             return _do_safely(part)
-        if fresh_bytes is None:
-            gc.freeze()  # what was imported stays: it need not be looked at after each job
-            fresh_bytes = resident_bytes()
-        surroundings = part.job.surroundings
-        with surroundings.around(part.job.group is not None) if surroundings else contextlib.nullcontext():
-            _forget_peaks(fresh_bytes)
-            code = _do_safely(part)
+        with part.job.surroundings.around(part.job.group is not None) as left_bytes:
+            code = _do_safely(part, left_bytes)
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
         gc.collect()
@@ -152,32 +160,29 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     return 0
 
 
-def _do_safely(part: Part) -> int:
+def _do_safely(part: Part, left_bytes: int = 0) -> int:
     try:
-        return run_job(*part)
+        return run_job(*part, left_bytes)
     except BaseException as error:
         # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
         failure.report(error, part.info.rank, part.job, part.channel)
         return 1
 
 
-def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]) -> int:
+def run_job(
+    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store], left_bytes: int = 0
+) -> int:
     """Do the job and send what came of it; return the exit code.
 
-    `rendezvous` returns the store through which the ranks meet.
+    `rendezvous` returns the store through which the ranks meet; `left_bytes` of memory are no part of what it takes.
     """
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
     channel.hooks = job.hooks
     code = 1
     try:
-        if kept := process_group.kept_for(job):
-            device, store = kept.device, kept.store
-        else:
-            # Cells keep their settings and random states, also where a launch has ended their process group.
-            device = process_group.device_of_cells(job) or set_up(job, info)
-            channel.during = "joining the process group"
-            store = process_group.join(job, info, device, rendezvous)
+        join = _join if job.surroundings is None else job.surroundings.join
+        device, store = join(job, info, channel, rendezvous)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
@@ -198,14 +203,20 @@ def run_job(job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Jo
         log.close()
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
-    channel.send(events.Memory(rank, *_peak_memory()))
-    if job.group is None:
-        if code == 0:
-            process_group.leave_together(job, info, lambda: channel.receive("details"))
-        elif job.reserved:
-            process_group.leave()
-    _tidy_up(at_exit=not job.reserved)
+    channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
+    if job.group is None and code == 0:
+        process_group.leave_together(job, info, store, lambda: channel.receive("details"))
+    _tidy_up(at_exit=job.surroundings is None)
     return code
+
+
+def _join(
+    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]
+) -> tuple[torch.device, dist.Store]:
+    device = set_up(job, info)
+    channel.during = "joining the process group"
+    process_group.join(job, info, device, store := rendezvous(job, info))
+    return device, store
 
 
 def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
@@ -214,20 +225,6 @@ def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
         for hooks in job.hooks:
             around.enter_context(hooks.around(job, channel))
         return around.pop_all()
-
-
-def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
-    """Do the jobs that what `prepare` returns brings, and end the process, as `main` does."""
-    code = 1
-    try:
-        dynamo.put_off()
-        code = do_jobs(prepare())
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _redirect_output(output: Connection) -> None:
@@ -276,7 +273,7 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
         torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-    elif job.reserved:
+    elif job.surroundings is not None:
         random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
     devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
     if not devices:
@@ -299,23 +296,9 @@ def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     return join_store("127.0.0.1", job.port, info.world_size)
 
 
-_left_bytes = 0
-"""Resident memory that earlier jobs have left in this process: no part of what the present one takes."""
-
-
-def _forget_peaks(fresh_bytes: int) -> None:
-    """Begin to measure peak memory anew, for the next job, as if the process had as much as before its first."""
-    global _left_bytes
-    _left_bytes = max(0, resident_bytes() - fresh_bytes)
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
-        peak.write("5")
-    if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _peak_memory() -> tuple[int, int]:
+def _peak_memory(left_bytes: int) -> tuple[int, int]:
     """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
-    peak_bytes = max(0, peak_resident_bytes(os.getpid()) - _left_bytes)
+    peak_bytes = max(0, peak_resident_bytes(os.getpid()) - left_bytes)
     return peak_bytes, torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
 
@@ -325,7 +308,18 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
-        children.end_children()
+        end_children()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
+
+
+def end_children() -> None:
+    """End the processes that this one has started."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    if pid := getattr(server, "_forkserver_pid", None):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing asks for its exit code itself

@@ -20,12 +20,29 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+
+from labkit.session import rank_group
 
 
-class Surroundings(NamedTuple):
+class _Stays:
+    """What a rank that stays does around each job; see `labkit.protocol.job.Surroundings`."""
+
+    def around(self, is_cell: bool) -> contextlib.AbstractContextManager[int]:
+        """Return the context in which this process does the job."""
+        return _around(is_cell)
+
+    def join(self, *asked: Any) -> tuple[torch.device, dist.Store]:
+        """Return the rank's device, and the store of its process group."""
+        return rank_group.join(*asked)
+
+
+@dataclass(frozen=True)
+class Surroundings(_Stays):
     """What a process that the notebook started now would inherit from it."""
 
     environment: dict[str, str]
@@ -43,12 +60,9 @@ class Surroundings(NamedTuple):
         os.chdir(self.folder)
         sys.path[:] = self.path
 
-    def around(self, is_cell: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which this process does the job."""
-        return _around(is_cell)
 
-
-class Modules(NamedTuple):
+@dataclass(frozen=True)
+class Modules(_Stays):
     """Where the notebook finds its modules, for ranks on other machines: what there is of it is there, too."""
 
     folder: str
@@ -64,10 +78,6 @@ class Modules(NamedTuple):
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
         sys.path += [entry for entry in self.path if entry not in sys.path]
-
-    def around(self, is_cell: bool) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which this process does the job."""
-        return _around(is_cell)
 
 
 class _Setting(NamedTuple):
@@ -233,9 +243,36 @@ def isolated(fresh: State) -> Iterator[None]:
         restore(cells)
 
 
-def _around(is_cell: bool) -> contextlib.AbstractContextManager[None]:
-    """Return the context of a job: that of a cell is what cells have left, any other is as good as new."""
-    global _fresh
+_fresh_bytes = 0
+"""Its resident memory then."""
+
+
+@contextlib.contextmanager
+def _around(is_cell: bool) -> Iterator[int]:
+    """Return the context of a job: that of a cell is what cells have left, any other is as good as new.
+
+    Peak memory is measured anew in it; it gives how much earlier jobs have left.
+    """
+    global _fresh, _fresh_bytes
     if _fresh is None:
         _fresh = capture()
-    return contextlib.nullcontext() if is_cell else isolated(_fresh)
+        gc.freeze()  # what was imported stays: it need not be looked at after each job
+        _fresh_bytes = _resident_bytes()
+    with contextlib.nullcontext() if is_cell else isolated(_fresh):
+        left_bytes = max(0, _resident_bytes() - _fresh_bytes)
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
+            peak.write("5")
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            yield left_bytes
+        finally:
+            if not is_cell:
+                rank_group.leave()
+
+
+def _resident_bytes() -> int:
+    """Return the resident memory of this process now, in bytes; 0 where the system does not tell in this way."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import psutil
 import torch.distributed as dist
 
 from labkit import standby
 from labkit.engines.local import LocalEngine
-from labkit.engines.spawn import LEAVE_S, RankProcess, spawn
+from labkit.engines.spawn import RankProcess, spawn
 from labkit.monitor.diagnosis import exit_in_words
+from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
-from labkit.protocol.system import unique_bytes
 from labkit.rank.store import open_store
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
+
+LEAVE_S = 1.0
+"""How long a process may take to end when it is told to leave."""
 
 MEASURE_EVERY_S = 2.0
 """Least time between two looks at the memory of the ranks: each costs some milliseconds a rank."""
@@ -144,7 +147,7 @@ class LocalReserve:
             self._is_closed = True
             processes, self.processes = self.processes, []
         for process in processes:
-            process.leave()
+            process.send("leave")  # once it has done what it has been given
         deadline = time.monotonic() + LEAVE_S
         for process in processes:
             process.process.join(max(0.0, deadline - time.monotonic()))
@@ -171,7 +174,7 @@ class LocalReserve:
         with self._lock:
             if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
                 self._measured_s = time.monotonic()
-                self._memory = {process.pid: _unique_bytes(process.pid) for process in self.processes}
+                self._memory = {process.pid: unique_bytes(process.pid) for process in self.processes}
             return [
                 ReservedRank(
                     rank,
@@ -199,7 +202,7 @@ class ReservedEngine(LocalEngine):
 
     def start(self, job: Job) -> None:
         """Send each rank the job. Returns at once; a rank whose process is new begins when it is ready."""
-        super().start(job._replace(reserved=True, surroundings=Surroundings.here()))
+        super().start(job._replace(surroundings=Surroundings.here()))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
             self._events.put(events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
@@ -230,7 +233,7 @@ class ReservedEngine(LocalEngine):
             self._turn.give_back(self)
             raise
         for process in ranks:
-            process.forget_output()
+            _forget_output(process)
         return ranks
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
@@ -263,8 +266,9 @@ class CellEngine(ReservedEngine):
         return store
 
 
-def _unique_bytes(pid: int) -> int:
-    try:
-        return unique_bytes(psutil.Process(pid))
-    except psutil.Error:  # it has ended
-        return 0
+def _forget_output(process: RankProcess) -> None:
+    """Drop what threads that outlived the last job have printed since, and what is left of a question's answer."""
+    for end in (process.output, process.stacks):
+        with contextlib.suppress(OSError):
+            while end.poll() and os.read(end.fileno(), 1 << 16):
+                pass

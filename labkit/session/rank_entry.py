@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
+from labkit.as_script import process_begins
 from labkit.cluster.rank_entry import listen, outlive_the_launchers_signal, rank_info_here, rendezvous
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.protocol import events
@@ -102,6 +103,7 @@ def main() -> NoReturn:
     directory, rank, number = SessionDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], Part | None]:
+        process_begins()
         stacks = _open(directory, rank, number, "stacks")
         handle_signals(stacks)
         outlive_the_launchers_signal()

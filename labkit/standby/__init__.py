@@ -23,9 +23,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from labkit.protocol.system import unique_bytes
 from labkit.standby import idle
 
 if TYPE_CHECKING:
@@ -112,7 +109,9 @@ def warm() -> bool:
 
 def memory() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    return [unique_bytes(psutil.Process(pid)) for pid in pids()]
+    from labkit.process_table.holders import unique_bytes
+
+    return [unique_bytes(pid) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:

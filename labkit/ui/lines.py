@@ -41,9 +41,7 @@ class Lines(threading.Thread):
         if self._handles:
             self._handles[0].update(summary.bundle(self._run), raw=True)
             if self._run.recorded.names:
-                from labkit.ui import charts  # not above: it imports Plotly, which takes a second
-
-                self._handles[1].update(charts.logged(self._run.recorded, self._run.name).bundle(), raw=True)
+                self._handles[1].update(self._run.figure().bundle(), raw=True)
         else:
             print("\n".join(filter(None, (summary.line(self._run), summary.sparkline(self._run)))), flush=True)
 

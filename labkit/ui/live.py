@@ -123,10 +123,7 @@ class LiveView(threading.Thread):
             # What stays is small and needs no kernel: no widget, no script.
             self._handle.update(summary.bundle(self._run), raw=True)
             if self._run.recorded.names:
-                from labkit.ui import charts
-
-                chart = charts.logged(self._run.recorded, self._run.name, self._asked)
-                self._chart_handle.update(chart.bundle(), raw=True)
+                self._chart_handle.update(self._run.figure(self._asked).bundle(), raw=True)
         finally:
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
             close_later([self._box, *self._replaced], was_quick)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.run import Run
 from labkit.ui import kernel, summary
@@ -16,22 +16,13 @@ from labkit.ui.lines import Lines
 
 if TYPE_CHECKING:
     from labkit.ui.charts import Chart
+    from labkit.ui.live import LiveView
 
 _shown_in: weakref.WeakKeyDictionary[Run, kernel.Execution | None] = weakref.WeakKeyDictionary()
 """In which execution of a cell a run was last shown, so that its cell does not show it twice."""
 
 
-class Watcher(Protocol):
-    """Something that follows a run and ends with it."""
-
-    def start(self) -> None:
-        """Begin, in a thread of its own."""
-
-    def finish(self) -> None:
-        """Wait until the last state has been drawn, where that must be before the cell ends; but not for ever."""
-
-
-def watch(run: Run, live: bool | None, wait: bool) -> Watcher | None:
+def watch(run: Run, live: bool | None, wait: bool) -> LiveView | Lines | None:
     """Begin to show a run that has just been launched, and return what shows it; None if nothing does."""
     if live is not None and not live:
         return None
@@ -71,7 +62,7 @@ def show(thing: Any) -> None:
 
 def figure(run: Run, ranks: Sequence[int] = ()) -> Chart:
     """Return the chart of what a run has logged so far; of many ranks these, too, have a curve."""
-    from labkit.ui import charts
+    from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
     return charts.logged(run.recorded, title=run.name, ranks=ranks)
 
@@ -87,7 +78,7 @@ def as_chart(thing: Any) -> Any:
     return Chart(thing) if isinstance(thing, BaseFigure) and not isinstance(thing, Chart) else thing
 
 
-def _live_view(run: Run, holds_the_cell: bool = False) -> Watcher:
+def _live_view(run: Run, holds_the_cell: bool = False) -> LiveView:
     from labkit.ui.live import LiveView  # not above: it imports the widgets
 
     return LiveView(run, holds_the_cell)

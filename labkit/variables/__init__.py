@@ -1,16 +1,19 @@
 """What the reader's variables were when a rank failed: in the error, in the run's summary, in `error.frames`.
 
+And which of them keeps a function from being sent to the ranks.
+
 on each rank                                              in the notebook
 hooks        the frames of an exception ── attached ────► frames    the reader's own, in words and as HTML
-describing   a value in a few words
+describing   a value in a few words                        unsendable  which of them cannot be pickled
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.monitor.companion import Asked, Companion
+    from labkit.protocol.job import RankHooks
 
 
 def companion(asked: Asked) -> Companion:
@@ -18,3 +21,17 @@ def companion(asked: Asked) -> Companion:
     from labkit.variables.frames import Variables
 
     return Variables()
+
+
+def rank_hooks() -> RankHooks:
+    """Return what describes variables when a rank fails."""
+    from labkit.variables.hooks import Describes
+
+    return Describes()
+
+
+def unsendable(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any, str] | None:
+    """Return where in a call a value is that cannot be pickled, the value, and why; None if that is not known."""
+    from labkit.variables.unsendable import find
+
+    return next(find(fn, args, kwargs), None)

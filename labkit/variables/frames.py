@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from labkit.monitor.companion import Companion
 from labkit.protocol.events import Attached, Event, Failure
-from labkit.protocol.job import Cell, Job
+from labkit.protocol.job import Cell
 from labkit.protocol.source import is_readers, line_of, place_of
-from labkit.variables.hooks import KIND, Describes
+from labkit.variables.hooks import KIND
 
 if TYPE_CHECKING:
     from labkit.monitor.run import WorkerFailed
@@ -83,10 +83,6 @@ class Variables(Companion):
 
     def __init__(self) -> None:
         self._said: dict[int, Described] = {}
-
-    def begin(self, job: Job) -> Job:
-        """Return the job with what describes variables in its ranks."""
-        return job.with_hooks(Describes())
 
     def take(self, event: Event) -> None:
         """Note what a rank says."""

@@ -6,18 +6,15 @@ is given is pickled, and a function or a class then travels by the name of its m
 worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
 
 The solution. Such things travel by value, and whoever has received one sends so from then on. The server, and what it
-forks, ends with the rank (`fork_server`). After a job it is ended: the next one may have another environment, and print
-elsewhere.
+forks, ends with the rank (`fork_server`). After a job it is ended (`labkit.rank.main.end_children`): the next one may
+have another environment, and print elsewhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import multiprocessing.connection
-import os
 import secrets
-import signal
 import sys
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -56,7 +53,7 @@ def _name_no_sockets() -> None:
 
 def prepare() -> None:
     """Have what is typed in cells travel to those processes, and their server end with this one."""
-    multiprocessing.set_forkserver_preload(["labkit.rank.fork_server"])
+    multiprocessing.set_forkserver_preload(["labkit.as_script.fork_server"])
     send_by_value()
 
 
@@ -89,14 +86,3 @@ def _receive(name: str, pickled: bytes) -> Any:
 def _in_main(name: str) -> Any:
     main: Any = sys.modules["__main__"]
     return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), main)
-
-
-def end_children() -> None:
-    """End the processes that this one has started."""
-    for child in multiprocessing.active_children():
-        child.kill()
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    if pid := getattr(server, "_forkserver_pid", None):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing asks for its exit code itself

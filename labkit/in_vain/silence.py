@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from labkit.protocol import events
-from labkit.protocol.system import processor_use
+from labkit.protocol.events import Answered, Event, Exit, Stack
 
 # The problem: a rank whose main thread keeps Python's lock, or that is suspended, never gives details (which
 # collectives it has called, say), and nobody is to wait for it; one in a busy loop does, by a thread that must get the
@@ -21,10 +23,13 @@ from labkit.protocol.system import processor_use
 # What still fails: a rank that waits for a disk has all of the engine's `stacks_s`; where the system tells nothing of
 # its processes (Linux does), it is our clock after all.
 
+LOOK_EVERY_S = 0.05
+"""Least time between two looks at those that are silent."""
+
 MUTE_S = 1.0
 """Of its own time, after which a rank that is silent counts as mute."""
 
-ANSWERS = frozenset({events.Stack, events.Answered})
+ANSWERS = frozenset({Stack, Answered})
 """What a rank says that is asked where it stands."""
 
 
@@ -38,9 +43,26 @@ class Look(NamedTuple):
     """Whether one of its threads runs, would if a core were free, or waits for a disk."""
 
 
+def _processor_use(pid: int) -> tuple[float, bool]:
+    """Return the processor time that the threads of a process have used, in s, and whether any is at work.
+
+    That is: whether it runs, would if a core were free, or waits for a disk. (0.0, False) where only Linux would tell.
+    """
+    if sys.platform != "linux":
+        return 0.0, False
+    used, at_work = 0, False
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as row:  # it may just have ended
+                state, *fields = row.read().rpartition(")")[2].split()
+                used += int(fields[10]) + int(fields[11])
+                at_work = at_work or state in "RD"
+    return used / os.sysconf("SC_CLK_TCK"), at_work
+
+
 def look_at(pid: int) -> Look:
     """Return what is seen of a process now."""
-    return Look(time.monotonic(), *processor_use(pid))
+    return Look(time.monotonic(), *_processor_use(pid))
 
 
 class Silence:
@@ -64,15 +86,19 @@ class Silences:
 
     def __init__(self, looks: Mapping[int, Callable[[], Look]]) -> None:
         self._of = {rank: Silence(look) for rank, look in looks.items()}
+        self._mute: set[int] = set()
+        self._look_due_s = 0.0
 
-    def end_with(self, arrived: Iterable[events.Event]) -> list[events.Mute]:
-        """Note what has come from the ranks; return who turns out to be mute, each once."""
-        for event in arrived:
-            if (silence := self._of.get(event.rank)) is not None:
-                silence.awaited.discard(type(event))
-                if not silence.awaited or isinstance(event, events.Exit):
-                    del self._of[event.rank]
-        mute = [rank for rank, silence in self._of.items() if silence.is_mute()]
-        for rank in mute:
-            del self._of[rank]
-        return [events.Mute(rank) for rank in mute]
+    def take(self, event: Event) -> None:
+        """Note what has come from a rank."""
+        if (silence := self._of.get(event.rank)) is not None:
+            silence.awaited.discard(type(event))
+            if not silence.awaited or isinstance(event, Exit):
+                del self._of[event.rank]
+
+    def mute(self) -> set[int]:
+        """Return who has turned out to be mute."""
+        if time.monotonic() >= self._look_due_s:
+            self._look_due_s = time.monotonic() + LOOK_EVERY_S
+            self._mute |= {rank for rank, silence in self._of.items() if silence.is_mute()}
+        return self._mute

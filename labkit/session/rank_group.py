@@ -1,0 +1,87 @@
+"""The process group of a rank that stays for other jobs: how it keeps one from cell to cell, and leaves one.
+
+A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
+learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
+refers to the group: a model kept in a global variable, the frames of an exception. gloo's connections then stay open,
+and whoever waits in a collective waits for ever. So the connections that were made in joining are shut down, as the end
+of the process would do. What still fails: a subgroup's own connections (`new_group`) are not known here, so whoever
+waits in a subgroup that a failed rank still refers to is ended after the usual grace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank import main, process_group
+from labkit.rank.channels import Channel
+
+
+class Joined(NamedTuple):
+    """The process group that this process is in."""
+
+    number: int | None
+    """Of a group that stays from cell to cell; None for a job's own."""
+    device: torch.device
+    store: dist.Store
+    connections: frozenset[str]
+    """Made in joining it, as Linux names them."""
+
+
+_joined: Joined | None = None
+_device_of_cells: torch.device | None = None
+
+
+def join(
+    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]
+) -> tuple[torch.device, dist.Store]:
+    """Return the device of a job, and the store of its group, which is that of the last cell or is joined now."""
+    global _joined, _device_of_cells
+    if _joined is not None and job.group is not None and _joined.number == job.group:
+        return _joined.device, _joined.store
+    leave()
+    # Cells keep their settings and random states, also where a launch has ended their process group.
+    device = _device_of_cells if job.group is not None else None
+    device = device or main.set_up(job, info)
+    channel.during = "joining the process group"
+    store = rendezvous(job, info)
+    before = frozenset(_open_sockets())
+    process_group.join(job, info, device, store)
+    _joined = Joined(job.group, device, store, frozenset(_open_sockets()) - before)
+    if job.group is not None:
+        _device_of_cells = device
+    return device, store
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one, at once and for good."""
+    global _joined
+    joined, _joined = _joined, None
+    process_group.leave()
+    connections = joined.connections if joined else frozenset()
+    for name, descriptor in _open_sockets().items() if connections else ():
+        if name not in connections:
+            continue
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
+            # gloo ends the process if the socket on which it listens is shut down under it.
+            if not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def _open_sockets() -> dict[str, int]:
+    """Return this process's sockets by name, with a descriptor of each. Empty where the system does not list them."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                name = os.readlink(f"/proc/self/fd/{descriptor}")
+                if name.startswith("socket:"):
+                    found[name] = int(descriptor)
+    return found

@@ -1,0 +1,43 @@
+"""Which value keeps a call from being sent to the ranks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from labkit.protocol.pickling import dumps, name_of
+
+
+def find(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Find the values that cannot be pickled: (where, value, why)."""
+    for index, value in enumerate(args):
+        yield from _look_into(f"argument {index + 1} (after the worker)", value, set())
+    for key, value in kwargs.items():
+        yield from _look_into(f"argument {key}=…", value, set())
+    yield from _look_into(name_of(fn), fn, set())
+
+
+def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, Any, str]]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    try:
+        dumps(value)
+        return
+    except Exception as error:
+        why = str(error) or type(error).__name__
+    parts: list[tuple[str, Any]] = []
+    function = inspect.unwrap(getattr(value, "func", value))
+    if inspect.isfunction(function):
+        names = inspect.getclosurevars(function)
+        used = {**names.globals, **names.nonlocals}
+        parts = [(f"{name!r}, which {function.__name__} uses,", part) for name, part in used.items()]
+    elif isinstance(value, dict):
+        parts = [(f"{where}[{key!r}]", part) for key, part in value.items()]
+    elif isinstance(value, (list, tuple, set)):
+        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
+    elif isinstance(value, type):
+        parts = [(f"{value.__name__}.{name}", part) for name, part in vars(value).items() if inspect.isfunction(part)]
+    found = [deeper for place, part in parts for deeper in _look_into(place, part, seen)]
+    yield from found or [(where, value, why)]
