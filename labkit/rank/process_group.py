@@ -68,7 +68,7 @@ def join(
     leave()
     store = rendezvous(job, info)
     backend = job.backend or _backend_for(info, device, store)
-    before = _connections() if job.reserved else frozenset()
+    before = _open_sockets() if job.reserved else {}
     _init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -78,7 +78,8 @@ def join(
     )
     if job.group is not None:
         _device_of_cells = device
-    _joined = Joined(job.group, store, device, (_connections() if job.reserved else before) - before)
+    connections = frozenset(_open_sockets() if job.reserved else before) - frozenset(before)
+    _joined = Joined(job.group, store, device, connections)
     _asked = 0
     dist.init_process_group = dist.distributed_c10d.init_process_group = _init_as_under_torchrun
     return store
@@ -114,6 +115,9 @@ def leave() -> None:
             dist.destroy_process_group()
     except RuntimeError as error:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
+    # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
+    # ranks meet: this one and a new process would wait for each other for ever.
+    dist.distributed_c10d._world.group_count = 0
     if joined is not None:
         _shut_down(joined.connections)
 
@@ -181,13 +185,7 @@ def _open_sockets() -> dict[str, int]:
     return found
 
 
-def _connections() -> frozenset[str]:
-    return frozenset(_open_sockets())
-
-
 def _shut_down(connections: frozenset[str]) -> None:
-    if not connections:
-        return
     for name, descriptor in _open_sockets().items():
         if name not in connections:
             continue
