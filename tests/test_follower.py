@@ -248,6 +248,20 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     run.stop(0)
 
 
+def test_a_failure_that_comes_while_silent_ranks_are_asked_is_why_the_run_has_failed():
+    engine = FakeEngine()
+    engine.failure_grace_s = engine.stacks_s = LONG_S
+    run = going(engine, timeout_s=0.3)
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    engine.arrived.put(events.Failure(0, 0.5, "running", "ValueError: bad batch", "its traceback"))
+    for event in [answers(0)[0], *answers(1), events.Exit(0, 1)]:
+        engine.arrived.put(event)
+    engine.arrived.put(events.Failure(1, 0.6, "running", "RuntimeError: Connection closed by peer", "another"))
+    engine.arrived.put(events.Exit(1, 1))
+    with pytest.raises(WorkerFailed, match="rank 0 failed: ValueError: bad batch"):
+        run.wait(LONG_S)
+
+
 def test_what_was_started_is_ended_if_nobody_came_to_follow_it(monkeypatch):
     engine = FakeEngine()
     run = Run(engine, 2, "train")

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -160,6 +161,22 @@ def test_a_group_that_a_failed_rank_still_refers_to_does_not_keep_the_others_wai
         launch(fail, on=ranks)
     assert ranks.pids == pids, "each got an error and went on"
     assert launch(workloads.fit, on=ranks).status == "finished"
+
+
+def test_a_rank_that_could_not_make_a_group_meets_the_others_in_the_next(ranks):
+    def fails_to_join(worker):
+        if worker.rank == 0:
+            dist.destroy_process_group()
+            with pytest.raises(RuntimeError):  # nobody else comes
+                dist.init_process_group(
+                    "gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=timedelta(seconds=0.1)
+                )
+            assert not dist.is_initialized()
+
+    pids = ranks.pids
+    assert launch(fails_to_join, on=ranks).status == "finished"
+    assert launch(workloads.fit, on=ranks, timeout_s=LONG_S).status == "finished"
+    assert ranks.pids == pids
 
 
 # The end of the ranks

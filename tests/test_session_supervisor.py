@@ -159,6 +159,19 @@ def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_supervisor):
 
 
 @pytest.mark.spawns
+def test_a_job_that_comes_while_a_rank_is_being_ended_is_its_successors(folder, start_supervisor):
+    start_supervisor()
+    stuck, after = add_job(folder, 1, "is stuck"), add_job(folder, 2, "ends")
+    folder.ask("job:1:0")
+    wait_until(stuck.file(0, 0, "records").exists)
+    folder.ask("kill:1:0\njob:2:0")  # so that both are there when it looks
+    wait_until(lambda: has_ended(folder, 2))
+    assert (exit_of(stuck).code, exit_of(stuck).ended) == (-9, True)
+    assert exit_of(after).code == 0
+    assert received(folder) == ["0 job:1", "1 job:2"]
+
+
+@pytest.mark.spawns
 def test_a_rank_that_cannot_start_is_not_started_again(folder, start_supervisor):
     (folder.path / "cannot start").touch()
     assert start_supervisor().wait(10) == 5

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess
 from labkit.rank.channels import EventQueue
 from tests.conftest import LONG_S, wait_until
@@ -50,6 +51,21 @@ def rank():
     for end in (*ends, queue):
         with contextlib.suppress(OSError):
             end.close()
+
+
+def test_a_rank_that_is_done_just_when_it_is_ended_is_gone_before_it_is_given_back(rank, monkeypatch):
+    engine, order = LocalEngine(1), []
+    engine._ranks, engine._store = [rank], None
+
+    def kill():
+        engine._done.add(0)  # what it had said comes now
+        order.append("ended")
+
+    monkeypatch.setattr(rank, "kill", kill)
+    monkeypatch.setattr(rank, "wait_for_exit", lambda: order.append("gone"))
+    monkeypatch.setattr(engine, "_give_back", lambda ranks: order.append("given back"))
+    engine.close()
+    assert order == ["ended", "gone", "given back"]
 
 
 def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):

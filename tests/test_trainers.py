@@ -16,7 +16,7 @@ import labkit
 from labkit.as_script import hooks
 from labkit.integrations.values import send
 from labkit.monitor.output import RankOutput
-from tests.conftest import shared_session
+from tests.conftest import LONG_S, shared_session
 
 STEPS = 4
 
@@ -61,6 +61,34 @@ def test_a_script_for_torchrun_runs_unchanged():
         assert twice(a_script(), ranks).results == [(3.0, 2.0)] * 2
     run = labkit.launch(a_script(), live=False)
     assert run.results == [(3.0, 2.0)] * 2
+
+
+def by_rpc(ends):
+    def train(worker):
+        from torch.distributed import rpc
+
+        other = f"rank{1 - worker.rank}"
+        said = []
+        for _ in range(2):
+            rpc.init_rpc(f"rank{worker.rank}", rank=worker.rank, world_size=worker.world_size)
+            said.append(rpc.rpc_sync(other, os.getenv, ("RANK",)))
+            dist.barrier()
+            if not ends:
+                return None
+            rpc.shutdown()
+        return said, script(worker)
+
+    script = a_script()
+    return train
+
+
+@pytest.mark.spawns
+def test_ranks_call_each_other_through_the_store_that_there_is():
+    with labkit.Session(2) as ranks:
+        called = [(["1", "1"], (3.0, 2.0)), (["0", "0"], (3.0, 2.0))]
+        assert twice(by_rpc(ends=True), ranks).results == called
+        labkit.launch(by_rpc(ends=False), on=ranks, live=False)
+        assert labkit.launch(by_rpc(ends=True), on=ranks, live=False, timeout_s=LONG_S).results == called
 
 
 @pytest.mark.spawns

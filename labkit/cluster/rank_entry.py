@@ -180,6 +180,7 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
         return join_store(host, port, info.world_size, RENDEZVOUS_S)
     own = "127.0.0.1" if alone else _own_address()
     _use_interface(own)
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # who meets at env:// (`init_rpc`) is to open no other there
     published = f"rendezvous.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
     if info.rank == 0:
         store, _ = open_store(info.world_size, own, 0, RENDEZVOUS_S)
@@ -234,9 +235,9 @@ def _addresses(own: str) -> list[str]:
 
 
 def _use_interface(address: str) -> None:
-    """Have gloo and NCCL use the interface with this address, unless the environment says which."""
+    """Have gloo, NCCL and TensorPipe use the interface with this address, unless the environment says which."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            for library in ("GLOO", "NCCL", "TP"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
             return

@@ -116,8 +116,8 @@ class LocalEngine:
         if not self._ranks:
             return
         self.kill()
-        for _, process in self._at_work():
-            process.wait_for_exit()
+        for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
+            self._ranks[rank].wait_for_exit()
         for thread in self._listeners:
             thread.join(timeout=2)
         ranks, self._ranks = self._ranks, []
@@ -190,8 +190,8 @@ def _read(connection: Connection) -> bytes:
 
 @functools.cache
 def loopback_environment() -> dict[str, str]:
-    """Environment that keeps gloo and NCCL on the loopback interface."""
+    """Environment that keeps gloo, NCCL and TensorPipe on the loopback interface."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
-            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            return {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL", "TP")}
     return {}

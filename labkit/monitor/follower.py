@@ -183,7 +183,7 @@ class Follower:
             state.end_by_s = now_s + KILL_AGAIN_S
             self.engine.kill()
             return
-        if self._timeout_s is not None and not state.stop_asked and not state.is_queued:
+        if self._timeout_s is not None and not (state.stop_asked or state.is_queued or state.end_by_s < float("inf")):
             is_starting = any(rank.phase == "starting" for rank in state.ranks)
             if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
                 with self.lock:

@@ -291,8 +291,10 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
-    # The last of them says that somebody has started all ranks, so that nobody starts them once more (Lightning would).
+    # With the third, nobody starts ranks once more (Lightning would); with the last, who meets at env:// (`init_rpc`)
+    # joins the notebook's store, and opens none at its port.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     return join_store("127.0.0.1", job.port, info.world_size)
 
 

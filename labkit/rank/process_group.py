@@ -58,6 +58,9 @@ def leave() -> None:
             dist.destroy_process_group()
     except RuntimeError as error:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
+    # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
+    # ranks meet: this one and a new process would wait for each other for ever.
+    dist.distributed_c10d._world.group_count = 0
 
 
 def _backend_for(info: RankInfo, device: torch.device, store: dist.Store) -> str:

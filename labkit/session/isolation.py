@@ -3,7 +3,9 @@
 A rank that does one job and ends needs none of this. On reserved ranks a launched function finds torch, Python and the
 process as a fresh rank would: random states, threads, default type and device, environment, working folder, signal
 handlers and the other `_SETTINGS`. It does see what has no owner: modules that are imported already and what was
-written into them, what cells put into `__main__`, CUDA's memory pool, threads that were left running.
+written into them, what cells put into `__main__`, CUDA's memory pool, threads that were left running, and how often
+`torch.distributed.rpc` was begun and ended, by which PyTorch's ranks meet: one that is new, among others that have used
+it before, waits for them in vain.
 """
 
 from __future__ import annotations
@@ -182,6 +184,16 @@ def _set_hooks(hooks: tuple[Any, ...]) -> None:
     sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook = hooks
 
 
+def _can_call_remotely() -> bool:
+    rpc: Any = sys.modules.get("torch.distributed.rpc")
+    return bool(rpc and rpc.is_available() and rpc.api._is_current_rpc_agent_set())
+
+
+def _end_remote_calls(_: bool) -> None:
+    if _can_call_remotely():  # in a group that is no more
+        sys.modules["torch.distributed.rpc"].shutdown(graceful=False)
+
+
 _SETTINGS: dict[str, _Setting] = {
     "environment": _Setting(lambda: dict(os.environ), _set_environment),
     "working folder": _Setting(_folder, _set_folder),
@@ -206,6 +218,7 @@ _SETTINGS: dict[str, _Setting] = {
     "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
     "matrix product precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "cuDNN": _Setting(_cudnn, _set_cudnn),
+    "remote calls": _Setting(_can_call_remotely, _end_remote_calls),
     "random states": _Setting(_random_states, _set_random_states),
 }
 """By what a reader would call it. What is read is what is set; nothing is set that is as it should be."""

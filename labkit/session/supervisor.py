@@ -149,6 +149,9 @@ class Supervisor:
         if given_up or records.exists():
             self._never_ends(records)
         else:
+            if self._was_killed:  # it ends with the job before, and this one is its successor's
+                self._child.process.wait()
+                self._replace()
             self._job = number
             self._child.send(f"job:{number}")
 

@@ -73,7 +73,7 @@ def measure(ranks: int, steps: int) -> tuple[float, ...]:
     took_s = 0.0
     for start in range(0, steps, CALLS_A_S):  # a second of theirs, then somebody looks
         logs = events_of(ranks, range(start, min(start + CALLS_A_S, steps)), rng)
-        took_s += used_s(lambda logs=logs: (take(logs), history.paces()))  # type: ignore[misc]
+        took_s += used_s(lambda logs=logs: (take(logs), history.progress(0)))  # type: ignore[misc]
     for rank in range(ranks):
         run._follower.take(Output(rank, f"this is rank {rank}\nepoch 1\n"))
     figures: list[go.FigureWidget] = []
