@@ -319,7 +319,7 @@ def pids() -> set[int]:
 
 
 @contextlib.contextmanager
-def in_use(is_on: bool = True) -> Iterator[None]:
+def in_use(is_on: bool = True, forker: Callable[..., Forker] = forker) -> Iterator[None]:
     """Have kernels and ranks that this process starts meanwhile begin with torch imported; or not, within such a time.
 
     A kernel's ranks begin as it does.

@@ -54,8 +54,8 @@ def stuck(worker):
     worker.log(loss=1.0)
     time.sleep(1e6)
 
-if __name__ == "__main__":
-    for folder in sys.argv[1:]:  # torch stays; labkit is another copy each time
+def main(folders):
+    for folder in folders:  # torch stays; labkit is another copy each time
         for name in [name for name in sys.modules if name.partition(".")[0] == "labkit"]:
             del sys.modules[name]
         sys.path[0] = folder
@@ -65,7 +65,7 @@ if __name__ == "__main__":
         assert run.results == [0, 1], run.results
         assert len(run.figure().data) and "loss" in run.history
         labkit.show(run)
-        if len(sys.argv) > 2 and folder is sys.argv[-1]:  # without any wing
+        if folder is folders[-1]:  # without any wing
             try:
                 labkit.launch(fail, world_size=2, live=False, timeout_s=60)
             except labkit.WorkerFailed as error:
@@ -76,6 +76,13 @@ if __name__ == "__main__":
             assert "in time.sleep at start.py" in str(run.stacks()), run.stacks()
             assert run.stop().status == "stopped"
         print("stands:", folder, flush=True)
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[1])
+    import prefork
+    forker = prefork.Forker.start(("torch.nn.parallel",))  # torch stays there, too, but no copy of labkit
+    with prefork.in_use(forker=lambda *_: forker):
+        main(sys.argv[2:])
 """
 
 
@@ -155,7 +162,7 @@ def copy_without(gone, folder):
     shutil.copytree(
         PACKAGE,
         folder / "labkit",
-        ignore=lambda path, names: gone & set(names) if Path(path) == PACKAGE else {"__pycache__"} & set(names),
+        ignore=lambda path, names: gone & set(names) if Path(path) == PACKAGE else set(),
     )
     return str(folder)
 
@@ -168,7 +175,7 @@ def stands(tmp_path_factory):
     (folder / "sitecustomize.py").write_text(NO_OTHER_COPY)
     (folder / "start.py").write_text(LAUNCH)
     done = subprocess.run(
-        [sys.executable, "start.py", *copies],
+        [sys.executable, "start.py", str(Path(__file__).parent), *copies],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,
