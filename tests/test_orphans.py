@@ -287,8 +287,8 @@ def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(share, tr
 def test_nothing_is_left_when_the_whole_process_group_is_killed_at_once(trial, tmp_path):
     """Nobody survives who could tidy up: neither notebook nor ranks, nor multiprocessing's resource tracker."""
     script = tmp_path / "script.py"
-    wait_until_busy = "\nwhile any('goes on' not in text for text in run.output): time.sleep(0.02)\n"
-    launch = "run = labkit.launch(busy, world_size=2, wait=False)" + wait_until_busy + "print('busy', flush=True)\n"
+    launch = "run = labkit.launch(busy, world_size=2, wait=False, live=False)\n"
+    launch += "while any('goes on' not in text for text in run.output): time.sleep(0.02)\nprint('busy', flush=True)\n"
     script.write_text(BUSY + launch + "run.wait()\n")
     program = subprocess.Popen(
         [sys.executable, script], env=trial.environment, start_new_session=True, stdout=subprocess.PIPE

@@ -71,13 +71,7 @@ def main() -> NoReturn:
     directory, rank, attempt = RunDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], Part | None]:
-        process_begins()
-        stacks = os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        handle_signals(stacks)
-        outlive_the_launchers_signal()
-        faulthandler.enable()
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         channel = FileChannel(directory, rank, attempt)
         info = rank_info_here()
         job = directory.job()
@@ -88,6 +82,16 @@ def main() -> NoReturn:
         return lambda: Part(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
 
     do_and_exit(prepare)
+
+
+def begin(stacks: int) -> None:
+    """Prepare this process, whose stacks go to that file when it is asked where it stands."""
+    process_begins()
+    handle_signals(stacks)
+    outlive_the_launchers_signal()
+    faulthandler.enable()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def outlive_the_launchers_signal() -> None:

@@ -23,8 +23,8 @@ class Surroundings(Protocol):
         It gives how many bytes of memory earlier jobs have left there.
         """
 
-    def join(self, job: Job, info: RankInfo, channel: Any, rendezvous: Any) -> tuple[Any, Any]:
-        """Return the rank's device, and the store of the process group in which it is then; see `rank.main.run_job`."""
+    def join(self, part: Any) -> tuple[Any, Any]:
+        """Return the device for a `labkit.rank.main.Part`, and the store of the group in which the rank is then."""
 
     def take_over(self) -> None:
         """Have the process that calls this take over the notebook's folder, path and environment, say."""

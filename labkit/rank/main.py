@@ -162,27 +162,22 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
 
 def _do_safely(part: Part, left_bytes: int = 0) -> int:
     try:
-        return run_job(*part, left_bytes)
+        return run_job(part, left_bytes)
     except BaseException as error:
         # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
         failure.report(error, part.info.rank, part.job, part.channel)
         return 1
 
 
-def run_job(
-    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store], left_bytes: int = 0
-) -> int:
-    """Do the job and send what came of it; return the exit code.
-
-    `rendezvous` returns the store through which the ranks meet; `left_bytes` of memory are no part of what it takes.
-    """
+def run_job(part: Part, left_bytes: int = 0) -> int:
+    """Do the job and send what came of it; return the exit code. It has not taken `left_bytes` of the memory."""
+    job, info, channel, _ = part
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
     channel.hooks = job.hooks
     code = 1
     try:
-        join = _join if job.surroundings is None else job.surroundings.join
-        device, store = join(job, info, channel, rendezvous)
+        device, store = _join(part) if job.surroundings is None else job.surroundings.join(part)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
@@ -210,12 +205,11 @@ def run_job(
     return code
 
 
-def _join(
-    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]
-) -> tuple[torch.device, dist.Store]:
-    device = set_up(job, info)
-    channel.during = "joining the process group"
-    process_group.join(job, info, device, store := rendezvous(job, info))
+def _join(part: Part) -> tuple[torch.device, dist.Store]:
+    device = set_up(part.job, part.info)
+    part.channel.during = "joining the process group"
+    store = part.rendezvous(part.job, part.info)
+    process_group.join(part.job, part.info, device, store)
     return device, store
 
 

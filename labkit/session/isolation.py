@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.rank.main import Part
 from labkit.session import rank_group
 
 
@@ -38,9 +39,9 @@ class _Stays:
         """Return the context in which this process does the job."""
         return _around(is_cell)
 
-    def join(self, *asked: Any) -> tuple[torch.device, dist.Store]:
+    def join(self, part: Part) -> tuple[torch.device, dist.Store]:
         """Return the rank's device, and the store of its process group."""
-        return rank_group.join(*asked)
+        return rank_group.join(part)
 
 
 @dataclass(frozen=True)

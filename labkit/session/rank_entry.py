@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import sys
 import time
@@ -10,14 +9,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.as_script import process_begins
-from labkit.cluster.rank_entry import listen, outlive_the_launchers_signal, rank_info_here, rendezvous
+from labkit.cluster.rank_entry import begin, listen, rank_info_here, rendezvous
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit, get_warm
-from labkit.rank.signals import handle_signals
 from labkit.session.directory import SessionDirectory
 
 JOB_SEEN_S = 60.0
@@ -103,13 +100,7 @@ def main() -> NoReturn:
     directory, rank, number = SessionDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], Part | None]:
-        process_begins()
-        stacks = _open(directory, rank, number, "stacks")
-        handle_signals(stacks)
-        outlive_the_launchers_signal()
-        faulthandler.enable()
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        begin(stacks := _open(directory, rank, number, "stacks"))
         inbox = JobInbox(directory, rank_info_here(), stacks)
         if inbox.is_empty:
             get_warm()

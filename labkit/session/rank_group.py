@@ -13,15 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.job import Job, RankInfo
 from labkit.rank import main, process_group
-from labkit.rank.channels import Channel
 
 
 class Joined(NamedTuple):
@@ -39,11 +36,10 @@ _joined: Joined | None = None
 _device_of_cells: torch.device | None = None
 
 
-def join(
-    job: Job, info: RankInfo, channel: Channel, rendezvous: Callable[[Job, RankInfo], dist.Store]
-) -> tuple[torch.device, dist.Store]:
+def join(part: main.Part) -> tuple[torch.device, dist.Store]:
     """Return the device of a job, and the store of its group, which is that of the last cell or is joined now."""
     global _joined, _device_of_cells
+    job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
         return _joined.device, _joined.store
     leave()
