@@ -56,7 +56,9 @@ dist: setup
 	rm -rf build/dist
 	$(BIN)/python -m build --no-isolation --outdir build/dist .
 
-# On a copy of the tests, beside which no labkit lies: they can only find the one that was installed.
+# On a copy of the tests, beside which no labkit lies: they can only find the one that was installed. Where skips are
+# forbidden, only those are allowed that ask for a newer version, or for a tracker. pip compiles: a module that a rank
+# compiles while its time runs, sympy above all, may be cut off half imported.
 test-oldest: dist
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip uninstall -qq --yes labkit-torch
@@ -64,7 +66,7 @@ test-oldest: dist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
 	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests
-	cd $(OLDEST)-tests && PYTHONPATH= ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer|could not import .(tensorboard|mlflow|wandb)' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:

@@ -501,5 +501,27 @@ def test_the_cell_that_waits_asks_and_is_free_when_the_run_has_ended(tmp_path):
         notebook.close()
 
 
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize("launches", ["run = labkit.launch(train)", "run.wait()"])
+def test_where_the_front_end_opens_no_subshell_the_cell_that_waits_asks(tmp_path, launches):
+    """As in VS Code, whose own panel would be heard after the cell only."""
+    notebook = Notebook(tmp_path, watched=True)
+    try:
+        notebook.run("labkit.ui.live.SUBSHELL_S = 0.5\ndef train(worker):\n    breakpoint()\n    return worker.rank")
+        if launches == "run.wait()":
+            notebook.run("run = labkit.launch(train, wait=False)", watched=True)
+        cell = notebook.start(launches, watched=True)
+        for line in ("p worker.world_size", "c"):
+            assert notebook.client.get_stdin_msg(timeout=LONG_S)["content"]["prompt"] == "(rank 0) "
+            notebook.client.input(line)
+        notebook.finish(cell)
+        assert cell.error is None, cell.error
+        assert "-> breakpoint()\n2\n" in cell.stdout
+        assert notebook.value("(run.results, any(each.panel for each in run.companions))") == ([0, 1], False)
+    finally:
+        notebook.close()
+
+
 def test_what_is_raised_where_nobody_answers_is_what_input_raises_at_its_end():
     assert issubclass(NobodyAnswers, EOFError)

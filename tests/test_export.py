@@ -406,7 +406,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("channels", "die_with_parent", "failure", "log_batcher", "main"),
             *("process_group", "signals", "store", "worker"),
         ),
-        "as_script": ("children", "dynamo", "hooks"),
+        "as_script": ("children", "dynamo", "fork_server", "hooks"),
         "cluster": ("rank_entry", "run_directory"),
         "exporting": ("script",),
         "lessons": ("datasets", "models"),
@@ -994,6 +994,32 @@ def test_a_rank_that_fails_ends_all_and_shows_the_scripts_lines(moved):
     assert re.search(
         r'File ".*/elsewhere/train.py", line \d+, in train\n\s+raise ValueError\("bad batch"\)', done.stderr
     )
+
+
+LOADING = """
+import sys
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index**2, "labkit.as_script.fork_server" in sys.modules
+
+def train(worker):
+    loader = DataLoader(Squares(), 4, num_workers=2, multiprocessing_context="forkserver")
+    return [(squares.tolist(), prepared.tolist()) for squares, prepared in loader]
+"""
+
+
+@pytest.mark.spawns
+def test_workers_from_a_fork_server_load_the_scripts_data(exported, tmp_path):
+    """As on Python 3.14 all workers are begun. That server ends with its rank, as one of a launched function does."""
+    exported(LOADING)
+    done = start(tmp_path / "job", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / "job") == [([0, 1, 4, 9], [True] * 4), ([16, 25, 36, 49], [True] * 4)]
 
 
 @pytest.mark.cluster

@@ -164,7 +164,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("labkit.launcher._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("from labkit import launcher\nlauncher._say_once_that_tpus_are_not_used.cache_clear()")
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(

@@ -20,7 +20,8 @@ def answerer(engine: Any, live: bool | None, wait: bool) -> tuple[str, str]:
     """Return who can answer, `PANEL` or `WAITER`, and ""; or "" and why nobody can.
 
     `live` and `wait` are those of `labkit.launch`. The panel answers while its cell runs where the kernel has subshells
-    (ipykernel 7); elsewhere who waits for the run, in the main thread, asks by `input`.
+    (ipykernel 7) and, as turns out later, the front end has opened one; elsewhere who waits for the run, in the main
+    thread, asks by `input`.
     """
     waits = wait and threading.current_thread() is threading.main_thread()
     if not hasattr(engine, "say"):

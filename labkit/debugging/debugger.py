@@ -19,6 +19,7 @@ from labkit.monitor.companion import Companion
 from labkit.monitor.stacks import rank_list
 from labkit.protocol import events, source
 from labkit.protocol.job import Cell
+from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.monitor.run import Run
@@ -42,6 +43,7 @@ class Debugger(Companion):
     def __init__(self, run: Run, cells: Mapping[str, Cell], way: str) -> None:
         self._run, self._cells, self._way = run, cells, way
         self._engine: Any = run.engine  # one that can `say`
+        self._began_s = time.monotonic()
         self._changed = threading.Condition()
         self._asking: dict[int, Asks] = {}
         self._moving: set[int] = set()
@@ -92,6 +94,9 @@ class Debugger(Companion):
 
     def attend(self) -> None:
         """Ask whoever waits for the run, as long as ranks ask; in the thread that waits."""
+        if self._way == PANEL and self._asking and self._is_panel_deaf():
+            with self._changed:
+                self._way, self.panel = WAITER, None
         while self._way == WAITER and self._asking and not self._run.over.is_set():
             if not self._is_talked_to:
                 time.sleep(GATHER_S)
@@ -105,10 +110,21 @@ class Debugger(Companion):
                 self._changed.wait_for(lambda: bool(self.prompt) or not self.holds_the_time, TOGETHER_S)
         self._print()
 
+    def _is_panel_deaf(self) -> bool:
+        """Whether what is typed in the panel waits for the cell that is now waiting for the run.
+
+        The kernel may have subshells, and the front end use none, as VS Code.
+        """
+        if not kernel.has_kernel() or threading.current_thread() is not threading.main_thread():
+            return False
+        from labkit.ui.live import SUBSHELL_S  # not above: it imports the widgets
+
+        return not kernel.has_been_given_a_subshell() and time.monotonic() > self._began_s + SUBSHELL_S
+
     def _print(self) -> None:
-        with self._changed:
-            text, self._unprinted = self._unprinted, ""
-        if text and self._way == WAITER:
+        if self._way == WAITER and self._unprinted:
+            with self._changed:
+                text, self._unprinted = self._unprinted, ""
             print(text, end="", flush=True)
 
     # Asking and answering

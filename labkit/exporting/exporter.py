@@ -148,7 +148,8 @@ def _local_files(text: str, title: str) -> dict[str, str]:
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
     """Return the files of labkit that the script needs, below `labkit/`."""
-    needed = {"labkit.exporting.script"}.union(*(_labkit_modules(text) for text in texts))
+    by_name = "labkit.as_script.fork_server"  # which a fork server imports, as `labkit.as_script.children` tells it to
+    needed = {"labkit.exporting.script", by_name}.union(*(_labkit_modules(text) for text in texts))
     todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
     while todo:
         module = todo.pop().removeprefix("labkit.")

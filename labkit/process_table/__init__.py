@@ -119,7 +119,7 @@ class _Live(threading.Thread):
         if _Live.shown is not None:
             _Live.shown.finish()
         _Live.shown = self
-        self._handle = kernel.display(self._box, display_id=True)
+        self._box_handle = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
@@ -130,7 +130,7 @@ class _Live(threading.Thread):
                     self._set_state(index, state)
             if all(texts[-1] == "ended" for texts in self._texts):
                 break
-        self._handle.update(
+        self._box_handle.update(
             {"text/html": _table(self._texts, self._found.total()), "text/plain": repr(self._found)}, raw=True
         )
         self._close([self._box])

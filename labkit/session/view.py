@@ -81,11 +81,11 @@ class _Live(threading.Thread):
         self._button.on_click(lambda _: threading.Thread(target=session.close, daemon=True).start())
         kernel.answer_while_the_cell_runs(self._button)
         self._box = widgets.HBox([self._button, self._table])
-        self._handle: Any = kernel.display(self._box, display_id=True)
+        self._box_handle: Any = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
         while not self._session.ended.wait(REDRAW_S):
             if (shown := _html(self._session)) != self._table.value:
                 self._table.value = shown
-        self._handle.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
+        self._box_handle.update({"text/html": _html(self._session), "text/plain": _text(self._session)}, raw=True)
         self._close_later([self._box])

@@ -93,7 +93,7 @@ class LiveView(threading.Thread):
         self._heard = threading.Event()
         self._heard.set()
         self._answered = threading.Event()
-        self._handle = kernel.display(self._box, display_id=True)
+        self._box_handle = kernel.display(self._box, display_id=True)
         self._chart_handle = kernel.reserve()
 
     def _children(self) -> list[Any]:
@@ -121,7 +121,7 @@ class LiveView(threading.Thread):
             self._let_the_browser_finish(self._figure)
         try:
             # What stays is small and needs no kernel: no widget, no script.
-            self._handle.update(summary.bundle(self._run), raw=True)
+            self._box_handle.update(summary.bundle(self._run), raw=True)
             if self._run.recorded.names:
                 self._chart_handle.update(self._run.figure(self._asked).bundle(), raw=True)
         finally:
