@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -31,7 +30,7 @@ import torch
 import labkit
 from tests import cluster, prefork, ray_nodes
 from tests.cluster import DAEMONS
-from tests.progress import Progress
+from tests.progress import FILE_S, Progress
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -241,14 +240,6 @@ def busy_cores():
         os.kill(pid, signal.SIGKILL)
 
 
-TAKES_S = {"notebook": 15, "cluster": 15, "browser": 10, "kernel": 4, "spawns": 1}
-"""What a test with this marker takes, roughly, on two cores."""
-
-
-def _takes_s(item):
-    return max((seconds for marker, seconds in TAKES_S.items() if item.get_closest_marker(marker)), default=0.01)
-
-
 def pytest_collection_modifyitems(config, items):
     if not os.environ.get("LABKIT_LONG"):
         long = [item for item in items if item.get_closest_marker("long")]
@@ -256,10 +247,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     if getattr(config.option, "dist", "no") == "loadfile" or hasattr(config, "workerinput"):
         # The files that take longest first, so that no worker is left with one of them while the others have nothing.
-        file_s = Counter()
-        for item in items:
-            file_s[item.path] += _takes_s(item)
-        items.sort(key=lambda item: (-file_s[item.path], item.path))
+        items.sort(key=lambda item: (-FILE_S.get(item.path.name, float("inf")), item.path))
 
 
 @pytest.hookimpl(hookwrapper=True)

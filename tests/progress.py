@@ -1,21 +1,32 @@
 """How far the tests are and how long the rest will take: one line, rewritten in place on a terminal.
 
 Where nobody looks (a log file), a line at every twentieth of the tests. `-v` and `-q` are left to pytest.
+
+`python -m tests.progress` writes what the last run took into seconds.json, for machines on which there was none.
 """
 
 from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 CACHE = "labkit/durations"
 """Where the seconds that each test took are kept for the next run, in pytest's cache."""
 
+FILE = Path(__file__).parent / "seconds.json"
+FILE_S: dict[str, float] = json.loads(FILE.read_text())
+"""What all tests of a file took on two cores."""
+
 LINES = 20
 """How many lines there are where stdout is no terminal."""
 
 
 class Progress:
-    """What is left is estimated from the last run's seconds where they are known, and from the mean otherwise."""
+    """What is left is estimated from the last run's seconds where they are known; from those of the file otherwise, or
+    from the mean."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -43,6 +54,7 @@ class Progress:
 
     def _begin(self, ids: list[str]) -> None:
         self._ids = ids
+        self._known = {**_expected(ids), **self._known}
         if self._config.option.verbose == 0 and not self._config.option.collectonly and self._reporter is not None:
             self._shown = True
             self._reporter.showfspath = False
@@ -73,7 +85,7 @@ class Progress:
             self._reporter.rewrite("", erase=True)
         self._shown = False  # the summary has words again
         if self._cache and self._took:
-            self._cache.set(CACHE, self._known | self._took)
+            self._cache.set(CACHE, self._cache.get(CACHE, {}) | self._took)
 
     def line(self) -> str:
         """Say how many tests are done, and how long the others will take."""
@@ -98,3 +110,25 @@ class Progress:
             self._reporter.rewrite(line + ("\n" if stays else ""), erase=True)
         else:
             self._reporter.write_line(line)
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0].rpartition("/")[2]
+
+
+def _expected(ids: list[str]) -> dict[str, float]:
+    """Return seconds for each test of a file whose seconds are known: as if all of them took the same."""
+    count = Counter(map(_file, ids))
+    return {name: FILE_S[_file(name)] / count[_file(name)] for name in ids if _file(name) in FILE_S}
+
+
+def main() -> None:
+    """Write the seconds of each file, as the last run has left them in pytest's cache."""
+    took: Counter[str] = Counter()
+    for name, seconds in json.loads(Path(".pytest_cache/v", CACHE).read_text()).items():
+        took[_file(name)] += seconds
+    FILE.write_text(json.dumps({name: round(took[name], 1) for name in sorted(took)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import progress as module
 from tests.conftest import LONG_S
 from tests.progress import CACHE, Progress
 
@@ -62,6 +63,22 @@ def test_with_nothing_known_the_mean_of_this_run_is_taken():
     assert made.left_s() == 0
     took(made, "a", 4.0)
     assert made.line() == "[ 33 %] 1 of 3 · about 8 s left"
+
+
+def test_on_a_machine_without_a_last_time_each_test_takes_its_part_of_the_files_seconds(monkeypatch):
+    monkeypatch.setattr(module, "FILE_S", {"test_long.py": 80.0, "test_short.py": 2.0})
+    names = [
+        "tests/test_long.py::one[a/b]",
+        "tests/test_long.py::two",
+        "tests/test_short.py::one",
+        "tests/test_new.py::one",
+    ]
+    made = progress(names, {names[0]: 70.0})
+    assert made.left_s() == pytest.approx(70 + 40 + 2 + (70 + 40 + 2) / 3)
+    took(made, names[2], 2.0)
+    assert made.line() == "[ 25 %] 1 of 4 · about 2 min left"
+    made.pytest_sessionfinish()
+    assert made._config.cache[CACHE] == {names[0]: 70.0, names[2]: 2.0}, "what was measured"
 
 
 def test_workers_share_what_is_left():
