@@ -303,5 +303,7 @@ def pytest_runtest_call(item):
 
 
 def pytest_configure(config):
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has begun this in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # one of several workers, whom nobody sees
         config.pluginmanager.register(Progress(config), "labkit-progress")

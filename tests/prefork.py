@@ -13,6 +13,7 @@ as everybody does. Linux only: elsewhere, and where LABKIT_PREFORK is "off", not
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -98,6 +99,7 @@ class Forker:
         root = Path(__file__).parent.parent
         process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, cwd=root)
         its.close()
+        atexit.register(mine.close)
         return cls(mine, process.pid)
 
     def fork(self, argv: list[str], fds: dict[int, int], own_session: bool = False, **taken_over: Any) -> int:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -908,17 +909,18 @@ def moved(job, tmp_path):
 def start(folder, *command, **environment):
     """Run a command in the folder, as where only what it requires is installed."""
     kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    (folder.parent / "temporary").mkdir(exist_ok=True)
-    kept |= {"PYTHONPATH": str(folder.parent), "TMPDIR": str(folder.parent / "temporary")}  # torchrun leaves a folder
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        timeout=5 * LONG_S,
-        check=False,
-    )
+    # torchrun leaves a folder. Not in tmp_path: a socket's path may have 107 characters, and that one has most of them.
+    with tempfile.TemporaryDirectory(prefix="export-") as temporary:
+        kept |= {"PYTHONPATH": str(folder.parent), "TMPDIR": temporary}
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env={**kept, **environment},
+            capture_output=True,
+            text=True,
+            timeout=5 * LONG_S,
+            check=False,
+        )
 
 
 def result(folder, rank=0):

@@ -53,6 +53,10 @@ class Part(NamedTuple):
     """Returns the store through which the ranks meet."""
 
 
+KILLED_S = 1.0
+"""How long a process that was killed may take to be gone: milliseconds, unless the system holds it."""
+
+
 class Inbox:
     """Where a process that the notebook started finds its jobs. The process ends if the notebook is gone."""
 
@@ -304,6 +308,8 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise because its workers are ended
         end_children()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -314,6 +320,7 @@ def end_children() -> None:
     """End the processes that this one has started."""
     for child in multiprocessing.active_children():
         child.kill()
+        child.join(KILLED_S)  # so that the next job does not find it
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if pid := getattr(server, "_forkserver_pid", None):
         with contextlib.suppress(OSError):
