@@ -41,14 +41,24 @@ def learn(worker, steps):
 
 names = ["loss", "accuracy", "gradient_norm", "learning_rate", "loss_of_validation", "time_of_a_step_ms"]
 ranks = labkit.Session(2, idle_s=3600)
+one = six = None
 ranks
 """
 LIVE = {
     "a live view of one panel": "one = labkit.launch(train, names[:1], 10**6, on=ranks, wait=False)\none",
-    "a live view of six panels": "one.stop()\nsix = labkit.launch(train, names, 10**6, on=ranks, wait=False)\nsix",
+    "a live view of six panels": """
+if one:
+    one.stop()
+six = labkit.launch(train, names, 10**6, on=ranks, wait=False)
+six
+""",
 }
 STILL = {
-    "a run of one panel": "six.stop()\nrun = labkit.launch(train, names[:1], 20, on=ranks)",
+    "a run of one panel": """
+if six:
+    six.stop()
+run = labkit.launch(train, names[:1], 20, on=ranks)
+""",
     "a run of six panels": "many = labkit.launch(train, names, 20, on=ranks, name='a name that is rather long')",
     "run.figure()": "run.figure()",
     "labkit.show": "labkit.show(px.scatter(x=[1, 2, 3], y=[3, 1, 2], title='three points'))",

@@ -24,6 +24,7 @@ from labkit.cluster.torchrun import TorchrunJob
 from labkit.collectives.beside import Calls
 from labkit.collectives.recorder import Collectives
 from labkit.debugging.hooks import Hooks, NobodyAnswers, _Installed
+from labkit.exporting import statements
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_ended, diagnose_own_error
 from labkit.monitor.run import Run
 from labkit.monitor.stacks import Frame, RankStack
@@ -36,6 +37,7 @@ from tests import messages
 from tests.fake_engine import A_JOB, FakeEngine
 from tests.test_collectives import WORLD, call, pending
 from tests.test_diagnosis import CLOSED, GLOO_SIZES, died, lost, raised, returned
+from tests.test_export import Notebook
 from tests.test_launch import takes_steps, uses_a_lock
 from tests.test_nan import a_worker
 
@@ -109,6 +111,15 @@ def cannot_be_sent(_):
     return refused(ValueError, labkit.launch, uses_a_lock)
 
 
+def cannot_be_exported(folder):
+    notebook = Notebook()
+    notebook.run("import threading\nLOCK = threading.Lock()")
+    notebook.run("def train(worker):\n    with LOCK:\n        return worker.rank")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statements.kernel, "cells", lambda: notebook.cells)
+        return refused(ValueError, labkit.export, notebook.names["train"], folder)
+
+
 def tpu(_):
     return refused(ValueError, labkit.launch, takes_steps, 1, backend="xla")
 
@@ -163,7 +174,8 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, tpu, nobody_answers, checkpoint, session, slurm, torchrun, ray, labkit_failed),
+        *(cannot_be_sent, cannot_be_exported, tpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        labkit_failed,
     )
 }
 """By page; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
@@ -187,6 +199,25 @@ def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
     traceback = f"Traceback (most recent call last):\nFloatingPointError: {said}\n"
     rank = RankFacts(0, failure=Failure(0, 1.0, "running", f"FloatingPointError: {said.splitlines()[0]}", traceback))
     assert NAMED.findall(failed(diagnose([rank]))) == ["not_a_number"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "page"),
+    [
+        (labkit.compare, {}, "bad_argument"),
+        (labkit.Slurm, {"nodes": 0}, "bad_argument"),
+        (labkit.Torchrun, {"nnodes": 2}, "bad_argument"),
+        (labkit.Ray, {"placement": "anywhere"}, "bad_argument"),
+        (labkit.Session, {"world_size": 0}, "bad_argument"),
+    ],
+)
+def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(function, arguments, page):
+    assert refused(ValueError, function, **arguments).splitlines()[-1] == more(page)
+
+
+def test_what_cannot_be_followed_again_names_its_page(tmp_path):
+    (tmp_path / "run.json").write_text('{"launcher": "torchrun"}')
+    assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == more("slurm")
 
 
 def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():

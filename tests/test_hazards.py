@@ -171,7 +171,7 @@ def notebook(tmp_path_factory):
 def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
     """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
     cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
-    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2 and (cell.stdout or cell.outputs))
     notebook.interrupt()
     time.sleep(pause_s)
     notebook.interrupt()
@@ -207,6 +207,22 @@ def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
     run = begun(engine, events.Started(0), events.Started(1))
     threading.Timer(0.3, _thread.interrupt_main).start()
     assert run.stop(grace_s=1000).status == "stopped"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_interrupts_while_ranks_are_started_leave_none_of_them_going(times, monkeypatch):
+    engine, left = FakeEngine(), [KeyboardInterrupt] * times
+
+    def interrupted(*_):
+        if left:
+            raise left.pop()
+        engine.closed = True
+
+    monkeypatch.setattr(engine, "start", interrupted)
+    monkeypatch.setattr(engine, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Run(engine, 2, "train").start(A_JOB)
+    assert engine.closed
 
 
 # A first step that never comes

@@ -11,6 +11,7 @@ from labkit.cluster.slurm_commands import directory_of
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.launcher import show_run
 from labkit.monitor.run import Run
+from labkit.protocol.pages import naming
 
 if TYPE_CHECKING:
     from labkit.session.session import Session
@@ -29,21 +30,24 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     Returns the `Run`, its history whole. Raises ValueError if there is no such run; WorkerFailed with `wait=True`, if a
     rank failed.
     """
-    path = directory_of(str(job)) if isinstance(job, int) or (isinstance(job, str) and job.isdigit()) else job
-    directory = RunDirectory(path)
-    about = directory.about()
-    if about.get("launcher") == "session":
-        raise ValueError(
-            f"{directory.path} is one job of a session; attach to the session, whose `last` is the newest job: "
-            f"labkit.attach({str(directory.path.parent.parent)!r})"
-        )
-    if about.get("launcher") != "slurm":
-        raise ValueError(
-            f"{directory.path} is a run under {about.get('launcher')}, which ended with its notebook; "
-            "only runs on a SLURM cluster go on without one"
-        )
-    if "job" not in about:
-        raise ValueError(f"{directory.path} was never given to SLURM: the notebook ended before sbatch had answered")
+    with naming("slurm"):
+        path = directory_of(str(job)) if isinstance(job, int) or (isinstance(job, str) and job.isdigit()) else job
+        directory = RunDirectory(path)
+        about = directory.about()
+        if about.get("launcher") == "session":
+            raise ValueError(
+                f"{directory.path} is one job of a session; attach to the session, whose `last` is the newest job: "
+                f"labkit.attach({str(directory.path.parent.parent)!r})"
+            )
+        if about.get("launcher") != "slurm":
+            raise ValueError(
+                f"{directory.path} is a run under {about.get('launcher')}, which ended with its notebook; "
+                "only runs on a SLURM cluster go on without one"
+            )
+        if "job" not in about:
+            raise ValueError(
+                f"{directory.path} was never given to SLURM: the notebook ended before sbatch had answered"
+            )
     if "session" in about:
         from labkit.session.session import Session
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.slurm_job import SlurmJob
+from labkit.protocol.pages import naming
 
 
 class Slurm:
@@ -46,16 +47,19 @@ class Slurm:
         python: str = sys.executable,
         **options: Any,
     ) -> None:
-        check_whole("nodes", nodes)
-        check_whole("ranks_per_node", ranks_per_node)
-        kept = {"ntasks", "ntasks_per_node", "output", "error", "job_name", "wrap", "parsable", "open_mode"} & set(
-            options
-        )
-        if kept:
-            raise ValueError(f"Slurm() sets {', '.join(sorted(kept))} itself; give nodes= and ranks_per_node= instead")
-        for name, value in options.items():
-            if "\n" in str(value):
-                raise ValueError(f"an option of sbatch is one line, got {name}={str(value)!r:.60}")
+        with naming("bad_argument"):
+            check_whole("nodes", nodes)
+            check_whole("ranks_per_node", ranks_per_node)
+            kept = {"ntasks", "ntasks_per_node", "output", "error", "job_name", "wrap", "parsable", "open_mode"} & set(
+                options
+            )
+            if kept:
+                raise ValueError(
+                    f"Slurm() sets {', '.join(sorted(kept))} itself; give nodes= and ranks_per_node= instead"
+                )
+            for name, value in options.items():
+                if "\n" in str(value):
+                    raise ValueError(f"an option of sbatch is one line, got {name}={str(value)!r:.60}")
         self.nodes, self.ranks_per_node = nodes, ranks_per_node
         self.folder, self.setup, self.python = folder, setup, python
         self.options = {"requeue": True, **options}

@@ -26,6 +26,7 @@ from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
+from labkit.protocol.pages import naming
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -59,16 +60,17 @@ class Torchrun:
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
     ) -> None:
-        check_whole("nnodes", nnodes)
-        check_whole("nproc_per_node", nproc_per_node)
-        check_whole("max_restarts", max_restarts, least=0)
-        if nnodes > 1 and rdzv_endpoint is None:
-            raise ValueError(
-                f"{nnodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
-                "and a free port on it"
-            )
-        if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
-            raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
+        with naming("bad_argument"):
+            check_whole("nnodes", nnodes)
+            check_whole("nproc_per_node", nproc_per_node)
+            check_whole("max_restarts", max_restarts, least=0)
+            if nnodes > 1 and rdzv_endpoint is None:
+                raise ValueError(
+                    f"{nnodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
+                    "and a free port on it"
+                )
+            if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
+                raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
         self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
         self.rdzv_endpoint, self.folder = rdzv_endpoint, folder
 

@@ -11,6 +11,7 @@ from labkit.comparing.comparison import Comparison
 from labkit.comparing.measuring import measure
 from labkit.launcher import check_world_size, launch
 from labkit.monitor.run import Run, WorkerFailed
+from labkit.protocol.pages import naming
 from labkit.protocol.pickling import name_of
 from labkit.session.session import Session
 from labkit.ui import kernel, summary
@@ -53,28 +54,29 @@ def compare(
     ValueError if there is nothing to compare or if no run has logged `name`; WorkerFailed, once all have run, if one
     has failed.
     """
-    if runs is not None and not isinstance(runs, Mapping):
-        raise TypeError(
-            "compare() takes runs or functions by title: a mapping of title to run, such as {'DDP': run}, "
-            f"or names, ddp=run; got {type(runs).__name__}"
-        )
-    given = dict(runs or {})
-    for title, each in given.items():
-        if not isinstance(each, Run) and not _is_function(each):
-            raise TypeError(f"compare() takes runs and functions, got a {type(each).__name__} for {title!r}")
-    given |= {title: each for title, each in named.items() if isinstance(each, Run) or _is_function(each)}
-    parameters = {key: value for key, value in named.items() if key not in given}
-    functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
-    if not given:
-        raise ValueError("compare() needs at least one run or function, got none")
-    if parameters and not functions:
-        raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
-    for title, function in functions.items():
-        _check_call(title, function, parameters)
-    done = {title: each for title, each in given.items() if isinstance(each, Run)}
-    if not functions:
-        _check_logged(done, name)
-    ranks = _ranks_of(functions, world_size)
+    with naming("bad_argument"):
+        if runs is not None and not isinstance(runs, Mapping):
+            raise TypeError(
+                "compare() takes runs or functions by title: a mapping of title to run, such as {'DDP': run}, "
+                f"or names, ddp=run; got {type(runs).__name__}"
+            )
+        given = dict(runs or {})
+        for title, each in given.items():
+            if not isinstance(each, Run) and not _is_function(each):
+                raise TypeError(f"compare() takes runs and functions, got a {type(each).__name__} for {title!r}")
+        given |= {title: each for title, each in named.items() if isinstance(each, Run) or _is_function(each)}
+        parameters = {key: value for key, value in named.items() if key not in given}
+        functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
+        if not given:
+            raise ValueError("compare() needs at least one run or function, got none")
+        if parameters and not functions:
+            raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
+        for title, function in functions.items():
+            _check_call(title, function, parameters)
+        done = {title: each for title, each in given.items() if isinstance(each, Run)}
+        if not functions:
+            _check_logged(done, name)
+        ranks = _ranks_of(functions, world_size)
     comparison = Comparison(done, name, to_come=functions)
     comparison.gflops = device_gflops
     if not functions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,3 +67,12 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+def end_unminded(engine: Engine) -> None:
+    """End ranks that nobody follows, as after an interrupt while they started; another must not leave them going."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.kill()
+            engine.close()
+            return

@@ -23,6 +23,8 @@ A message ends with the line that shows its page, wherever labkit is installed a
   been started.
 * `labkit.errors.cannot_be_sent`: A function, an argument or a result cannot travel between notebook
   and ranks.
+* `labkit.errors.cannot_be_exported`: A function from a cell cannot be written as a script that runs
+  without its notebook.
 * `labkit.errors.nobody_answers`: A rank is at `breakpoint()` or `input()`, and nobody could type
   the answer.
 * `labkit.errors.tpu`: TPUs are not supported: ranks compute on GPUs or on CPU cores.

@@ -25,6 +25,7 @@ import labkit
 from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.source import Script
+from labkit.protocol.pages import naming
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -72,27 +73,28 @@ def export(
     Raises ValueError that names what cannot be written as source, or a file in the folder that is not export's own;
     TypeError for an argument that `fn` does not take.
     """
-    given: Any = fn
-    if isinstance(given, functools.partial) and not given.args:
-        fn, arguments = given.func, {**given.keywords, **arguments}
-    _check(fn, on, seed, arguments)
-    on = on or Slurm(nodes=1, ranks_per_node=2)
-    script = Script(fn, arguments)
-    text = script.text(seed)
-    copied = _local_files(text, fn.__name__)
-    carried = _carried([text, *copied.values()], fn.__name__)
-    files: dict[str, bytes] = {
-        "train.py": text.encode(),
-        "job.sbatch": _batch_script(on, fn.__name__).encode(),
-        "submit_ray.py": _ray_script(on).encode(),
-        **{name: content.encode() for name, content in copied.items()},
-        **carried,
-    }
-    # What runs on Ray needs Ray, which is there.
-    sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
-    files["requirements.txt"] = _requirements(sources).encode()
-    files["README.txt"] = _readme(fn.__name__).encode()
-    return _write(Path(folder), files)
+    with naming("cannot_be_exported"):
+        given: Any = fn
+        if isinstance(given, functools.partial) and not given.args:
+            fn, arguments = given.func, {**given.keywords, **arguments}
+        _check(fn, on, seed, arguments)
+        on = on or Slurm(nodes=1, ranks_per_node=2)
+        script = Script(fn, arguments)
+        text = script.text(seed)
+        copied = _local_files(text, fn.__name__)
+        carried = _carried([text, *copied.values()], fn.__name__)
+        files: dict[str, bytes] = {
+            "train.py": text.encode(),
+            "job.sbatch": _batch_script(on, fn.__name__).encode(),
+            "submit_ray.py": _ray_script(on).encode(),
+            **{name: content.encode() for name, content in copied.items()},
+            **carried,
+        }
+        # What runs on Ray needs Ray, which is there.
+        sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
+        files["requirements.txt"] = _requirements(sources).encode()
+        files["README.txt"] = _readme(fn.__name__).encode()
+        return _write(Path(folder), files)
 
 
 def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:

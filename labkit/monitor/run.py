@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from labkit.engines.base import Engine
+from labkit.engines.base import Engine, end_unminded
 from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
@@ -358,9 +358,8 @@ class Run:
             self.engine.start(job)
             self.follow(job)
         except BaseException:
-            if not self._follower.has_begun:  # interrupted before anybody minds the ranks
-                self.engine.kill()
-                self.engine.close()
+            if not self._follower.has_begun:
+                end_unminded(self.engine)
             raise
 
     def follow(self, job: Job, stopping: bool = False) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.protocol.pages import naming
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob
 
@@ -58,25 +59,28 @@ class Ray:
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ModuleNotFoundError("labkit.Ray needs Ray: pip install ray", name="ray")
-        check_whole("world_size", world_size)
-        check_whole("max_restarts", max_restarts, least=0)
-        if not isinstance(address, str) or not address:
-            raise ValueError(f"address is 'auto', 'HOST:PORT' or 'ray://HOST:PORT', got {address!r}")
-        if placement not in STRATEGIES:
-            raise ValueError(f"placement is one of {', '.join(STRATEGIES)}, got {placement!r}")
-        if runtime_env is not None and not isinstance(runtime_env, Mapping):
-            raise TypeError(f"runtime_env is a dict, as ray.init takes it, got a {type(runtime_env).__name__}")
-        each = {"CPU": cpus_per_rank, "GPU": gpus_per_rank, **(resources or {})}
-        for name, amount in each.items():
-            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
-                raise ValueError(f"a rank takes a number of {name} that is at least 0, got {amount!r}")
-        self.each = {name: amount for name, amount in each.items() if amount}
-        """What each rank takes, by Ray's names."""
-        if not self.each:
-            raise ValueError("a rank takes nothing, so Ray cannot place it; give cpus_per_rank, gpus_per_rank or both")
-        for what, wait_s in {"grow_s": grow_s, "connect_s": connect_s}.items():
-            if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or wait_s < 0:
-                raise ValueError(f"{what} is a number of seconds that is at least 0, got {wait_s!r}")
+        with naming("bad_argument"):
+            check_whole("world_size", world_size)
+            check_whole("max_restarts", max_restarts, least=0)
+            if not isinstance(address, str) or not address:
+                raise ValueError(f"address is 'auto', 'HOST:PORT' or 'ray://HOST:PORT', got {address!r}")
+            if placement not in STRATEGIES:
+                raise ValueError(f"placement is one of {', '.join(STRATEGIES)}, got {placement!r}")
+            if runtime_env is not None and not isinstance(runtime_env, Mapping):
+                raise TypeError(f"runtime_env is a dict, as ray.init takes it, got a {type(runtime_env).__name__}")
+            each = {"CPU": cpus_per_rank, "GPU": gpus_per_rank, **(resources or {})}
+            for name, amount in each.items():
+                if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
+                    raise ValueError(f"a rank takes a number of {name} that is at least 0, got {amount!r}")
+            self.each = {name: amount for name, amount in each.items() if amount}
+            """What each rank takes, by Ray's names."""
+            if not self.each:
+                raise ValueError(
+                    "a rank takes nothing, so Ray cannot place it; give cpus_per_rank, gpus_per_rank or both"
+                )
+            for what, wait_s in {"grow_s": grow_s, "connect_s": connect_s}.items():
+                if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or wait_s < 0:
+                    raise ValueError(f"{what} is a number of seconds that is at least 0, got {wait_s!r}")
         self.address, self.placement, self.max_restarts, self.folder = address, placement, max_restarts, folder
         self.grow_s, self.connect_s = grow_s, connect_s
         self.runtime_env = dict(runtime_env or {})
