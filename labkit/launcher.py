@@ -140,8 +140,11 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
                 run.engine.work()
             if wait:
                 run.wait()
-        except KeyboardInterrupt:  # before run.wait() could take it
-            run.stop()
+        except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
+            try:
+                run.stop()
+            except KeyboardInterrupt:
+                run.stop(0)
         finally:
             if watcher is not None and (wait or run.over.is_set()):
                 watcher.finish()

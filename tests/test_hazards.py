@@ -23,9 +23,11 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.launcher import show_run
 from labkit.monitor import follower
 from labkit.monitor.run import Run
 from labkit.protocol import events
+from labkit.ui import present
 from tests.conftest import lives, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 from tests.test_follower import STACK, logged
@@ -207,6 +209,19 @@ def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
     run = begun(engine, events.Started(0), events.Started(1))
     threading.Timer(0.3, _thread.interrupt_main).start()
     assert run.stop(grace_s=1000).status == "stopped"
+
+
+def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
+    """As when the first came while the live view was still being made, and the second at once."""
+    run = begun(FakeEngine(), events.Started(0), events.Started(1))
+    left, asked = [KeyboardInterrupt], run.ask_to_stop
+    monkeypatch.setattr(present, "watch", lambda *_: _thread.interrupt_main())
+    monkeypatch.setattr(run, "ask_to_stop", lambda grace_s: _raise(left.pop()) if left else asked(grace_s))
+    assert show_run(run, live=False, wait=True).status == "stopped"
+
+
+def _raise(error):
+    raise error
 
 
 @pytest.mark.parametrize("times", [1, 3])
