@@ -241,6 +241,7 @@ def profiler(device: torch.device, shapes: bool = True) -> Any:
     """Return a `torch.profiler.profile` of the host and, if there is one, of the GPU."""
     from torch.profiler import ProfilerActivity, profile
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what it says of itself is no rank's output
     on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     return profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=shapes)
 

@@ -61,6 +61,9 @@ and the lessons' scripts."""
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
 
+MOST = 253
+"""So many descriptors can be sent at once (SCM_MAX_FD of Linux)."""
+
 LONGEST = 4096
 """Room for a command line, of which a process is known to others."""
 
@@ -131,7 +134,7 @@ def serve(sock: socket.socket) -> None:
     gc.collect()
     gc.freeze()  # so that collecting there writes to no page that is shared
     while True:
-        message, received, _, _ = socket.recv_fds(sock, 1 << 20, 64)
+        message, received, _, _ = socket.recv_fds(sock, 1 << 20, MOST)
         if not message:
             os._exit(0)
         request = Request(*pickle.loads(message))
@@ -262,7 +265,7 @@ def spawnv(forker: Callable[[], Forker]) -> Callable[..., int]:
 
     def spawnv_passfds(path: Any, args: list[Any], passfds: Any) -> int:
         argv = [os.fsdecode(word) for word in args]
-        if "--multiprocessing-fork" not in argv:
+        if "--multiprocessing-fork" not in argv or len(passfds) > MOST - 3:
             return AS_EVERYBODY["spawnv_passfds"](path, args, passfds)
         numbers = [0, 1, 2, *sorted(map(int, passfds))]
         return forker().fork(argv, {number: number for number in numbers})

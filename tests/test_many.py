@@ -10,8 +10,11 @@ from array import array
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
+import torch.distributed as dist
 from PIL import Image
 
+import labkit
 from labkit.many import FEW, band
 from labkit.many import listing as many
 from labkit.monitor.history import AT_ONCE, new_history
@@ -441,3 +444,22 @@ def test_what_became_of_many_is_told_in_few_lines():
         f"63 ranks (0–8, 10–63): was still running and was ended after logging step {STEPS - 1}"
     ]
     assert "what became of the other 63 ranks" in summary.as_html(run)
+
+
+# With ranks
+
+
+def meet(worker):
+    """Log a loss that stands apart on one rank, and add up all ranks."""
+    for step in range(3):
+        worker.log(loss=100.0 if worker.rank == 5 else step + worker.rank / 100)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return int(total)
+
+
+@pytest.mark.spawns
+def test_more_ranks_than_can_be_drawn_one_by_one_train_on_one_machine():
+    run = labkit.launch(meet, world_size=20, live=False)
+    assert run.results == [20] * 20
+    assert {trace.name for trace in run.figure().data} >= {"least to greatest", "middle half", "mean", "rank 5"}

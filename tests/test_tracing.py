@@ -688,6 +688,7 @@ def test_a_planted_straggler_of_50_ms_is_found_within_5_on_2_3_and_4_ranks(tmp_p
             run = labkit.launch(late_by_its_own_clock, on=ranks, world_size=world_size, **options)
             entered = [result[0] for result in run.results]
             assert all(result[1:] == (True, 0) for result in run.results), "nothing stays on"
+            assert run.output == [""] * world_size, "what a profiler says of itself is left away"
             truth_s = statistics.median(
                 at[late] - statistics.median(at[:late]) for at in list(zip(*entered, strict=True))[3:8]
             )
