@@ -124,7 +124,7 @@ class Trial:
         return [*processes, *((self._ports & ports) - kept), *shared, *files]
 
     def assert_nothing_is_left(self, apart_from=()):
-        deadline = time.monotonic() + LONG_S
+        deadline = time.monotonic() + 2 * self.start_s
         while left := self.left(apart_from):
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.05)

@@ -25,4 +25,7 @@ was logged until then is kept, and the run's folder (`run.folder`) has what SLUR
   `folder=…` that every node shares, and a `setup="module load …"` line.
 * "is no longer waited for": SLURM did not answer. `labkit.attach(job)` follows the ranks again once
   it does.
+* "is not the folder of a run", "ended with its notebook", "one job of a session": `labkit.attach`
+  takes the number of a job that SLURM still knows, `run.folder`, or `session.folder`; only what
+  runs on SLURM can be followed again.
 """
