@@ -22,7 +22,7 @@ from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import cores, has_tpu
+from labkit.protocol.system import has_tpu, threads
 from labkit.ui import kernel, present
 
 
@@ -103,7 +103,7 @@ def launch(
         world_size=world_size,
         backend=backend,
         cuda_devices=gpus,
-        threads=max(1, cores() // world_size) if is_here else None,
+        threads=threads(world_size) if is_here else None,
         seed=None if seed is None else int(seed),
         port=0,  # the engine's to fill in
         start_s=time.time(),

@@ -42,8 +42,10 @@ if multiprocessing.parent_process() is None:  # not in a rank, which imports thi
     atexit.register(shutil.rmtree, tempfile.tempdir, ignore_errors=True)
 
 
-# Of this process only. Its networks are tiny, and threads that wait for each other are slow where others compute too.
+# Of this process, its kernels and the ranks here. Their networks are tiny, and threads that wait for each other take
+# several times as long, and compute several times as much, where others compute too.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""

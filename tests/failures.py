@@ -208,8 +208,6 @@ class Outcome(NamedTuple):
     error: labkit.WorkerFailed
     after_s: float
     """Seconds from the failure until the error was raised."""
-    until_s: float
-    """Seconds from the launch until the failure: nearly all of it is what this machine takes to start ranks."""
 
 
 def trial(row, world_size, rank, on=None):
@@ -224,5 +222,5 @@ def trial(row, world_size, rank, on=None):
             failed_s = history["failed_s"].max()
         else:
             failed_s = error.run.start_s + error.run.failures[rank].time_s
-        return Outcome(error, raised_s - failed_s, failed_s - error.run.start_s)
+        return Outcome(error, raised_s - failed_s)
     raise AssertionError(f"{row} did not fail: {run}")

@@ -42,6 +42,8 @@ RANKS = (
     *("torch.nn.parallel", "labkit.rank.main"),
     # Half of the compiler, without which nothing is sharded or cut into stages.
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
+    # A function that is tested lies in a module of tests, which a rank imports with it.
+    *("pytest", "psutil"),
 )
 """What ranks begin with."""
 

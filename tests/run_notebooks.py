@@ -45,7 +45,13 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
     out.mkdir(parents=True, exist_ok=True)
     executed = out / notebook.name
     papermill.execute_notebook(
-        str(notebook), str(executed), parameters=parameters, cwd=str(FOLDER), progress_bar=False, start_timeout=120
+        str(notebook),
+        str(executed),
+        parameters=parameters,
+        cwd=str(FOLDER),
+        progress_bar=False,
+        start_timeout=120,
+        request_save_on_cell_execute=False,  # all of it, after every cell; it is saved at its end, or where it failed
     )
     return executed
 

@@ -19,6 +19,7 @@ from torch import nn
 
 import labkit
 from labkit.engines.local import LocalEngine
+from labkit.protocol import system
 from labkit.protocol.events import Exit
 from labkit.protocol.pickling import dumps
 from tests import workloads
@@ -40,7 +41,19 @@ def no_process_may_start(monkeypatch):
 
 @functools.cache
 def placed(world_size):
-    return labkit.launch(workloads.where_am_i, world_size=world_size, live=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS")
+        return labkit.launch(workloads.where_am_i, world_size=world_size, live=False)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "world_size", "expected"),
+    [("", 2, 4), ("4", 2, 2), ("16", 2, 4), ("1", 2, 1), ("", 16, 1), ("4,2", 2, 4), ("many", 2, 4)],
+)
+def test_ranks_share_the_cores_or_what_the_environment_allows(monkeypatch, allowed, world_size, expected):
+    monkeypatch.setattr(system, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", allowed)
+    assert system.threads(world_size) == expected
 
 
 @pytest.mark.spawns

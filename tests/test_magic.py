@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import rank_processes
 from tests.test_kernel import Notebook, ranks_alive
 
-pytestmark = [pytest.mark.cold, pytest.mark.spawns, pytest.mark.kernel]
+pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
 
 
 @pytest.fixture(scope="module", autouse=True)

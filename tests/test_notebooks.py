@@ -78,7 +78,6 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
 MARKS = {
     "00_start_here": [pytest.mark.check, pytest.mark.cold],
     "02_from_a_cell_to_ranks": [pytest.mark.cold],  # about what it takes
-    "14_when_it_hangs": [pytest.mark.cold],  # which counts its kernel's children
 }
 
 

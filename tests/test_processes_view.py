@@ -15,8 +15,6 @@ from labkit.process_table.holders import HeldProcess
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 
-pytestmark = pytest.mark.cold  # what a rank takes by itself
-
 
 @pytest.fixture
 def spinning():
@@ -70,6 +68,7 @@ def test_each_holders_ranks_are_listed_by_rank_whichever_started_first(monkeypat
     ]
 
 
+@pytest.mark.cold  # what a rank takes by itself
 @pytest.mark.spawns
 def test_a_runs_ranks_are_listed_with_what_they_take_and_do(spinning):
     held = labkit.processes()
@@ -118,7 +117,7 @@ def test_a_standby_rank_is_ended_alone(stand_by):
 def test_one_that_was_killed_from_outside_is_not_listed(stand_by):
     ready = stand_by()
     os.kill(ready[1], signal.SIGKILL)
-    wait_until(lambda: not lives(ready[1]))
+    wait_until(lambda: standby.pids() == ready[:1])
     assert [one.pid for one in labkit.processes()] == ready[:1]
 
 

@@ -17,8 +17,6 @@ from labkit import standby
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_until
 
-pytestmark = pytest.mark.cold
-
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -100,6 +98,7 @@ def leave_traces(worker, seeded):
     return found
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 @pytest.mark.parametrize("seed", [None, 0])
 def test_nothing_of_an_earlier_run_is_seen(machine, seed):
@@ -119,6 +118,7 @@ def draw(worker, own_seed=None):
     return os.getpid(), (layer.weight.tolist(), torch.randperm(10).tolist(), *workloads.random_numbers(worker))
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_random_numbers_are_those_of_a_rank_that_starts_cold(machine):
     (cold,) = labkit.launch(draw, world_size=1, seed=0, live=False).results
@@ -129,6 +129,7 @@ def test_random_numbers_are_those_of_a_rank_that_starts_cold(machine):
     assert warm[1] == cold[1]
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_ranks_that_nobody_seeds_draw_numbers_of_their_own_or_as_the_function_seeds_them(machine):
     """As two new processes do."""
@@ -167,6 +168,7 @@ def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, what, 
 # While they still import
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
     ready = stand_by(2)
@@ -203,12 +205,13 @@ def test_as_many_stand_by_as_were_last_used(machine):
 def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
     ready = stand_by(2)
     os.kill(ready[0], signal.SIGKILL)
-    wait_until(lambda: not lives(ready[0]))
+    wait_until(lambda: standby.pids() == ready[1:])  # its last thread has ended, too
     used = pids_of_a_run()
     assert used[0] == ready[1]
     assert used[1] not in ready
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_the_notebooks_interrupt_ends_none(machine):
     ready = stand_by(2)
@@ -325,6 +328,7 @@ def test_the_environment_may_switch_them_off(monkeypatch, value, enabled):
     assert another._enabled == enabled
 
 
+@pytest.mark.cold
 @pytest.mark.spawns
 def test_their_memory_is_known(machine):
     wait_until_warm(stand_by(2))

@@ -13,6 +13,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads(world_size: int) -> int:
+    """Return with how many threads each of so many ranks computes here: its share of the cores.
+
+    A smaller OMP_NUM_THREADS is shared instead, as administrators of shared machines set it.
+    """
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(cores(), int(allowed) if allowed.isdecimal() else cores()) // world_size)
+
+
 def peak_resident_bytes(pid: int) -> int:
     """Peak resident memory of a process in bytes; where the system does not keep it, what is resident now."""
     if sys.platform == "linux":

@@ -17,7 +17,7 @@ from labkit.monitor.stacks import Stacks
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import dumps, pack_call
-from labkit.protocol.system import cores
+from labkit.protocol.system import threads
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
@@ -144,7 +144,7 @@ class CellRuns:
             world_size=self._world_size,
             backend=self._backend,
             cuda_devices=self._gpus,
-            threads=max(1, cores() // self._world_size) if self._reserve.is_here else None,
+            threads=threads(self._world_size) if self._reserve.is_here else None,
             seed=self._seed,
             port=0,
             start_s=time.time(),

@@ -53,7 +53,7 @@ def places(world_sizes: list[int]) -> Iterator[tuple[int, int]]:
 def try_once(row: str, world_size: int, rank: int, on: labkit.Session | None) -> Trial:
     """Make one rank fail and judge what is said."""
     try:
-        error, after_s, _ = trial(row, world_size, rank, on)
+        error, after_s = trial(row, world_size, rank, on)
     except Exception as unexpected:
         return Trial(row, world_size, rank, None, False, None, f"{type(unexpected).__name__}: {unexpected}")
     # Of two ranks that meet in different collectives neither is wrong.

@@ -25,7 +25,6 @@ from labkit import benchmark
 from labkit.strategies import ALL
 from tests import resumable
 from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
-from tests.run_notebooks import FOLDER, execute
 
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
@@ -35,6 +34,9 @@ CLOSE = 1e-9 if GPUS else 1e-12
 """Greatest difference of float64 weights from those of one process: on a GPU sums are taken in another order."""
 
 MIB = 2**20
+WIDTH = 2048 if GPUS else 64
+"""Of what is trained: on a GPU its weights take 32 MiB, which are to be given back."""
+
 needs_gpu = pytest.mark.skipif(not GPUS, reason="found no GPU: this test is about one")
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"found {GPUS} GPUs: this test needs two")
 
@@ -66,14 +68,14 @@ def meet(worker):
     return dist.get_backend(), str(worker.device), number[0].item()
 
 
-def train(worker, steps=200, pause_s=0.0, fail_at=None):
-    """Train something with 32 MiB of weights on the rank's device."""
-    model = nn.parallel.DistributedDataParallel(nn.Linear(2048, 4096).to(worker.device))
+def train(worker, steps=200, pause_s=0.0, fail_at=None, width=WIDTH):
+    """Train something on the rank's device: a network of so many inputs, and twice as many outputs."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(width, 2 * width).to(worker.device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(steps):
         if fail_at == step and worker.rank == worker.world_size - 1:
             raise ValueError("planted")
-        loss = model(torch.randn(64, 2048, device=worker.device)).square().mean()
+        loss = model(torch.randn(64, width, device=worker.device)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -139,6 +141,8 @@ def test_a_device_has_its_memory_back_after(ending, found):
 KERNEL = f"""
 import time, torch, labkit
 from torch import nn
+
+WIDTH = {WIDTH}
 
 {inspect.getsource(train)}
 run = labkit.launch(train, world_size=2, backend="gloo", live=False, wait=False, steps=10_000, pause_s=0.02)
@@ -271,6 +275,8 @@ def test_times_are_the_devices_own(ranks, found):
 @pytest.mark.notebook
 @pytest.mark.parametrize("number", ["00", "04", "06", "07", "10"])
 def test_a_lesson_runs_on_the_gpu(number, tmp_path, found):
+    from tests.run_notebooks import FOLDER, execute  # papermill: every rank above imports this module
+
     (lesson,) = FOLDER.glob(f"{number}_*.ipynb")
     begin = time.monotonic()
     execute(lesson, tmp_path)
