@@ -17,6 +17,8 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
+from tests import prefork
+
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
 
@@ -37,9 +39,19 @@ QUIET = (
     "[anywidget] Failed to initialize model",  # after two seconds, whatever the machine; the live view then tries again
 )
 
+OPEN_INSTEAD = """async notebook => {
+    const {commands, serviceManager, shell} = window.jupyterapp;
+    for (const widget of [...shell.widgets('main')]) widget.dispose();
+    await serviceManager.sessions.shutdownAll();
+    await commands.execute('docmanager:open', {path: notebook});
+}"""
+
 
 class Lab:
     """One page, JupyterLab's or Notebook's; `errors` collects what it wrote to its console as errors."""
+
+    opened_s = 0.0
+    """Seconds from the page's address to a first notebook whose kernel answers."""
 
     def __init__(self, page: Page, url: str, token: str, is_lab: bool = True) -> None:
         self.page, self._url, self._token, self._is_lab = page, url, token, is_lab
@@ -48,21 +60,30 @@ class Lab:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def open(self, notebook: str) -> None:
-        """Open a notebook, given relative to the server's folder, and wait for its kernel."""
-        # A workspace of its own, so that no notebook of an earlier test lies before this one.
-        place = f"lab/workspaces/{secrets.token_hex(4)}/tree" if self._is_lab else "notebooks"
-        address = f"{self._url}/{place}/{notebook}?token={self._token}"
-        for _ in range(4 * LONG_S):
-            try:
-                self.page.goto(address)
-                break
-            except Error:
-                time.sleep(0.25)
+        """Open a notebook, given relative to the server's folder, and wait for its kernel.
+
+        JupyterLab is loaded for the first only; before another, it closes what is open and shuts its kernels down.
+        """
+        began = time.monotonic()
+        if self._is_lab and self.opened_s:
+            self.page.evaluate(OPEN_INSTEAD, notebook)
+        else:
+            self._load(f"{self._url}/{'lab/tree' if self._is_lab else 'notebooks'}/{notebook}?token={self._token}")
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
         self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for()
         if self._is_lab:
             self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
         self.page.wait_for_timeout(500)
+        self.opened_s = self.opened_s or time.monotonic() - began
+
+    def _load(self, address: str) -> None:
+        """Go to an address as soon as the server answers."""
+        for _ in range(4 * LONG_S):
+            try:
+                self.page.goto(address)
+                return
+            except Error:
+                time.sleep(0.25)
 
     def cell(self, index: int) -> Locator:
         """Return the code cell number `index`."""
@@ -124,17 +145,6 @@ class Lab:
 
 APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
-SERVER = f"""
-import importlib, sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from tests import prefork
-del sys.path[0]
-prefork.forker(prefork.KERNELS)  # begins to import torch
-with prefork.in_use():
-    importlib.import_module(sys.argv.pop(1)).main()
-"""
-"""JupyterLab or Notebook, whose kernels, and their ranks, begin with torch imported."""
-
 
 @contextlib.contextmanager
 def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
@@ -155,12 +165,12 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-c", SERVER, APPS[app], "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-c", f"import {APPS[app]} as app; app.main()", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
     ]
-    with open(state / "jupyter.log", "w") as log:
+    with open(state / "jupyter.log", "w") as log, prefork.in_use():
         server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with sync_playwright() as playwright:
