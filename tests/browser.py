@@ -113,6 +113,10 @@ class Lab:
         self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
         self.page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
 
+    def wait_for(self, condition: str, argument: object = None) -> None:
+        """Wait until a function of JavaScript says true; asked ten times a second, not for each frame."""
+        self.page.wait_for_function(condition, arg=argument, polling=100)
+
     def is_running(self, index: int) -> bool:
         """Return whether a code cell is still running or waiting."""
         return "[*]" in self.cell(index).locator(".jp-InputPrompt").inner_text()
@@ -143,6 +147,14 @@ class Lab:
         return [error for error in self.errors if not any(word in error for word in QUIET)]
 
 
+QUIETLY = {
+    "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings": (
+        '{"fetchNews": "false", "checkForUpdates": false}'
+    ),
+    "config/labconfig/page_config.json": '{"buildCheck": false}',  # for which each page has Node.js started twice
+}
+"""Settings of JupyterLab that asks neither the network nor Node.js for news."""
+
 APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
 
@@ -154,9 +166,9 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     token = secrets.token_hex(16)
     keep = tempfile.TemporaryDirectory(prefix="labkit-test-")
     state = Path(keep.name)
-    news = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True, exist_ok=True)
-    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    for file, settings in QUIETLY.items():
+        (state / file).parent.mkdir(parents=True, exist_ok=True)
+        (state / file).write_text(settings)
     environment = {
         **os.environ,
         "JUPYTER_RUNTIME_DIR": str(state / "runtime"),
@@ -165,7 +177,14 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-c", f"import {APPS[app]} as app; app.main()", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(
+            sys.executable,
+            "-c",
+            f"import {APPS[app]} as app; app.main()",
+            "--no-browser",
+            "--ip=127.0.0.1",
+            f"--port={port}",
+        ),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),

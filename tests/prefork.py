@@ -50,10 +50,11 @@ KERNELS = (
     # Not ipykernel.kernelapp: as it is imported it reads from the environment who its parent is.
     *("ipykernel.ipkernel", "ipywidgets", "matplotlib.backends.backend_agg", "matplotlib.figure", "pandas"),
     *("plotly.graph_objects", "torchvision"),
+    "nbformat",  # whose schemas Plotly's widgets load, and a Jupyter server
 )
 """What kernels begin with, and their ranks."""
 
-THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app")
+THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
 THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, "import be_agent", "/supervisor.py", "/plain/")
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before

@@ -20,11 +20,11 @@ PREPARE = """
 import labkit, plotly.express as px, time
 from labkit.lessons.explore import explore
 
-def train(worker, names, steps):
+def train(worker, names, steps, pause_s=0.02):
     for step in range(steps):
         worker.log(**{name: 1000 / (1 + step + worker.rank) for name in names})
         print("step", step)
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 def learn(worker, steps):
     import torch
@@ -45,11 +45,11 @@ one = six = None
 ranks
 """
 LIVE = {
-    "a live view of one panel": "one = labkit.launch(train, names[:1], 10**6, on=ranks, wait=False)\none",
+    "a live view of one panel": "one = labkit.launch(train, names[:1], 10**6, 0.5, on=ranks, wait=False)\none",
     "a live view of six panels": """
 if one:
     one.stop()
-six = labkit.launch(train, names, 10**6, on=ranks, wait=False)
+six = labkit.launch(train, names, 10**6, 0.5, on=ranks, wait=False)
 six
 """,
 }
