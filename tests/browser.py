@@ -17,6 +17,8 @@ from pathlib import Path
 import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
+from tests import prefork
+
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
 
@@ -37,9 +39,19 @@ QUIET = (
     "[anywidget] Failed to initialize model",  # after two seconds, whatever the machine; the live view then tries again
 )
 
+OPEN_INSTEAD = """async notebook => {
+    const {commands, serviceManager, shell} = window.jupyterapp;
+    for (const widget of [...shell.widgets('main')]) widget.dispose();
+    await serviceManager.sessions.shutdownAll();
+    await commands.execute('docmanager:open', {path: notebook});
+}"""
+
 
 class Lab:
     """One page, JupyterLab's or Notebook's; `errors` collects what it wrote to its console as errors."""
+
+    opened_s = 0.0
+    """Seconds from the page's address to a first notebook whose kernel answers."""
 
     def __init__(self, page: Page, url: str, token: str, is_lab: bool = True) -> None:
         self.page, self._url, self._token, self._is_lab = page, url, token, is_lab
@@ -48,21 +60,30 @@ class Lab:
         page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def open(self, notebook: str) -> None:
-        """Open a notebook, given relative to the server's folder, and wait for its kernel."""
-        # A workspace of its own, so that no notebook of an earlier test lies before this one.
-        place = f"lab/workspaces/{secrets.token_hex(4)}/tree" if self._is_lab else "notebooks"
-        address = f"{self._url}/{place}/{notebook}?token={self._token}"
-        for _ in range(4 * LONG_S):
-            try:
-                self.page.goto(address)
-                break
-            except Error:
-                time.sleep(0.25)
+        """Open a notebook, given relative to the server's folder, and wait for its kernel.
+
+        JupyterLab is loaded for the first only; before another, it closes what is open and shuts its kernels down.
+        """
+        began = time.monotonic()
+        if self._is_lab and self.opened_s:
+            self.page.evaluate(OPEN_INSTEAD, notebook)
+        else:
+            self._load(f"{self._url}/{'lab/tree' if self._is_lab else 'notebooks'}/{notebook}?token={self._token}")
         self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
         self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").first.wait_for()
         if self._is_lab:
             self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
         self.page.wait_for_timeout(500)
+        self.opened_s = self.opened_s or time.monotonic() - began
+
+    def _load(self, address: str) -> None:
+        """Go to an address as soon as the server answers."""
+        for _ in range(4 * LONG_S):
+            try:
+                self.page.goto(address)
+                return
+            except Error:
+                time.sleep(0.25)
 
     def cell(self, index: int) -> Locator:
         """Return the code cell number `index`."""
@@ -91,6 +112,10 @@ class Lab:
         """Choose Run ▸ Run All Cells."""
         self.page.locator(".lm-MenuBar-itemLabel", has_text="Run").first.click()
         self.page.locator(".lm-Menu-itemLabel", has_text="Run All Cells").first.click()
+
+    def wait_for(self, condition: str, argument: object = None) -> None:
+        """Wait until a function of JavaScript says true; asked ten times a second, not for each frame."""
+        self.page.wait_for_function(condition, arg=argument, polling=100)
 
     def is_running(self, index: int) -> bool:
         """Return whether a code cell is still running or waiting."""
@@ -122,18 +147,15 @@ class Lab:
         return [error for error in self.errors if not any(word in error for word in QUIET)]
 
 
-APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
+QUIETLY = {
+    "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings": (
+        '{"fetchNews": "false", "checkForUpdates": false}'
+    ),
+    "config/labconfig/page_config.json": '{"buildCheck": false}',  # for which each page has Node.js started twice
+}
+"""Settings of JupyterLab that asks neither the network nor Node.js for news."""
 
-SERVER = f"""
-import importlib, sys
-sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
-from tests import prefork
-del sys.path[0]
-prefork.forker(prefork.KERNELS)  # begins to import torch
-with prefork.in_use():
-    importlib.import_module(sys.argv.pop(1)).main()
-"""
-"""JupyterLab or Notebook, whose kernels, and their ranks, begin with torch imported."""
+APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
 
 @contextlib.contextmanager
@@ -144,9 +166,9 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     token = secrets.token_hex(16)
     keep = tempfile.TemporaryDirectory(prefix="labkit-test-")
     state = Path(keep.name)
-    news = state / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
-    news.parent.mkdir(parents=True, exist_ok=True)
-    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+    for file, settings in QUIETLY.items():
+        (state / file).parent.mkdir(parents=True, exist_ok=True)
+        (state / file).write_text(settings)
     environment = {
         **os.environ,
         "JUPYTER_RUNTIME_DIR": str(state / "runtime"),
@@ -155,12 +177,19 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
         "JUPYTERLAB_WORKSPACES_DIR": str(state / "workspaces"),
     }
     arguments = [
-        *(sys.executable, "-c", SERVER, APPS[app], "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *(
+            sys.executable,
+            "-c",
+            f"import {APPS[app]} as app; app.main()",
+            "--no-browser",
+            "--ip=127.0.0.1",
+            f"--port={port}",
+        ),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", "--LabApp.news_url=None"),
         "--LabApp.expose_app_in_browser=True",  # for `command`
         *(["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []),
     ]
-    with open(state / "jupyter.log", "w") as log:
+    with open(state / "jupyter.log", "w") as log, prefork.in_use():
         server = subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         with sync_playwright() as playwright:

@@ -52,13 +52,15 @@ KERNELS = (
     # Not ipykernel.kernelapp: as it is imported it reads from the environment who its parent is.
     *("ipykernel.ipkernel", "ipywidgets", "matplotlib.backends.backend_agg", "matplotlib.figure", "pandas"),
     *("plotly.graph_objects", "torchvision"),
+    "nbformat",  # whose schemas Plotly's widgets load, and a Jupyter server
 )
 """What kernels begin with, and their ranks."""
 
+THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
-THOSE_WHO_START_RANKS = (KERNEL, "import be_agent", "/supervisor.py", "/plain/")
-"""Words of the command lines of what is forked: kernels, torchrun's agents, those who stand before a rank there,
-and the lessons' scripts."""
+THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, "import be_agent", "/supervisor.py", "/plain/")
+"""Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
+a rank there, and the lessons' scripts."""
 
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
@@ -285,7 +287,8 @@ def fork_exec(forker: Callable[[tuple[str, ...]], Forker]) -> Callable[..., int]
             return AS_EVERYBODY["fork_exec"](args, *others)
         _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, error, _, own_session = others[:15]
         fds = {n: n if fd == -1 else fd for n, fd in enumerate((stdin, stdout, stderr))}
-        return forker(KERNELS if KERNEL in words else RANKS).fork(
+        has_kernels = any(word in words for word in (KERNEL, *THOSE_WHO_START_KERNELS))
+        return forker(KERNELS if has_kernels else RANKS).fork(
             argv,
             fds | {fd: fd for fd in kept if fd != error},
             own_session,

@@ -21,7 +21,7 @@ CELLS = (
 def train(worker):
     for step in range(100_000):
         worker.log(loss=1 / (1 + step))
-        time.sleep(0.02)
+        time.sleep(0.2)
         dist.barrier()
 """,
     "labkit.launch(train, world_size=2)",
@@ -59,7 +59,7 @@ def test_in_notebook_7_curves_grow_stop_is_obeyed_and_cells_run_on_ranks(page):
     page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
     for _ in range(3):
         before = page.page.evaluate(LAST_STEP)
-        page.page.wait_for_function(f"before => ({LAST_STEP})() > before", arg=before)
+        page.wait_for(f"before => ({LAST_STEP})() > before", before)
     assert page.is_running(2)
     screenshot(page, "notebook_7_running")
     button = page.page.locator("button.jupyter-button", has_text="Stop")
