@@ -140,23 +140,9 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    "benchmark": "benchmark",
-    "charts": "charts",
-    "checkpoint": "checkpoint",
-    "course": "lessons.course",
-    "datasets": "lessons.datasets",
-    "errors": "errors",
-    "exercises": "exercises",
-    "integrations": "integrations",
-    "models": "lessons.models",
-    "pictures": "lessons.pictures",
-    "pitfalls": "pitfalls",
-    "profiling": "profiling",
-    "scaling": "scaling",
-    "standby": "standby",
-    "strategies": "strategies",
-    "tracking": "tracking",
-    "transformer": "transformer",
+    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "exercises", "integrations", "pitfalls")},
+    **{name: name for name in ("profiling", "scaling", "standby", "strategies", "tracking", "transformer")},
+    **{name: f"lessons.{name}" for name in ("course", "datasets", "models", "pictures")},
 }
 """… and the public modules, whose names are shorter than their paths."""
 
