@@ -77,7 +77,6 @@ class Run:
         world_size: int,
         name: str,
         timeout_s: float | None = None,
-        when_returned: str = "has returned",
         beside: list[Companion] | None = None,
     ) -> None:
         self.name = name
@@ -92,8 +91,6 @@ class Run:
         """What wings have put beside the run."""
         for companion in self.companions:
             companion.run = self
-        self.when_returned = when_returned
-        """What is said of a rank whose function has returned."""
         self._follower = Follower(engine, world_size, timeout_s, self._settle, self.companions)
         self._state = self._follower.state
         self.lock = self._follower.lock

@@ -153,7 +153,7 @@ class CellRuns:
             group=self._group,
         )
         asked = Asked(live=False, wait=True)
-        run = Run(engine, self._world_size, title, timeout_s, "has run the cell to its end", companions(asked))
+        run = Run(engine, self._world_size, title, timeout_s, companions(asked))
         run.start(job)
         return run
 

@@ -10,6 +10,7 @@ from labkit.monitor.companion import Companion
 from labkit.monitor.diagnosis import Diagnosis, RankFacts
 from labkit.monitor.run import Run
 from labkit.protocol.events import Answered, Event, Failure, Stack
+from labkit.protocol.job import Job
 from labkit.stacks.hang import NOTHING_MISSED, Missed, diagnose_hang
 from labkit.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.stacks.silence import Silences, look_at
@@ -48,9 +49,15 @@ class Asking(Companion):
         self._missed_anywhere: Missed | None = None
         """The same, wherever the ranks stand."""
         self._silences = Silences({})
+        self._is_cell = False
         self._why_asked_s: float | None = None
         self._first_step_asked_s: float | None = None
         self._no_first_step = ""
+
+    def begin(self, job: Job) -> Job:
+        """Note whether it is a cell on reserved ranks."""
+        self._is_cell = job.group is not None
+        return job
 
     def take(self, event: Event) -> None:
         """Note what a rank answers."""
@@ -141,7 +148,7 @@ class Asking(Companion):
             if state == "idle":
                 note = "has no part in the cell"
             elif returned:
-                note = self.run.when_returned
+                note = "has run the cell to its end" if self._is_cell else "has returned"
             elif state in ("failed", "stopped", "ended"):
                 note = f"has ended ({state})"
             else:
