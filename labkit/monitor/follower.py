@@ -91,14 +91,13 @@ class Follower:
 
     def take(self, event: events.Event) -> None:
         """Note one event."""
-        now_s = time.monotonic()
         for companion in self._companions:
             companion.take(event)
         since_launch_s, ended_by_us = self.elapsed_s, False
         if isinstance(event, events.Exit):
             ended_by_us = self.engine.killed(event.rank)
             since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
-        self.state.take(event, now_s, since_launch_s, ended_by_us)
+        self.state.take(event, time.monotonic(), since_launch_s, ended_by_us)
 
     def _follow(self) -> None:
         try:
