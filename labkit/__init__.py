@@ -10,7 +10,7 @@
             ▼                                             ▼
        monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
             │         or by file
-            │  follower → state (pure) → history, output; diagnosis, stacks
+            │  follower → state (pure) → history, output; diagnosis
             ▼
        ui/       live widgets | still picture | text lines → charts
 
@@ -19,8 +19,8 @@ These are the core. Each room imports only those below it in this list, and none
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`; `diagnosis` says which rank failed first, `stacks` where each stands,
-                 `stopping` how long to wait on Stop; `companion` is what a wing puts beside a run
+                 `history`, `output`; `diagnosis` says which rank failed first, `stopping` how long to wait on Stop;
+                 `companion` is what a wing puts beside a run
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
@@ -29,10 +29,11 @@ These are the core. Each room imports only those below it in this list, and none
 The wings can be deleted one by one. These take part in every run that is theirs:
 
     standby      ranks that are spawned ahead, so that a launch does not wait for them
+    stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
-    in_vain      a stop does not wait for ranks that wait for what cannot come, nor a question for one that is mute
+    in_vain      a stop does not wait for ranks that wait for what cannot come
     many         more ranks than can be drawn one by one: a band, and who stands apart
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
@@ -139,23 +140,9 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    "benchmark": "benchmark",
-    "charts": "charts",
-    "checkpoint": "checkpoint",
-    "course": "lessons.course",
-    "datasets": "lessons.datasets",
-    "errors": "errors",
-    "exercises": "exercises",
-    "integrations": "integrations",
-    "models": "lessons.models",
-    "pictures": "lessons.pictures",
-    "pitfalls": "pitfalls",
-    "profiling": "profiling",
-    "scaling": "scaling",
-    "standby": "standby",
-    "strategies": "strategies",
-    "tracking": "tracking",
-    "transformer": "transformer",
+    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "exercises", "integrations", "pitfalls")},
+    **{name: name for name in ("profiling", "scaling", "standby", "strategies", "tracking", "transformer")},
+    **{name: f"lessons.{name}" for name in ("course", "datasets", "models", "pictures")},
 }
 """… and the public modules, whose names are shorter than their paths."""
 

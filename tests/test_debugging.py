@@ -172,7 +172,7 @@ def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     run = labkit.Run(engine, 2, "train", timeout_s=1e-9)
     companion = Companion()
     companion.holds_the_time = True
-    run.companions[:] = [companion]
+    run.companions.append(companion)
     for rank in range(2):
         run._follower.take(Started(rank))
     run._follower.mind_the_time()

@@ -1,15 +1,18 @@
 import re
 import signal
 import sysconfig
+from dataclasses import replace
 
 import pytest
 
 from labkit.collectives.beside import Calls
 from labkit.monitor import diagnosis as core
-from labkit.monitor.diagnosis import RankFacts, diagnose_hang, exit_in_words, rank_list
-from labkit.monitor.stacks import Frame, RankStack, Stacks
+from labkit.monitor.diagnosis import RankFacts, exit_in_words
+from labkit.monitor.grouping import rank_list
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
+from labkit.stacks.hang import diagnose_hang
+from labkit.stacks.rank_stacks import Frame, RankStack, Stacks
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
@@ -47,8 +50,9 @@ def died(rank, exit_s, code, **facts):
 
 def failed_in(rank, time_s, summary, *files):
     """A rank whose exception was raised in the first of these files, which the next one called."""
-    stack = RankStack(rank, [Frame(file, 1, "called") for file in (*files, "/home/me/train.py")], {})
-    return raised(rank, time_s, summary, stack=stack)
+    facts = raised(rank, time_s, summary)
+    frames = tuple((file, 1, "called") for file in (*files, "/home/me/train.py"))
+    return replace(facts, failure=facts.failure._replace(frames=frames))
 
 
 def returned(rank, exit_s=1.0):

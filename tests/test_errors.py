@@ -27,12 +27,12 @@ from labkit.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.exporting import statements
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_ended, diagnose_own_error
 from labkit.monitor.run import Run
-from labkit.monitor.stacks import Frame, RankStack
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more, naming
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns
+from labkit.stacks.rank_stacks import Frame, RankStack
 from tests import messages
 from tests.fake_engine import A_JOB, FakeEngine
 from tests.test_collectives import WORLD, call, pending

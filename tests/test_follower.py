@@ -13,9 +13,10 @@ from labkit import launcher
 from labkit.collectives.hooks import KIND
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
-from labkit.monitor.companion import Companion
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.protocol import events
+from labkit.stacks.question import asking
+from labkit.stacks.silence import Silences
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 
@@ -87,7 +88,7 @@ def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_ane
     for rank in range(2):
         engine.arrived.put(logged(rank))
     wait_until(lambda: engine.calls.count("ask_for_stacks") == 2, LONG_S)
-    assert run._follower.state.ranks[0].stack_text == ""
+    assert 0 not in asking(run)._texts
     for rank in range(2):
         engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
     with pytest.raises(WorkerFailed) as failure:
@@ -101,17 +102,15 @@ def answers(rank, line=7):
     return [events.Stack(rank, STACK.format(line=line)), events.Answered(rank)]
 
 
-class KnowsMute(Companion):
+class KnowsMute(Silences):
     """Knows which ranks cannot answer the question that has just been asked."""
 
     def __init__(self, ranks):
+        super().__init__({})
         self.ranks = ranks
 
     def mute(self):
         return self.ranks
-
-    def ask(self, ranks):
-        self.ranks = set()
 
 
 def answered(run, events):
@@ -140,26 +139,26 @@ SLOW = {
     "one will not answer": (answers(0) + answers(1)[:1], []),
     "one says nothing at all, and will not": (answers(0), []),
 }
-"""What comes soon, and what is waited for; nothing more: a companion knows that none will come."""
+"""What comes soon, and what is waited for; nothing more: that none will come is known."""
 
 
 @pytest.mark.parametrize("how", SLOW)
-def test_an_answer_is_waited_for_until_it_comes_or_a_companion_knows_that_it_will_not(how):
+def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     soon, late = SLOW[how]
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._follower.ask_for_stacks()
-    assert not run._follower.stacks_have_come()
+    asking(run).ask()
+    assert not asking(run).have_come()
     answered(run, soon)
-    assert not run._follower.stacks_have_come(), "however long this takes"
+    assert not asking(run).have_come(), "however long this takes"
     if late:
         answered(run, late)
     else:
-        run.companions.append(KnowsMute({1}))
-    assert run._follower.stacks_have_come()
+        asking(run)._silences = KnowsMute({1})
+    assert asking(run).have_come()
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
-    assert [stack.in_words for stack in run._follower.stacks()] == ["is at cell.py, line 7", *says]
+    assert [stack.in_words for stack in asking(run).stacks()] == ["is at cell.py, line 7", *says]
     assert engine.calls.count("ask_for_stacks") == 1
     run.stop(0)
 
@@ -182,13 +181,13 @@ def test_who_asks_where_ranks_stand_waits_for_the_last_of_them():
 def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
     engine = FakeEngine()
     run = going(engine)
-    run._follower.ask_for_stacks()
-    run._follower._stacks_asked_s -= 100.0  # so long ago
+    asking(run).ask()
+    asking(run)._asked_s -= 100.0  # so long ago
     answered(run, answers(0))
-    assert not run._follower.stacks_have_come(), "this machine has just taken 100 s"
-    run._follower._stacks_asked_s -= 400.0
-    run._follower._answered_s -= 400.0
-    assert run._follower.stacks_have_come(), "rank 1 has had four times as long"
+    assert not asking(run).have_come(), "this machine has just taken 100 s"
+    asking(run)._asked_s -= 400.0
+    asking(run)._answered_s -= 400.0
+    assert asking(run).have_come(), "rank 1 has had four times as long"
     run.stop(0)
 
 
@@ -204,18 +203,18 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     engine = FakeEngine(3)
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._follower.ask_for_stacks()
+    asking(run).ask()
     both = waiting(0, "all_reduce") + waiting(1, "barrier")
     answered(run, [*both, answers(2)[0]])
-    assert not run._follower.stacks_have_come(), "rank 2 has not said all"
-    run.companions.append(KnowsMute({2}))
-    assert not run._follower.stacks_have_come()
+    assert not asking(run).have_come(), "rank 2 has not said all"
+    asking(run)._silences = KnowsMute({2})
+    assert not asking(run).have_come()
     assert engine.calls.count("ask_for_stacks") == 2
     answered(run, both)
-    assert not run._follower.stacks_have_come(), "it did say where it stands, and will again"
+    assert not asking(run).have_come(), "it did say where it stands, and will again"
     answered(run, answers(2)[:1])
-    assert run._follower.stacks_have_come()
-    assert run._follower.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    assert asking(run).have_come()
+    assert asking(run).stacks().missed.startswith("ranks differ in call #1 of the default group: ")
     run.stop(0)
 
 
@@ -232,12 +231,12 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    run._follower.ask_for_stacks()
+    asking(run).ask()
     answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
-    assert not run._follower.stacks_have_come()
+    assert not asking(run).have_come()
     answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
-    assert run._follower.stacks_have_come()
-    text = run._follower.stacks().missed
+    assert asking(run).have_come()
+    text = asking(run).stacks().missed
     if missed:
         assert text.startswith(
             "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "

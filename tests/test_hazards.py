@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launcher import show_run
-from labkit.monitor import follower
 from labkit.monitor.run import Run
 from labkit.protocol import events
+from labkit.stacks import question
 from labkit.ui import present
 from tests.conftest import lives, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
@@ -254,8 +254,8 @@ def begun(engine, *came):
 
 def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeypatch):
     """ultralytics #3904: a reader waited 40 minutes for a first step, with nothing to see."""
-    assert follower.FIRST_STEP_S == 60
-    monkeypatch.setattr(follower, "FIRST_STEP_S", 0.3)
+    assert question.FIRST_STEP_S == 60
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.3)
     engine = FakeEngine()
     run = begun(engine, events.Started(0), events.Started(1))
     wait_until(lambda: "ask_for_stacks" in engine.calls)
@@ -271,7 +271,7 @@ def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeyp
 
 
 def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch):
-    monkeypatch.setattr(follower, "FIRST_STEP_S", 0.1)
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.1)
     for came in ([events.Started(0)], [events.Started(0), events.Started(1), logged(1)]):
         engine = FakeEngine()
         run = begun(engine, *came)
@@ -282,7 +282,7 @@ def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch)
 
 @pytest.mark.spawns
 def test_the_reader_is_shown_where_ranks_stand_that_come_to_no_first_step(monkeypatch, capsys):
-    monkeypatch.setattr(follower, "FIRST_STEP_S", 1.0)
+    monkeypatch.setattr(question, "FIRST_STEP_S", 1.0)
 
     def never(worker):
         time.sleep(1e6 if worker.rank else 0)

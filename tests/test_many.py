@@ -17,12 +17,13 @@ from PIL import Image
 import labkit
 from labkit.many import FEW, band
 from labkit.many import listing as many
+from labkit.monitor.grouping import rank_list
 from labkit.monitor.history import AT_ONCE, new_history
 from labkit.monitor.output import RankOutput, together
 from labkit.monitor.run import Run
-from labkit.monitor.stacks import RankStack, Stacks, rank_list
 from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
+from labkit.stacks.rank_stacks import RankStack, Stacks
 from labkit.ui import charts, kernel, live, summary
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
@@ -416,7 +417,7 @@ def test_the_live_view_of_many_has_no_tab_for_each_and_answers_its_boxes(monkeyp
     for rank in range(RANKS):
         run._follower.take(Output(rank, f"this is rank {rank}\n"))
     view = live.LiveView(run)
-    assert view._texts == []
+    assert not isinstance(view._asking, live.Tabs)
     ranks, words = view._asking.boxes
     assert {view._asking.row, view._asking.output} <= set(view._box.children)
     view._draw()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.slurm_queue import JobState, troubles
-from labkit.monitor.stacks import rank_list
+from labkit.monitor.grouping import rank_list
 from labkit.protocol import events
 
 ENDINGS = {

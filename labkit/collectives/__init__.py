@@ -4,10 +4,13 @@ on each rank                                                  in the notebook
 hooks      asked where it stands, failing, or leaving alone ► beside     what every rank has said, put together
 recorder   what PyTorch's flight recorder has of its calls    missed     in which call ranks missed each other
                                                               mismatch   what that says of a failure
+
+It rests on `labkit.stacks`, which asks the ranks, and without which it says nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +18,10 @@ if TYPE_CHECKING:
     from labkit.protocol.job import RankHooks
 
 
-def companion(asked: Asked) -> Companion:
+def companion(asked: Asked) -> Companion | None:
     """Return what takes in what ranks say of their collectives."""
+    if importlib.util.find_spec("labkit.stacks") is None:
+        return None
     from labkit.collectives.beside import Calls
 
     return Calls()

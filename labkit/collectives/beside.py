@@ -9,13 +9,14 @@ from labkit.collectives import mismatch
 from labkit.collectives.hooks import KIND
 from labkit.collectives.missed import RankCalls, find
 from labkit.collectives.recorder import Collectives
-from labkit.monitor.companion import Companion, Missed
 from labkit.monitor.diagnosis import Finding, RankFacts
-from labkit.monitor.stacks import Stacks
 from labkit.protocol.events import Attached, Event
+from labkit.stacks.hang import Missed
+from labkit.stacks.question import Explaining
+from labkit.stacks.rank_stacks import Stacks
 
 
-class Calls(Companion):
+class Calls(Explaining):
     """Beside a run: the newest that each rank has said."""
 
     def __init__(self) -> None:

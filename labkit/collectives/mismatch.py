@@ -6,7 +6,8 @@ import re
 
 from labkit.collectives.missed import RankCalls, differing
 from labkit.monitor.diagnosis import MISMATCH, Finding, RankFacts, returned_early
-from labkit.monitor.stacks import Stacks, alike, rank_list
+from labkit.monitor.grouping import alike, rank_list
+from labkit.stacks.rank_stacks import Stacks
 
 FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"

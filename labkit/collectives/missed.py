@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.collectives.recorder import Collectives
-from labkit.monitor.diagnosis import Missed
-from labkit.monitor.stacks import alike, plural, rank_list
+from labkit.monitor.grouping import alike, rank_list
+from labkit.stacks.hang import Missed
+from labkit.stacks.rank_stacks import plural
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.debugging.answering import PANEL, WAITER, read_line
 from labkit.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
 from labkit.monitor.companion import Companion
-from labkit.monitor.stacks import rank_list
+from labkit.monitor.grouping import rank_list
 from labkit.protocol import events, source
 from labkit.protocol.job import Cell
 from labkit.ui import kernel

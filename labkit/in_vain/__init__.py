@@ -1,9 +1,8 @@
-"""Nobody waits in vain: a stop for ranks that wait for each other, say; `run.stacks()` for one that cannot answer.
+"""A stop does not wait in vain: for ranks that wait for each other, say.
 
 on each rank                                        in the notebook
 hooks      asked to stop ────────── attached ─────► beside   whether all that are left wait for what cannot come
 waiting    what the main thread waits for just now
-                                                    silence  whether a rank has had the time to answer
 """
 
 from __future__ import annotations

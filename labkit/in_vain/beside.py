@@ -1,17 +1,15 @@
-"""Whether ranks that were asked to stop wait for what cannot come, and which cannot say where they stand.
+"""Whether ranks that were asked to stop wait for what cannot come.
 
 Knows no process: it is given what ranks answered, so that every case can be tested without starting any.
 """
 
 from __future__ import annotations
 
-import functools
 import pickle
 import time
-from collections.abc import Collection, Set
+from collections.abc import Set
 
 from labkit.in_vain.hooks import KIND
-from labkit.in_vain.silence import Silences, look_at
 from labkit.in_vain.waiting import Waits
 from labkit.monitor.companion import Companion
 from labkit.protocol.events import Attached, Event
@@ -44,26 +42,15 @@ seen to use a sixth of that."""
 
 
 class InVain(Companion):
-    """Beside a run: cuts the grace of a stop short by proof, and the wait for a rank that is mute."""
+    """Beside a run: cuts the grace of a stop short by proof."""
 
     def __init__(self) -> None:
         self._stopping: Stopping | None = None
-        self._silences = Silences({})
 
     def take(self, event: Event) -> None:
         """Note what a rank answers."""
-        self._silences.take(event)
         if isinstance(event, Attached) and event.kind == KIND and (stopping := self._begun()):
             stopping.take(Waits(*pickle.loads(event.blob)), time.monotonic())
-
-    def ask(self, ranks: Collection[int]) -> None:
-        """Look from now on whether these ranks could answer, if they are processes of this machine."""
-        pids = enumerate(self.run.pids)
-        self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in ranks})
-
-    def mute(self) -> Set[int]:
-        """Return who has turned out to be mute."""
-        return self._silences.mute()
 
     def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
         """Return whether no rank that is at work can return anything by `end_s`; ask again those that may know more."""

@@ -20,7 +20,7 @@ class Asking:
             for says in ("ranks to show besides: 3, 40-43", "words to find in all ranks' output")
         ]
         self.row = widgets.Box(self.boxes, layout=widgets.Layout(flex_flow="row wrap"))
-        self.output = widgets.HTML()
+        self.output = widgets.HTML(layout=widgets.Layout(display="none"))
 
     @property
     def ranks(self) -> list[int]:

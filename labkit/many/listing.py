@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.monitor.grouping import rank_list
 from labkit.monitor.history import MEAN, SAMPLES, Curve
-from labkit.monitor.stacks import rank_list
 
 if TYPE_CHECKING:
     from labkit.many.history import ManyHistory

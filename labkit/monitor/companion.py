@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.monitor.diagnosis import NOTHING_MISSED, Finding, Missed, RankFacts
-from labkit.monitor.stacks import Stacks
+from labkit.monitor.diagnosis import Diagnosis, Finding, RankFacts
 from labkit.protocol import events, wings
 from labkit.protocol.job import Job
 
@@ -37,6 +36,8 @@ class Companion:
     """Whether `timeout_s` does not run just now: somebody is at a prompt, say."""
     panel: Any = None
     """A widget for the live view."""
+    notice = ""
+    """What is to be shown with the run just now."""
 
     def begin(self, job: Job) -> Job:
         """Return the run's job as it is to be, `job.with_hooks(…)` for its ranks, say. It is about to start."""
@@ -49,16 +50,19 @@ class Companion:
     def take(self, event: events.Event) -> None:
         """Note what an event says."""
 
-    def ask(self, ranks: Collection[int]) -> None:
-        """Note that these ranks are being asked where they stand, and for details."""
+    def look(self, silent_s: float) -> None:
+        """Look what there is to do. Called now and then: no rank has logged, begun or returned anything for so long."""
 
-    def mute(self) -> Set[int]:
-        """Return the ranks that were asked, could have answered by now, and have not: nobody need wait for them."""
-        return set()
+    def asks_why(self, silent_s: float) -> bool:
+        """Return whether ranks that have been silent for so long, and are to be ended for it, are being asked why."""
+        return False
 
-    def explain_wait(self, stacks: Stacks) -> Missed:
-        """Return why ranks that stand there wait for each other, if that is known."""
-        return NOTHING_MISSED
+    def explain_silence(self, timeout_s: float, first_silent: int) -> Diagnosis | None:
+        """Return what says more than that no rank has been heard of for `timeout_s`, and which fell silent first."""
+        return None
+
+    def add_facts(self, ranks: list[RankFacts]) -> None:
+        """Fill in where ranks stood that have failed."""
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""

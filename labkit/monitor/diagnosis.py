@@ -9,11 +9,12 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from labkit.monitor.stacks import LISTED, RankStack, Stacks, alike, rank_list
+from labkit.monitor.grouping import LISTED, alike, rank_list
 from labkit.protocol.events import Failure, JobEnded
 from labkit.protocol.pages import more
+from labkit.protocol.source import is_other_library
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -61,22 +62,10 @@ class RankFacts:
     """Like what follows, filled in when the run has failed."""
     output_end: str = ""
     """The last lines that the rank printed."""
-    stack: RankStack | None = None
-    """Where the rank stood when it failed."""
-
-
-class Missed(NamedTuple):
-    """Why ranks wait that wait for each other."""
-
-    blamed: list[int]
-    """The ranks that stand apart by it; empty if none does."""
-    text: str
-    """One line; "" if nothing was found."""
-    unknown: str = ""
-    """What could not be known, and why; "" if all was."""
-
-
-NOTHING_MISSED = Missed([], "")
+    crash: str = ""
+    """What `faulthandler` wrote there after it, when native code ended the process."""
+    stack: Any = None
+    """Where the rank stood when it failed, as a wing has read it from its report or the crash; a text of some lines."""
 
 
 class Diagnosis(NamedTuple):
@@ -134,7 +123,7 @@ def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -
             blamed, headline, cause, page = found
             break
     outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != blamed}
-    return Diagnosis(blamed, headline, cause, _together(outcomes), page)
+    return Diagnosis(blamed, headline, cause, in_lines(outcomes), page)
 
 
 def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
@@ -160,29 +149,12 @@ def returned_early(
     return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}", "returned_early"
 
 
-def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOTHING_MISSED) -> Diagnosis:
-    """Return where the ranks of a run stand that has made no progress, and which collective they missed each other in.
-
-    Blames who stands apart: by the collectives, else by the stacks; else the first silent.
-    """
-    apart = missed.blamed or stacks.outliers
-    blamed = apart[0] if apart else first_silent
-    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {missed.text or stacks.in_words}"
-    hint = (
-        f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
-        if apart
-        else f"No rank stood apart; rank {first_silent} was the first to fall silent."
-    )
-    cause = "\n\n".join(
-        [
-            f"{hint} Give a longer timeout_s if such silence is expected.",
-            *filter(None, [missed.unknown]),
-            *stacks.blocks(),
-        ]
-    )
-    return Diagnosis(
-        blamed, headline, cause, _together({s.rank: s.in_words for s in stacks if s.rank != blamed}), "hang"
-    )
+def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts]) -> Diagnosis:
+    """Say that a run is ended because it has made no progress. Blames the first to fall silent."""
+    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s)"
+    cause = f"Rank {first_silent} was the first to fall silent. Give a longer timeout_s if such silence is expected."
+    outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != first_silent}
+    return Diagnosis(first_silent, headline, cause, in_lines(outcomes), "hang")
 
 
 def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
@@ -203,10 +175,10 @@ def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
     """Say that whoever carried the ranks ended them, and how far each had come."""
     rank = ended.rank if ended.rank >= 0 else None
     outcomes = {r.rank: _outcome(r) for r in ranks if r.rank != rank}
-    return Diagnosis(rank, ended.headline, ended.cause, _together(outcomes), ended.page)
+    return Diagnosis(rank, ended.headline, ended.cause, in_lines(outcomes), ended.page)
 
 
-def _together(outcomes: Mapping[int, str]) -> list[str]:
+def in_lines(outcomes: Mapping[int, str]) -> list[str]:
     """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
     if len(outcomes) <= LISTED:
         return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
@@ -239,7 +211,8 @@ def _lost_peer(rank: RankFacts) -> bool:
     """
     if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
         return False
-    if rank.stack is not None and rank.stack.is_in_other_library:
+    # The innermost frame is the reader's own where it calls torch's C++: `work.wait()`.
+    if rank.failure.frames and is_other_library(rank.failure.frames[0][0]):
         return False
     return LOST_PEER.search(rank.failure.summary) is not None
 
@@ -285,8 +258,8 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         ]
     elif how in hints:
         lines.append(hints[how])
-    if culprit.stack:
-        lines.append(str(culprit.stack))
+    if where := str(culprit.stack or culprit.crash.rstrip()):
+        lines.append(where)
     if culprit.exit_code >= 0:
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:

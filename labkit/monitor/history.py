@@ -57,9 +57,13 @@ class NotFinite(NamedTuple):
     name: str
     value: float
 
+    @property
+    def in_words(self) -> str:
+        """ "NaN", "Inf" or "-Inf"."""
+        return "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
+
     def __str__(self) -> str:
-        what = "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
-        return f"rank {self.rank} logged {self.name} {what} at step {self.step}"
+        return f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
 
 
 class Curve(NamedTuple):

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from labkit.monitor.stacks import alike
+from labkit.monitor.grouping import alike
 
 LINES_KEPT = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""

@@ -15,7 +15,6 @@ from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.output import Found, together
-from labkit.monitor.stacks import Stacks
 from labkit.protocol import events, wings
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
@@ -78,7 +77,6 @@ class Run:
         world_size: int,
         name: str,
         timeout_s: float | None = None,
-        when_returned: str = "has returned",
         beside: list[Companion] | None = None,
     ) -> None:
         self.name = name
@@ -93,8 +91,10 @@ class Run:
         """What wings have put beside the run."""
         for companion in self.companions:
             companion.run = self
-        self._follower = Follower(engine, world_size, timeout_s, when_returned, self._settle, self.companions)
-        self._state, self._lock = self._follower.state, self._follower.lock
+        self._follower = Follower(engine, world_size, timeout_s, self._settle, self.companions)
+        self._state = self._follower.state
+        self.lock = self._follower.lock
+        """Held while what is known of the run changes."""
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
@@ -124,30 +124,30 @@ class Run:
     @property
     def results(self) -> list[Any]:
         """What the function returned, by rank; None for a rank that has not returned."""
-        with self._lock:
+        with self.lock:
             return [rank.result for rank in self._state.ranks]
 
     @property
     def returned(self) -> list[bool]:
         """Whether the function has returned, by rank."""
-        with self._lock:
+        with self.lock:
             return [rank.returned for rank in self._state.ranks]
 
     @property
     def failures(self) -> list[events.Failure | None]:
         """What each rank reported of its failure, by rank; None for a rank that has reported none."""
-        with self._lock:
+        with self.lock:
             return [rank.failure for rank in self._state.ranks]
 
     @property
     def output(self) -> list[str]:
         """What each rank printed to stdout and stderr, by rank; of very long output, the end."""
-        with self._lock:
+        with self.lock:
             return [str(rank.output) for rank in self._state.ranks]
 
     def output_tail(self, lines: int) -> list[str]:
         """Return the last lines that each rank printed, an unfinished one included."""
-        with self._lock:
+        with self.lock:
             return [rank.output.tail(lines) for rank in self._state.ranks]
 
     @property
@@ -163,7 +163,7 @@ class Run:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
         if getattr(self.engine, "shows_output", False):  # under the cell already
             return [[] for _ in self._state.ranks]
-        with self._lock:
+        with self.lock:
             return [rank.output.take_new() for rank in self._state.ranks]
 
     @property
@@ -192,7 +192,7 @@ class Run:
         """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
         logged anything for a minute after they began.
         """
-        return self._follower.notice
+        return "\n".join(filter(None, (self._state.notice, *(companion.notice for companion in self.companions))))
 
     @property
     def attempt(self) -> int:
@@ -222,7 +222,7 @@ class Run:
     @property
     def states(self) -> list[str]:
         """Each rank: "queued", "starting", "running", "finished", "failed", "stopped" or "ended" (not by itself)."""
-        with self._lock:
+        with self.lock:
             return [rank.phase for rank in self._state.ranks]
 
     @property
@@ -322,19 +322,19 @@ class Run:
         """Whether the run was asked to stop and is not over yet."""
         return self._state.stop_asked and not self.over.is_set()
 
-    def stacks(self) -> Stacks:
+    def stacks(self) -> Any:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
         Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
-        is suspended, or whose native code keeps Python's lock; on a cluster ten.
+        is suspended, or whose native code keeps Python's lock; on a cluster ten. They are a
+        `labkit.stacks.rank_stacks.Stacks`. Raises ModuleNotFoundError where that part of labkit has been left out.
         """
-        with self._lock:
-            self._follower.ask_for_stacks()
-        while True:
-            with self._lock:
-                if self._follower.stacks_have_come() or self.over.is_set():
-                    return self._follower.stacks()
-            time.sleep(0.005)
+        found = wings.first("stacks", self)
+        if found is None:
+            raise ModuleNotFoundError(
+                "run.stacks() is the work of labkit.stacks, which is not there; install labkit whole"
+            )
+        return found
 
     def figure(self, ranks: Sequence[int] = ()) -> Any:
         """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of

@@ -31,10 +31,6 @@ class RankState(RankFacts):
     peak_device_bytes: int = 0
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
-    stack_text: str = ""
-    """What came of the newest question where the rank stands, as `faulthandler` writes it."""
-    has_answered: bool = False
-    """Whether it has said all that its hooks know since it was last asked where it stands, or has failed."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What wings have sent, by its kind."""
     begins_again: bool = False
@@ -53,7 +49,7 @@ class RankState(RankFacts):
 
 
 class RunState:
-    """What is known of a run. `take` changes it by one event; nothing else does but the two questions to the ranks.
+    """What is known of a run. `take` changes it by one event; nothing else does but the run's own question to stop.
 
     Times called `now_s` are of one clock that never goes back; `since_launch_s` is the wall clock's.
     """
@@ -129,10 +125,6 @@ class RunState:
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
             case events.MemorySeen() if rank.is_at_work:  # else the rank's own account is on its way, or here
                 rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
-            case events.Stack():
-                rank.stack_text += event.text
-            case events.Answered():
-                rank.has_answered = True
             case events.Attached():
                 rank.attached[event.kind] = event.blob
 
@@ -160,7 +152,7 @@ class RunState:
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)
 
     def _take_failure(self, failure: events.Failure, now_s: float) -> None:
-        self.ranks[failure.rank].failure, self.ranks[failure.rank].has_answered = failure, True
+        self.ranks[failure.rank].failure = failure
         self._note_failed(failure.rank, now_s)
 
     def _take_exit(self, event: events.Exit, now_s: float, since_launch_s: float, ended_by_us: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-import signal
 import time
 import traceback
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from types import TracebackType
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
 from labkit.rank.channels import Channel
+from labkit.rank.signals import leave_children_alone
 
 OWN_FILES: set[str] = set()
 """Those whose code calls the reader's; a traceback begins below them. Each such file adds itself."""
@@ -36,8 +36,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     that matters.
     """
     failed_s = time.time() - job.start_s
-    if hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise another exception in here
+    leave_children_alone()  # whose ends would raise another exception in here
     for hooks in job.hooks:
         hooks.failed(error, job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))

@@ -33,7 +33,7 @@ from labkit.protocol.system import cores, peak_resident_bytes
 from labkit.rank import failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.signals import handle_signals
+from labkit.rank.signals import handle_signals, leave_children_alone
 from labkit.rank.store import join_store
 from labkit.rank.worker import Stopped, Worker
 
@@ -308,8 +308,7 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
-        if hasattr(signal, "SIGCHLD"):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # no DataLoader is to raise because its workers are ended
+        leave_children_alone()  # which are ended now
         end_children()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

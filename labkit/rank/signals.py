@@ -1,4 +1,4 @@
-"""The signals of a rank: asked for its stacks, interrupted with the notebook, ended with it."""
+"""The signals of a rank: asked for its stacks, interrupted with the notebook, ended with it, or for a child's end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 
 STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Makes a rank write its stacks, where the system has such a signal."""
+
+
+def leave_children_alone() -> None:
+    """Have the end of a child process go unnoticed: a DataLoader would raise an exception wherever this process is."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def handle_signals(stacks: int) -> None:

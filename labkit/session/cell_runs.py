@@ -13,7 +13,6 @@ from labkit.engines.base import Engine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.diagnosis import LOST_PEER, MISMATCH, RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
-from labkit.monitor.stacks import Stacks
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import dumps, pack_call
@@ -21,6 +20,7 @@ from labkit.protocol.system import threads
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
+from labkit.stacks.rank_stacks import Stacks
 from labkit.ui import kernel
 from labkit.ui.lines import print_output
 
@@ -153,7 +153,7 @@ class CellRuns:
             group=self._group,
         )
         asked = Asked(live=False, wait=True)
-        run = Run(engine, self._world_size, title, timeout_s, "has run the cell to its end", companions(asked))
+        run = Run(engine, self._world_size, title, timeout_s, companions(asked))
         run.start(job)
         return run
 

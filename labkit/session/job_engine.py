@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster.directory_engine import DirectoryEngine
-from labkit.monitor.stacks import rank_list
+from labkit.monitor.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more

@@ -198,14 +198,14 @@ def _mark_not_finite(figure: go.Figure, history: History, names: list[str], colu
     if found is None or found.name not in names:
         return
     panel = names.index(found.name)
-    what = str(found).split(f" {found.name} ")[1].partition(" ")[0]
+    color = STATE_COLORS["failed"]
     figure.add_vline(
         x=found.step,
         row=panel // columns + 1,
         col=panel % columns + 1,
         name=NOT_FINITE,
-        line={"color": STATE_COLORS["failed"], "width": 1.2, "dash": "dot"},
-        annotation={"text": f"rank {found.rank}: {what}", "font": {"color": STATE_COLORS["failed"], "size": FONT_SIZE}},
+        line={"color": color, "width": 1.2, "dash": "dot"},
+        annotation={"text": f"rank {found.rank}: {found.in_words}", "font": {"color": color, "size": FONT_SIZE}},
     )
 
 

@@ -69,14 +69,7 @@ class LiveView(threading.Thread):
         layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
         self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
-        self._asking = wings.first("asking", run)
-        shown = 0 if self._asking else run.world_size
-        self._texts = [widgets.HTML() for _ in range(shown)]
-        self._seen = [""] * shown
-        self._tabs = self._asking.output if self._asking else widgets.Tab(self._texts)
-        self._tabs.layout.display = "none"
-        for rank in range(shown):
-            self._tabs.set_title(rank, f"rank {rank}")
+        self._asking = wings.first("asking", run) or Tabs(run)
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
@@ -88,7 +81,7 @@ class LiveView(threading.Thread):
         self._panel: Any = None
         """A companion's, from when it first has one."""
         self._box = widgets.VBox(self._children())
-        for widget in (self._button, self._tabs, *(self._asking.boxes if self._asking else ())):
+        for widget in (self._button, self._asking.output, *self._asking.boxes):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
@@ -97,13 +90,8 @@ class LiveView(threading.Thread):
         self._chart_handle = kernel.reserve()
 
     def _children(self) -> list[Any]:
-        asking = [self._asking.row] if self._asking else []
-        chart = [part for part in (self._panel, self._figure) if part is not None]
-        return [self._top, self._states, *asking, *chart, self._tabs, self._keeper]
-
-    @property
-    def _asked(self) -> list[int]:
-        return self._asking.ranks if self._asking else []
+        middle = [part for part in (self._asking.row, self._panel, self._figure) if part is not None]
+        return [self._top, self._states, *middle, self._asking.output, self._keeper]
 
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
@@ -123,7 +111,7 @@ class LiveView(threading.Thread):
             # What stays is small and needs no kernel: no widget, no script.
             self._box_handle.update(summary.bundle(self._run), raw=True)
             if self._run.recorded.names:
-                self._chart_handle.update(self._run.figure(self._asked).bundle(), raw=True)
+                self._chart_handle.update(self._run.figure(self._asking.ranks).bundle(), raw=True)
         finally:
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
             close_later([self._box, *self._replaced], was_quick)
@@ -137,10 +125,10 @@ class LiveView(threading.Thread):
             self.join(1)
 
     def _draw(self) -> None:
-        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._asked)
+        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._asking.ranks)
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
-        self._draw_output()
+        self._asking.draw()
         for name, says in self._button_says().items() if not self._run.stopping else ():
             setattr(self._button, name, says)
         if self._panel is not (panel := next(filter(None, (each.panel for each in self._run.companions)), None)):
@@ -161,7 +149,7 @@ class LiveView(threading.Thread):
         from labkit.ui import charts
 
         is_lost = now > self._again_due_s and not self._answered.is_set() and self._unanswered < CHARTS
-        if self._figure is not None and not is_lost and charts.refresh(self._figure, history, self._asked):
+        if self._figure is not None and not is_lost and charts.refresh(self._figure, history, self._asking.ranks):
             self._heard.clear()
             return
         if self._figure is not None:
@@ -169,23 +157,13 @@ class LiveView(threading.Thread):
             self._replaced.append(self._figure)
         self._unanswered += 1
         self._again_due_s = now + AGAIN_AFTER_S * 2 ** (self._unanswered - 1)
-        self._figure = go.FigureWidget(charts.logged(history, ranks=self._asked))
+        self._figure = go.FigureWidget(charts.logged(history, ranks=self._asking.ranks))
         self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.
         self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
         kernel.answer_while_the_cell_runs(self._figure)
         self._box.children = self._children()
-
-    def _draw_output(self) -> None:
-        if self._asking:
-            self._asking.draw()
-            return
-        for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
-            if tail != self._seen[rank]:
-                self._seen[rank] = tail
-                self._texts[rank].value = summary.output_html(tail)
-                self._tabs.layout.display = None
 
     def _browser_answered(self, change: Any) -> None:
         if change["new"]:
@@ -219,6 +197,34 @@ class LiveView(threading.Thread):
         self._button.description = "End now"
         self._button.tooltip = "Do not wait for this step; ranks that have not returned by now return nothing"
         self._run.ask_to_stop()
+
+
+class Tabs:
+    """What the ranks print, a tab each. In place of this a wing has another for many ranks."""
+
+    ranks: Sequence[int] = ()
+    """Those that are to be shown besides."""
+    row: Any = None
+    """A widget above the chart …"""
+    boxes: Sequence[Any] = ()
+    """… and those in it that one types into."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._texts = [widgets.HTML() for _ in range(run.world_size)]
+        self._seen = [""] * run.world_size
+        self.output = widgets.Tab(self._texts)
+        self.output.layout.display = "none"
+        for rank in range(run.world_size):
+            self.output.set_title(rank, f"rank {rank}")
+
+    def draw(self) -> None:
+        """Bring the tabs up to date."""
+        for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
+            if tail != self._seen[rank]:
+                self._seen[rank] = tail
+                self._texts[rank].value = summary.output_html(tail)
+                self.output.layout.display = None
 
 
 def title_html(run: Run) -> str:

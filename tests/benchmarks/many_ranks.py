@@ -19,9 +19,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from labkit.monitor.run import Run
-from labkit.monitor.stacks import RankStack, Stacks, parse
 from labkit.protocol.events import Log, Output, Started
 from labkit.protocol.job import Cell
+from labkit.stacks.rank_stacks import RankStack, Stacks, parse
 from labkit.ui import ahead, charts, live, summary
 from tests.fake_engine import FakeEngine
 

@@ -8,28 +8,20 @@ from __future__ import annotations
 import ast
 import functools
 import html
-import itertools
-import os
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from labkit.monitor.grouping import alike, rank_list
 from labkit.protocol.job import Cell
-from labkit.protocol.source import LIBRARIES, is_readers, line_of, place_of, text_of
+from labkit.protocol.source import is_readers, line_of, place_of, text_of
 
 WAITING = re.compile(
     r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
     r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
 )
 """Calls in which a rank may wait for others."""
-
-What = TypeVar("What", bound=Hashable)
-
-TORCH = os.sep + "torch" + os.sep
-
-LISTED = 16
-"""Ranks, or spans of ranks, that are listed one by one at most."""
 
 SHOWN_FRAMES = 12
 """Library frames shown of a rank at most."""
@@ -79,15 +71,6 @@ class RankStack:
 
     def _is_readers(self, frame: Frame) -> bool:
         return is_readers(frame.file, self._cells)
-
-    @property
-    def is_in_other_library(self) -> bool:
-        """Whether the innermost frame is of a library that is not torch: urllib, say.
-
-        The reader's own frame is innermost where it calls torch's C++: `work.wait()`.
-        """
-        innermost = self.frames[0].file if self.frames else ""
-        return innermost.startswith(LIBRARIES) and TORCH not in innermost
 
     @property
     def place(self) -> str:
@@ -219,29 +202,9 @@ class Stacks(list[RankStack]):
         return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
 
 
-def alike(each: Iterable[tuple[What, int]]) -> dict[What, list[int]]:
-    """Return the ranks of which the same is said, by that, in the order in which they come."""
-    groups: dict[What, list[int]] = {}
-    for what, rank in each:
-        groups.setdefault(what, []).append(rank)
-    return groups
-
-
 def plural(what: str, count: int) -> str:
     """Return what one rank does as what several do: "waits in …" as "wait in …"."""
     if count == 1:
         return what
     verb, _, rest = what.partition(" ")
     return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}".rstrip()
-
-
-def rank_list(ranks: list[int]) -> str:
-    """Return several ranks in words: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > LISTED:
-        follows = itertools.count()  # ranks that follow each other are all as far from it
-        spans = [list(span) for _, span in itertools.groupby(ranks, lambda rank: rank - next(follows))]
-        said = [f"{span[0]}–{span[-1]}" if span[1:] else f"{span[0]}" for span in spans[:LISTED]]
-        return f"{len(ranks):,} ranks ({', '.join(said)}{', …' if spans[LISTED:] else ''})"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

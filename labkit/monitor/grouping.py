@@ -1,0 +1,32 @@
+"""Ranks of which the same is said, and several ranks in words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+What = TypeVar("What", bound=Hashable)
+
+LISTED = 16
+"""Ranks, or spans of ranks, that are listed one by one at most."""
+
+
+def alike(each: Iterable[tuple[What, int]]) -> dict[What, list[int]]:
+    """Return the ranks of which the same is said, by that, in the order in which they come."""
+    groups: dict[What, list[int]] = {}
+    for what, rank in each:
+        groups.setdefault(what, []).append(rank)
+    return groups
+
+
+def rank_list(ranks: list[int]) -> str:
+    """Return several ranks in words: "rank 1", "ranks 0, 1 and 3"; many as "20 ranks (0–18, 20)"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > LISTED:
+        follows = itertools.count()  # ranks that follow each other are all as far from it
+        spans = [list(span) for _, span in itertools.groupby(ranks, lambda rank: rank - next(follows))]
+        said = [f"{span[0]}–{span[-1]}" if span[1:] else f"{span[0]}" for span in spans[:LISTED]]
+        return f"{len(ranks):,} ranks ({', '.join(said)}{', …' if spans[LISTED:] else ''})"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
