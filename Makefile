@@ -7,9 +7,8 @@ OLDEST := build/oldest
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
-# Tests wait about as much as they compute, and most start ranks of their own: a process a core, but not so many that
-# ranks fill the memory.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(max(2, min(4, os.cpu_count() or 1)))')
+# Tests also wait, a fifth of the time: a process a core, and one more, but not so many that ranks fill the memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -28,7 +28,7 @@ import pytest
 import torch
 
 import labkit
-from tests import cluster, prefork, ray_nodes
+from tests import cluster, prefork, ray_nodes, workloads
 from tests.cluster import DAEMONS
 from tests.progress import FILE_S, Progress
 
@@ -87,6 +87,13 @@ def start_of(run):
     Other times are compared with it. On two idle cores it is about 2.5 s for two ranks.
     """
     return float(run.history.groupby("rank")["time_s"].min().max())
+
+
+@pytest.fixture(scope="session")
+def start_s():
+    """Seconds that this machine takes to start two ranks as a reader's begin: a yardstick where ranks are forked."""
+    with prefork.in_use(False):
+        return start_of(labkit.launch(workloads.log_once, live=False))
 
 
 def wait_for_step(run, step):

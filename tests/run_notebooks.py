@@ -7,22 +7,34 @@ with 1 if a lesson fails.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import papermill
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
 
-from tests.course_pages import index, page, write_times  # noqa: E402
+from labkit.protocol.system import cores  # noqa: E402
+from tests import prefork  # noqa: E402
+from tests.course_pages import course, index, page, write_times  # noqa: E402
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]*_*.ipynb"))
 LIMIT_BYTES = 300_000
 """Greatest size of an executed notebook: what a code host shows without delay."""
+
+
+COLD = ("00_start_here", "02_from_a_cell_to_ranks")
+"""Lessons about what it takes to start processes: theirs begin as a reader's do."""
+
+MOST_JOBS = 4
+"""Lessons that run at the same time, at most: each has up to four ranks, and memory for them."""
 
 
 def declared(notebook: Path) -> set[str]:
@@ -56,37 +68,73 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
     return executed
 
 
+class Ran(NamedTuple):
+    """How a lesson went."""
+
+    notebook: Path
+    took_s: float
+    executed: Path | None
+    """None: it failed."""
+    error: str = ""
+
+
+def run(notebook: Path, out: Path, parameters: dict[str, Any], is_cold: bool, threads: int) -> Ran:
+    """Run a lesson, and write its page. Its processes begin with torch imported, unless it is to start cold."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    start = time.monotonic()
+    try:
+        with prefork.in_use(not is_cold):
+            executed = execute(notebook, out, parameters)
+    except papermill.PapermillExecutionError as error:
+        return Ran(notebook, time.monotonic() - start, None, str(error))
+    took_s = time.monotonic() - start
+    page(executed)
+    return Ran(notebook, took_s, executed)
+
+
 def main() -> int:
-    """Run all lessons; parameters that a lesson does not declare are left out for it."""
+    """Run all lessons, the longest first; parameters that a lesson does not declare are left out for it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for executed notebooks and pages")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
-    parser.add_argument("--write-times", action="store_true", help="write into notebook 00 how long each lesson took")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        help="lessons at the same time; as they also wait, one more than there are cores, and four at most",
+    )
+    parser.add_argument(
+        "--write-times", action="store_true", help="write into notebook 00 how long each took, alone, begun cold"
+    )
     parser.add_argument("lessons", nargs="*", type=Path, default=LESSONS, help="notebooks; all by default")
     arguments = parser.parse_args()
     given = {name: yaml.safe_load(value) for name, value in arguments.p}
     known = set().union(*map(declared, arguments.lessons))
     if unknown := set(given) - known:
         parser.error(f"no lesson declares {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
-    failed = []
-    runs, times = {}, {}
-    for notebook in arguments.lessons:
-        own = {name: value for name, value in given.items() if name in declared(notebook)}
-        start = time.monotonic()
-        try:
-            executed = execute(notebook, arguments.out, own)
-        except papermill.PapermillExecutionError as error:
-            failed.append(notebook.name)
-            runs[notebook.stem] = "failed when it was last run"
-            print(f"{notebook.name}: FAILED after {time.monotonic() - start:.0f} s\n{error}")
-            continue
-        took_s, size_kb = time.monotonic() - start, executed.stat().st_size / 1e3
-        times[notebook.stem] = took_s
-        runs[notebook.stem] = f"ran in {took_s:.0f} s"
-        print(f"{notebook.name}: {took_s:.0f} s, {size_kb:.0f} kB, {page(executed)}", flush=True)
-    print(f"the course: {index(arguments.out, runs)}")
-    if arguments.write_times:
-        write_times(times)
+    is_timed = arguments.write_times
+    jobs = 1 if is_timed else max(1, arguments.jobs or min(cores() + 1, MOST_JOBS))
+    long = {lesson.name: float(lesson.runs_in.partition(" ")[0] or 0) for lesson in course()}
+    ran = []
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        tasks = []
+        for notebook in sorted(arguments.lessons, key=lambda notebook: -long.get(notebook.stem, 0)):
+            own = {name: value for name, value in given.items() if name in declared(notebook)}
+            is_cold = is_timed or notebook.stem in COLD
+            tasks.append(pool.submit(run, notebook, arguments.out, own, is_cold, max(1, cores() // jobs)))
+        for task in as_completed(tasks):
+            one = task.result()
+            ran.append(one)
+            how = f"FAILED after {one.took_s:.0f} s\n{one.error}"
+            if one.executed:
+                size_kb = one.executed.stat().st_size / 1e3
+                how = f"{one.took_s:.0f} s, {size_kb:.0f} kB, {one.executed.with_suffix('.html')}"
+            print(f"{one.notebook.name}: {how}", flush=True)
+    said = {one.notebook.stem: "failed when it was last run" for one in ran}
+    said |= {one.notebook.stem: f"ran in {one.took_s:.0f} s" for one in ran if one.executed}
+    print(f"the course: {index(arguments.out, said)}")
+    if is_timed:
+        write_times({one.notebook.stem: one.took_s for one in ran if one.executed})
+    failed = sorted(one.notebook.name for one in ran if not one.executed)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return 1 if failed else 0

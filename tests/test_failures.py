@@ -10,8 +10,8 @@ import pytest
 
 import labkit
 from labkit.engines import local
-from tests import failures, prefork, workloads
-from tests.conftest import shared_session, start_of
+from tests import failures
+from tests.conftest import shared_session
 from tests.failures import ROWS, trial
 from tests.messages import assert_as_kept, said_in
 
@@ -33,13 +33,6 @@ def ranks():
 
 AFTER: list[float] = []
 """Time from each failure on new ranks to its error, as a share of what this machine takes to start some."""
-
-
-@pytest.fixture(scope="module")
-def start_s():
-    """Seconds that this machine takes to start two ranks, as a reader's begin: the yardstick."""
-    with prefork.in_use(False):
-        return start_of(labkit.launch(workloads.log_once, live=False))
 
 
 COLD = ["raises", "SIGKILL", "function cannot be unpacked"]

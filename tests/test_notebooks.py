@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.course_pages import course, index, page
-from tests.run_notebooks import FOLDER, LESSONS, LIMIT_BYTES, declared, execute
+from tests.run_notebooks import COLD, FOLDER, LESSONS, LIMIT_BYTES, declared, execute
 
 NAMES = [lesson.stem for lesson in LESSONS]
 
@@ -75,10 +75,8 @@ def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
         execute(LESSONS[0], tmp_path, {"sed": 1})
 
 
-MARKS = {
-    "00_start_here": [pytest.mark.check, pytest.mark.cold],
-    "02_from_a_cell_to_ranks": [pytest.mark.cold],  # about what it takes
-}
+MARKS = {name: [pytest.mark.cold] for name in COLD}
+MARKS["00_start_here"].append(pytest.mark.check)
 
 
 @pytest.mark.notebook
