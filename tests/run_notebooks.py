@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs",
         type=int,
-        help="lessons at the same time; as they also wait, one more than there are cores, and four at most",
+        help="lessons at the same time; by default one more than cores, four at most",
     )
     parser.add_argument(
         "--write-times", action="store_true", help="write into notebook 00 how long each took, alone, begun cold"
