@@ -23,9 +23,7 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-import labkit
-from tests import prefork, workloads
-from tests.conftest import LONG_S, command_of, lives, start_of, wait_until
+from tests.conftest import LONG_S, command_of, lives, wait_until
 
 pytestmark = [
     pytest.mark.spawns,
@@ -33,6 +31,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="finds processes and shared memory as Linux shows them"),
 ]
 MARKER = "LABKIT_ORPHANS_TRIAL"
+LISTENS = "0A"
+"""A socket's state, in /proc/net/tcp."""
 APART = ("resource_tracker", "ipykernel_launcher", "jupyter_server")
 """What is neither a rank nor loads data; what forks a kernel's ranks, or a server's kernels, is called like it."""
 
@@ -70,6 +70,21 @@ print("left standing by:", len(standby.pids()))
 """
 
 
+def listening():
+    """The sockets on which anybody listens, as (address, inode): another program may get the same port later."""
+    rows = [row.split() for of in ("tcp", "tcp6") for row in Path("/proc/net", of).read_text().splitlines()[1:]]
+    return {(row[1], row[9]) for row in rows if row[3] == LISTENS}
+
+
+def listening_of(process):
+    """Those that a process holds."""
+    held = set()
+    for file in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held.add(os.readlink(file))
+    return {(address, inode) for address, inode in listening() if f"socket:[{inode}]" in held}
+
+
 class Trial:
     """All that one program has: found by a variable in the environment, or by the folder that it runs in where it was
     forked, whoever the parent is by then."""
@@ -89,7 +104,7 @@ class Trial:
             "MPLBACKEND": "agg",
         }
         self._seen = set()
-        self._ports = set()
+        self._listening = set()
         self._shared = set()
 
     def processes(self):
@@ -107,8 +122,7 @@ class Trial:
         self._seen |= now
         for process in now:
             with contextlib.suppress(psutil.Error, OSError):
-                listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-                self._ports |= {c.laddr.port for c in listening}
+                self._listening |= listening_of(process)
                 maps = Path(f"/proc/{process.pid}/maps").read_text()
                 self._shared |= set(re.findall(r"/dev/shm/[^\s]+", maps))
         return now
@@ -117,14 +131,13 @@ class Trial:
         """What of it is still there."""
         apart = set(apart_from)
         processes = {p for p in self.processes() | self._seen if lives(p.pid) and p.is_running()} - apart
-        ports = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         pids = {str(process.pid) for process in self._seen}
         shared = {path for path in self._shared if os.path.exists(path)}
         shared |= {name for name in os.listdir("/dev/shm") if name.startswith("torch_") and name.split("_")[1] in pids}
         # PyTorch keeps its compiler's cache on purpose.
         files = [str(path) for path in self.temp.rglob("*") if "torchinductor_" not in str(path.relative_to(self.temp))]
-        kept = {c.laddr.port for p in apart for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-        return [*processes, *((self._ports & ports) - kept), *shared, *files]
+        sockets = (self._listening & listening()).difference(*map(listening_of, apart))
+        return [*processes, *sockets, *shared, *files]
 
     def assert_nothing_is_left(self, apart_from=()):
         deadline = time.monotonic() + 2 * self.start_s
@@ -137,13 +150,6 @@ class Trial:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-
-
-@pytest.fixture(scope="module")
-def start_s():
-    """Seconds that this machine takes to start ranks, here and now, as everybody's are."""
-    with prefork.in_use(False):
-        return start_of(labkit.launch(workloads.log_once, live=False))
 
 
 @pytest.fixture
