@@ -23,7 +23,7 @@ PACKAGE = Path(labkit.__file__).parent
 CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "monitor", "ui")
 WINGS = sorted(path.name for path in PACKAGE.iterdir() if path.name not in (*CORE, "py.typed", "__pycache__"))
 
-CODE_LINES = 3468
+CODE_LINES = 3467
 """Of the core at most, without blank lines, comments and docstrings. 2,800 is aimed at: only ever lower this."""
 
 ALL = "all of them"
@@ -82,7 +82,7 @@ def main(folders):
             try:
                 assert "in time.sleep at start.py" in str(run.stacks()), run.stacks()
             except ModuleNotFoundError as error:
-                assert str(error).startswith("run.stacks() is the work of labkit.stacks"), error
+                assert str(error).startswith("run.stacks() needs labkit.stacks"), error
                 assert folder is folders[-1], folder
             else:
                 assert folder is folders[0]

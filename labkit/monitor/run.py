@@ -22,6 +22,8 @@ from labkit.protocol.pages import more
 if TYPE_CHECKING:
     import pandas as pd
 
+    from labkit.stacks.rank_stacks import Stacks
+
 END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
 
@@ -322,18 +324,16 @@ class Run:
         """Whether the run was asked to stop and is not over yet."""
         return self._state.stop_asked and not self.over.is_set()
 
-    def stacks(self) -> Any:
+    def stacks(self) -> Stacks:
         """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
 
         Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
-        is suspended, or whose native code keeps Python's lock; on a cluster ten. They are a
-        `labkit.stacks.rank_stacks.Stacks`. Raises ModuleNotFoundError where that part of labkit has been left out.
+        is suspended, or whose native code keeps Python's lock; on a cluster ten. Raises ModuleNotFoundError where
+        `labkit.stacks` has been left out.
         """
-        found = wings.first("stacks", self)
+        found: Stacks | None = wings.first("stacks", self)
         if found is None:
-            raise ModuleNotFoundError(
-                "run.stacks() is the work of labkit.stacks, which is not there; install labkit whole"
-            )
+            raise ModuleNotFoundError("run.stacks() needs labkit.stacks, which is not there: install labkit whole")
         return found
 
     def figure(self, ranks: Sequence[int] = ()) -> Any:
