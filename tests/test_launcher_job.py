@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import base64
 import errno
 import signal
@@ -85,12 +84,12 @@ def test_ranks_that_cannot_be_asked_to_stop_on_a_full_disk_are_still_minded(dire
 
 @pytest.fixture
 def fake_slurm(tmp_path, monkeypatch):
-    """A SLURM of shell scripts, whose `sbatch` takes the job at once and answers after a second."""
+    """A SLURM of shell scripts: `sbatch` takes the job at once and answers after a second, `scancel` takes its time."""
     (tmp_path / "bin").mkdir()
     scripts = {
         "sbatch": f'touch "{tmp_path}/submitted"; sleep 1; echo 7',
         "squeue": 'echo "PENDING||debug|UNLIMITED|Priority"',
-        "scancel": f'echo "$@" >> "{tmp_path}/cancelled"',
+        "scancel": f'sleep 0.5; echo "$@" >> "{tmp_path}/cancelled"',
     }
     for name, script in scripts.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -107,8 +106,7 @@ def interrupt_once(there):
 
     def interrupt():
         wait_until(there.exists)
-        time.sleep(0.1)
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
 
@@ -124,6 +122,17 @@ def test_a_job_whose_number_was_not_known_yet_when_the_cell_was_interrupted_is_c
     interrupt_once(fake_slurm / "submitted")
     with pytest.raises(KeyboardInterrupt):
         starts[what]()
+    assert (fake_slurm / "cancelled").read_text() == "7\n"
+
+
+@pytest.mark.spawns
+def test_a_job_that_nobody_follows_yet_when_the_cell_is_interrupted_is_cancelled(fake_slurm, monkeypatch):
+    def interrupted(self, job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "follow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        labkit.launch(workloads.fit, on=labkit.Slurm(folder=fake_slurm / "runs"), wait=False, live=False)
     assert (fake_slurm / "cancelled").read_text() == "7\n"
 
 

@@ -349,7 +349,7 @@ def as_parameter(broken):
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("broken", map(as_parameter, BROKEN))
+@pytest.mark.parametrize("broken", [as_parameter(broken) for broken in BROKEN])
 def test_a_broken_lesson_is_red(broken, tmp_path, monkeypatch):
     """Only the cells that the assertion needs are run; all of them run above, where nothing is broken."""
     import papermill

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -78,8 +78,16 @@ class LauncherJob:
         try:
             starting.result()
         except BaseException:
-            starting.add_done_callback(self._end_what_has_started)  # also if the next interrupt ends this wait
-            wait([starting], START_S)
+            ended = threading.Event()
+
+            def end(starting: Future[None]) -> None:
+                try:
+                    self._end_what_has_started(starting)
+                finally:
+                    ended.set()
+
+            starting.add_done_callback(end)  # also if the next interrupt ends this wait
+            ended.wait(START_S)
             raise
 
     def _submit_and_note(self) -> None:

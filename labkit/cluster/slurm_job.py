@@ -54,6 +54,7 @@ class SlurmJob(LauncherJob):
         """Those that the job had, when it had all of them."""
         self._known = threading.Event()
         self._closed, self._look_now = threading.Event(), threading.Event()
+        self._cancelling: threading.Thread | None = None
 
     def submit(self) -> dict[str, Any]:
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
@@ -84,7 +85,8 @@ class SlurmJob(LauncherJob):
         """Cancel the job, in the background: SLURM may take its time to answer."""
         self.was_ended = True
         self.end_is_due()
-        threading.Thread(target=self._cancel, name="labkit-scancel", daemon=True).start()
+        self._cancelling = threading.Thread(target=self._cancel, name="labkit-scancel", daemon=True)
+        self._cancelling.start()
 
     def end_now(self) -> None:
         """Cancel the job, and wait until SLURM has taken notice. Warns if it cannot be reached."""
@@ -164,7 +166,9 @@ class SlurmJob(LauncherJob):
         return slurm_endings.ending(self.job_id, self._state, seen, self.directory.path, python, self.was_ended)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, but not before SLURM has heard that the job is to be cancelled."""
+        if self._cancelling is not None and not self.is_over:
+            self._cancelling.join(END_S)
         self._closed.set()
         self._look_now.set()
 

@@ -329,7 +329,7 @@ class Run:
 
         Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
         is suspended, or whose native code keeps Python's lock; on a cluster ten. Raises ModuleNotFoundError where
-        `labkit.stacks` has been left out.
+        the wing `stacks` has been left out.
         """
         found: Stacks | None = wings.first("stacks", self)
         if found is None:
