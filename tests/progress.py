@@ -54,7 +54,8 @@ class Progress:
 
     def _begin(self, ids: list[str]) -> None:
         self._ids = ids
-        self._known = {**_expected(ids), **self._known}
+        known = {**_expected(ids), **self._known}
+        self._known = {name: known[name] for name in ids if name in known}
         if self._config.option.verbose == 0 and not self._config.option.collectonly and self._reporter is not None:
             self._shown = True
             self._reporter.showfspath = False
@@ -97,13 +98,23 @@ class Progress:
         )
 
     def left_s(self) -> float:
-        """Give the seconds that the other tests will take: as in the last run, if this one is as quick as that was."""
-        again = [name for name in self._took if name in self._known]
-        before_s, now_s = sum(self._known[name] for name in again), sum(self._took[name] for name in again)
-        pace = now_s / before_s if before_s > 10 else 1.0  # a few seconds tell nothing
-        seen = {name: pace * self._known[name] for name in self._ids if name in self._known} | self._took
-        mean_s = sum(seen.values()) / len(seen) if seen else 0.0
-        return sum(seen.get(name, mean_s) for name in self._ids if name not in self._took)
+        """Return the seconds that the other tests will take: as in the last run, if this one is as quick as that was.
+
+        Reckoned by file, for a file's first tests may all be short.
+        """
+        before_s, now_s, tests_left = Counter[str](), Counter[str](), Counter(map(_file, self._ids))
+        for name, seconds in self._known.items():
+            before_s[_file(name)] += seconds
+        for name, seconds in self._took.items():
+            now_s[_file(name)] += seconds
+            tests_left[_file(name)] -= 1
+        done = [file for file in before_s if not tests_left[file]]
+        done_before_s, done_now_s = sum(before_s[file] for file in done), sum(now_s[file] for file in done)
+        pace = done_now_s / done_before_s if done_before_s > 10 else 1.0  # a few seconds tell nothing
+        going_s = sum(max(0.0, pace * before_s[file] - now_s[file]) for file in before_s if tests_left[file])
+        new = [name for name in self._ids if name not in self._known and name not in self._took]
+        seen = len(self._known.keys() | self._took.keys())
+        return going_s + (len(new) * (going_s + now_s.total()) / seen if seen else 0.0)
 
     def _write(self, line: str, stays: bool) -> None:
         if self._reporter.isatty:

@@ -81,6 +81,14 @@ def test_on_a_machine_without_a_last_time_each_test_takes_its_part_of_the_files_
     assert made._config.cache[CACHE] == {names[0]: 70.0, names[2]: 2.0}, "what was measured"
 
 
+def test_a_file_that_begins_with_short_tests_takes_no_less(monkeypatch):
+    monkeypatch.setattr(module, "FILE_S", {"test_long.py": 300.0})
+    made = progress([f"tests/test_long.py::{n}" for n in range(4)])
+    for n in range(3):
+        took(made, f"tests/test_long.py::{n}", 1.0)
+    assert made.left_s() == pytest.approx(297)
+
+
 def test_workers_share_what_is_left():
     made = progress("abc", {"a": 20.0, "b": 6.0, "c": 6.0})
     made._config.option.numprocesses = 3

@@ -249,4 +249,4 @@ def test_memory_stays_the_same_from_launch_to_launch(ranks):
     before = resident()
     for _ in range(10):
         launch(hold, on=ranks)
-    assert resident() - before < 5 * 16e6
+    wait_until(lambda: resident() - before < 16e6)  # once what a job has left is given back

@@ -26,6 +26,9 @@ class Surroundings(Protocol):
     def join(self, part: Any) -> tuple[Any, Any]:
         """Return the device for a `labkit.rank.main.Part`, and the store of the group in which the rank is then."""
 
+    def give_memory_back(self) -> None:
+        """Let go of what the job has left and nobody refers to."""
+
     def take_over(self) -> None:
         """Have the process that calls this take over the notebook's folder, path and environment, say."""
 

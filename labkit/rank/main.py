@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import gc
 import importlib
 import multiprocessing
 import os
@@ -152,13 +151,13 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
     while (part := next_part()) is not None:
-        if part.job.surroundings is None:
+        if (surroundings := part.job.surroundings) is None:
             return _do_safely(part)
-        with part.job.surroundings.around(part.job.group is not None) as left_bytes:
+        with surroundings.around(part.job.group is not None) as left_bytes:
             code = _do_safely(part, left_bytes)
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
-        gc.collect()
+        surroundings.give_memory_back()
     process_group.leave()
     _tidy_up()
     return 0
