@@ -28,6 +28,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -189,6 +190,7 @@ def _become(request: Request, received: list[int]) -> None:
         os.environ.clear()
         os.environ.update(request.environment)
         os.chdir(request.folder)
+        tempfile.tempdir = None  # where it is, is in the environment
         random.seed()
         sys.modules["numpy"].random.seed()
         if threads := os.environ.get("OMP_NUM_THREADS"):  # is read as torch is imported
