@@ -19,7 +19,7 @@ These are the core. Each room imports only those below it in this list, and none
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`; `diagnosis` says which rank failed first, `stopping` how long to wait on Stop;
+                 `history`, `output`; `diagnosis` says why it failed, `stopping` how long to wait on Stop;
                  `companion` is what a wing puts beside a run
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
@@ -29,6 +29,7 @@ These are the core. Each room imports only those below it in this list, and none
 The wings can be deleted one by one. These take part in every run that is theirs:
 
     standby      ranks that are spawned ahead, so that a launch does not wait for them
+    root_cause   which rank failed first, where within milliseconds all of them fail
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed

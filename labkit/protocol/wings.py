@@ -11,6 +11,8 @@ the rest when that is needed. These are all there are; what no wing has the core
     ranks_done(count)    hears when they have ended
     history(world_size)  what takes in the log calls of so many ranks, and
     asking(run)          its part of the live view
+    diagnose(ranks, …)   which rank of a run that failed was the first to fail, and why, and
+    outcome(rank)        what became of each of the others
     stacks(run)          where a run's ranks stand just now
     unsendable(fn, …)    where in a call the value is that cannot be pickled, the value, and why
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
@@ -30,6 +32,7 @@ WINGS = (
     "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
+    "labkit.root_cause",  # which rank failed first
     "labkit.stacks",  # where ranks stand; what a silence says
     "labkit.collectives",  # in which collective ranks missed each other
     "labkit.in_vain",  # a stop that waits for nothing that cannot come

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from labkit import standby
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
-from labkit.monitor.diagnosis import exit_in_words
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
 from labkit.rank.store import open_store
+from labkit.root_cause.exits import in_words
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
@@ -113,7 +113,7 @@ class LocalReserve:
                 return
             for rank, new in zip(dead, spawn(len(dead)), strict=True):
                 self._exit_codes[rank] = self.processes[rank].wait_for_exit()
-                how = "" if rank in self._ended_with_a_run else exit_in_words(self._exit_codes[rank])
+                how = "" if rank in self._ended_with_a_run else in_words(self._exit_codes[rank])
                 self.processes[rank].close()
                 self.processes[rank] = new
                 self.replaced.append(Replaced(rank, how))
