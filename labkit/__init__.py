@@ -3,7 +3,7 @@
     the notebook's kernel                               each rank (a process of its own)
     ─────────────────────                               ────────────────────────────────
     cell: run = labkit.launch(train, world_size=2)
-            │ launcher      check the arguments, pickle the function by value
+            │ launcher      pickle the function by value
             ▼
        engines/  ── mp.spawn ─────────────────────────► rank/      signals, device, seeds, process group
             │                                             │        train(worker, …) → worker.log(loss=…)
@@ -28,6 +28,7 @@ These are the core. Each room imports only those below it in this list, and none
 
 The wings can be deleted one by one. These take part in every run that is theirs:
 
+    arguments    what `launch` cannot do, refused before a process exists
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     root_cause   which rank failed first, where within milliseconds all of them fail
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with

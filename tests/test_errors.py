@@ -16,6 +16,7 @@ import torch
 
 import labkit
 import labkit.errors
+from labkit.arguments import naming
 from labkit.cluster import slurm_endings
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
@@ -28,7 +29,7 @@ from labkit.exporting import statements
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_ended, diagnose_own_error
 from labkit.monitor.run import Run
 from labkit.protocol.events import Failure
-from labkit.protocol.pages import more, naming
+from labkit.protocol.pages import more
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns

@@ -10,6 +10,7 @@ from array import array
 import pytest
 
 from labkit import launcher
+from labkit.arguments.checks import check_call
 from labkit.collectives.hooks import KIND
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
@@ -302,4 +303,4 @@ def test_a_seed_that_the_function_would_not_get_is_refused_whatever_it_is(seed):
 
 
 def test_a_function_may_have_a_seed_of_its_own_if_none_is_given():
-    launcher._check_call(train, (), {}, {"world_size": None, "seed": None})
+    check_call(train, (), {}, {"world_size": None, "seed": None})

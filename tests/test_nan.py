@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 import labkit
-from labkit.launcher import _check_options
+from labkit.arguments.checks import check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
 from labkit.png.drawing import picture
@@ -124,7 +124,7 @@ def test_unwatched_it_is_only_logged():
 @pytest.mark.parametrize("watch", ["inf", True, 1, ""])
 def test_nothing_else_can_be_watched_for(watch):
     with pytest.raises(ValueError, match="watch is 'nan'"):
-        _check_options(None, 0, None, None, watch)
+        check_options(None, 0, None, None, watch)
 
 
 def diverges(worker, at):

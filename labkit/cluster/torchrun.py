@@ -21,12 +21,12 @@ from typing import Any
 
 import psutil
 
+from labkit.arguments import naming
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
-from labkit.protocol.pages import naming
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""

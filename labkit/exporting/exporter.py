@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.arguments import naming
 from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.source import Script
-from labkit.protocol.pages import naming
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""

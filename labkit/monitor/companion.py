@@ -20,11 +20,17 @@ class Asked(NamedTuple):
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
-    world_size: int = 0
+    world_size: Any = 0
     live: bool | None = None
     wait: bool = True
     log_to: Any = None
     trace: Any = None
+    backend: Any = None
+    timeout_s: Any = None
+    seed: Any = None
+    name: Any = None
+    on: Any = None
+    watch: Any = None
 
 
 class Companion:

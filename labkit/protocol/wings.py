@@ -3,6 +3,7 @@
 A wing takes part by its name in `WINGS` and by functions in its own `__init__`, which says what it does, and imports
 the rest when that is needed. These are all there are; what no wing has the core does without:
 
+    check(asked, gpus)   raises TypeError or ValueError for arguments of `labkit.launch` that are of no use
     companion(asked)     what it puts beside a run, a `labkit.monitor.companion.Companion`, or None. It hears the run's
                          events, may change its job, and says more of a failure or a wait
     rank_hooks()         what it does in each rank, a `labkit.protocol.job.RankHooks` from the wing's `hooks`
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 WINGS = (
+    "labkit.arguments",  # what `launch` cannot do, refused before a rank exists
     "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
