@@ -19,8 +19,7 @@ These are the core. Each room imports only those below it in this list, and none
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`; `diagnosis` says why it failed, `stopping` how long to wait on Stop;
-                 `companion` is what a wing puts beside a run
+                 `history`, `output`; `diagnosis` says why it failed; `companion` is what a wing puts beside a run
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
@@ -35,6 +34,7 @@ The wings can be deleted one by one. These take part in every run that is theirs
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
+    stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come
     many         more ranks than can be drawn one by one: a band, and who stands apart
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell

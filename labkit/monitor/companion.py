@@ -74,6 +74,11 @@ class Companion:
         """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
         return None
 
+    @property
+    def grace_s(self) -> float:
+        """How long ranks that are asked to stop have at least, in s."""
+        return 0.0
+
     def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
         """Return whether no rank that is at work can return anything before its grace ends; it was asked to stop.
 

@@ -1,7 +1,7 @@
 """Follows the ranks of one run in a thread: brings their events to its state, and minds the time.
 
 The one place where a run's deadlines are kept: after a failure, a stop, a silence (`timeout_s`), and after all have
-returned. What is decided there is tested without processes, in `state`, `stopping` and `diagnosis`.
+returned. What is decided there is tested without processes, in `state` and `diagnosis`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from labkit.monitor.diagnosis import (
     diagnose_silence,
 )
 from labkit.monitor.state import RunState
-from labkit.monitor.stopping import STEPS
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 
@@ -201,7 +200,7 @@ class Follower:
         """How long ranks that are asked to stop have, in s."""
         if self._stop_grace_s is not None:
             return self._stop_grace_s
-        return max(self.engine.stop_grace_s, STEPS * self.state.pace.longest_step_s)
+        return max([self.engine.stop_grace_s, *(companion.grace_s for companion in self._companions)])
 
     def _mind_the_stop(self, end_s: float, now_s: float) -> None:
         """End ranks that were asked to stop when their grace is over, or nothing can come of it."""

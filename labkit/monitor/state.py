@@ -10,7 +10,6 @@ import cloudpickle
 from labkit.monitor.diagnosis import RankFacts
 from labkit.monitor.history import new_history
 from labkit.monitor.output import RankOutput
-from labkit.monitor.stopping import Pace
 from labkit.protocol import events
 
 RETURN_GRACE_S = 10.0
@@ -58,7 +57,6 @@ class RunState:
         self.ranks = [RankState(rank) for rank in range(world_size)]
         self.recorded = new_history(world_size)
         """What was logged, in the form that charts draw."""
-        self.pace = Pace(world_size)
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
         self.attempt = 0
@@ -111,7 +109,6 @@ class RunState:
                 self._take_exit(event, now_s, since_launch_s, ended_by_us)
             case events.Started():
                 rank.phase = "running"
-                self.pace.begin(event.rank, since_launch_s)
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)
@@ -134,7 +131,6 @@ class RunState:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])
         self.recorded.add(log)
-        self.pace.add(log)
         self.progress_s = now_s
 
     def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:

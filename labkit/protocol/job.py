@@ -46,6 +46,13 @@ class RankHooks:
         "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
         """
 
+    def goes_on(self, log_calls: int, channel: Any) -> bool:
+        """Return whether the rank, asked to stop, is to log once more before it does; it has made so many log calls.
+
+        May raise `labkit.Stopped` itself.
+        """
+        return False
+
     def failed(self, error: BaseException, job: Job, channel: Any) -> None:
         """Say more of what the function has raised, before the failure is reported."""
 

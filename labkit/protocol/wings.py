@@ -37,6 +37,7 @@ WINGS = (
     "labkit.root_cause",  # which rank failed first
     "labkit.stacks",  # where ranks stand; what a silence says
     "labkit.collectives",  # in which collective ranks missed each other
+    "labkit.stopping",  # a stop at a common step, in a grace by the run's own pace
     "labkit.in_vain",  # a stop that waits for nothing that cannot come
     "labkit.variables",  # what variables were when a rank failed
     "labkit.as_script",  # code of scripts, DataLoaders and optimizers in a rank
