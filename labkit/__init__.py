@@ -12,7 +12,7 @@
             │         or by file
             │  follower → state (pure) → history, output; diagnosis
             ▼
-       ui/       live widgets | still picture | text lines → charts
+       ui/       live widgets | still picture → charts
 
 These are the core. Each room imports only those below it in this list, and none of the wings:
 
@@ -40,6 +40,7 @@ The wings can be deleted one by one. These take part in every run that is theirs
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
+    report       lines of text where nobody watches, and what stays of a run that is over
     png          charts as pictures, where nobody watches
 
 The others:

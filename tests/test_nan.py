@@ -16,7 +16,8 @@ from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
-from labkit.ui import charts, live, summary
+from labkit.report import summary
+from labkit.ui import charts, live
 from tests.fake_engine import FakeEngine
 
 NAN, INF = float("nan"), float("inf")

@@ -14,8 +14,9 @@ from labkit.comparing.measuring import measure
 from labkit.launcher import launch
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.protocol.pickling import name_of
+from labkit.report import summary
 from labkit.session.session import Session
-from labkit.ui import kernel, summary
+from labkit.ui import kernel
 
 
 def compare(

@@ -16,6 +16,8 @@ the rest when that is needed. These are all there are; what no wing has the core
     outcome(rank)        what became of each of the others
     stacks(run)          where a run's ranks stand just now
     unsendable(fn, …)    where in a call the value is that cannot be pickled, the value, and why
+    print_lines(run, …)  what prints how a run goes, where nobody watches it, and
+    summarize(run)       what it has come to, by MIME type
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
 
 Of several that could do the same, the first does.
@@ -43,6 +45,7 @@ WINGS = (
     "labkit.as_script",  # code of scripts, DataLoaders and optimizers in a rank
     "labkit.standby",  # ranks spawned ahead
     "labkit.many",  # more ranks than can be drawn one by one
+    "labkit.report",  # lines and a summary, for who does not watch
     "labkit.png",  # charts as pictures, where nobody watches
 )
 

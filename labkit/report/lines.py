@@ -7,7 +7,9 @@ import threading
 import time
 
 from labkit.monitor.run import Run
-from labkit.ui import kernel, summary
+from labkit.report import summary
+from labkit.ui import kernel
+from labkit.ui.words import not_finite as first_not_finite
 
 LINE_EVERY_S = 5.0
 """Time between progress lines; the first few come sooner."""
@@ -32,7 +34,7 @@ class Lines(threading.Thread):
                 notice = self._run.notice
                 if notice:
                     print(f"{self._run.name}: {notice}", flush=True)
-            if not not_finite and (not_finite := summary.not_finite(self._run)):
+            if not not_finite and (not_finite := first_not_finite(self._run)):
                 print(f"{self._run.name}: {not_finite}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(summary.line(self._run), flush=True)
