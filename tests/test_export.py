@@ -408,7 +408,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("process_group", "signals", "store", "worker"),
         ),
         "as_script": ("children", "dynamo", "fork_server", "hooks"),
-        "cluster": ("rank_entry", "run_directory"),
+        "cluster": ("job_events", "rank_entry", "run_directory"),
         "exporting": ("script",),
         "lessons": ("datasets", "models"),
     }

@@ -37,7 +37,8 @@ PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "strategies"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
+    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
+    *("exporting", "exporting.script"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from labkit.monitor.grouping import in_lines
 from labkit.protocol import wings
-from labkit.protocol.events import Failure, JobEnded
+from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
@@ -116,12 +116,6 @@ def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts])
     headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s)"
     cause = f"Rank {first_silent} was the first to fall silent. Give a longer timeout_s if such silence is expected."
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
-
-
-def diagnose_ended(ended: JobEnded, ranks: list[RankFacts]) -> Diagnosis:
-    """Say that whoever carried the ranks ended them, and how far each had come."""
-    rank = ended.rank if ended.rank >= 0 else None
-    return Diagnosis(rank, ended.headline, ended.cause, others(ranks, rank), ended.page)
 
 
 def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:

@@ -17,9 +17,9 @@ from labkit.monitor.diagnosis import (
     Diagnosis,
     RankFacts,
     diagnose,
-    diagnose_ended,
     diagnose_own_error,
     diagnose_silence,
+    others,
 )
 from labkit.monitor.state import RunState
 from labkit.protocol import events
@@ -135,13 +135,15 @@ class Follower:
             state = self.state
             exits_s = max(rank.exit_s for rank in state.ranks)
             self.end_s = min(time.time(), self.start_s + exits_s)
-            ended = state.job_ended if not state.stop_asked else None
+            ended = state.ended if not state.stop_asked else None
             if self._own_error is not None:
                 self.diagnosis = self._own_error
             elif state.has_failed or ended is not None:
                 facts = self._facts()
                 known = [companion.explain_failure for companion in self._companions]
-                self.diagnosis = self._silence or (diagnose_ended(ended, facts) if ended else diagnose(facts, known))
+                if ended:
+                    ended = ended._replace(others=others(facts, ended.rank))
+                self.diagnosis = self._silence or ended or diagnose(facts, known)
         self._on_end()
         self.over.set()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit import standby
+from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.process_table.holders import unique_bytes
@@ -205,7 +206,7 @@ class ReservedEngine(LocalEngine):
         super().start(job._replace(surroundings=Surroundings.here()))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
-            self._events.put(events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
+            self._events.put(job_events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
 
     def poll(self, timeout_s: float) -> list[events.Event]:
         """Return the records that have arrived, waiting at most `timeout_s` for the first."""
@@ -213,7 +214,7 @@ class ReservedEngine(LocalEngine):
         if self._awaited:
             self._awaited -= {event.rank for event in arrived if isinstance(event, events.Started)}
             if not self._awaited:
-                arrived.append(events.Notice(-1, ""))
+                arrived.append(job_events.Notice(-1, ""))
         return arrived
 
     def kill(self) -> None:
@@ -257,7 +258,7 @@ class CellEngine(ReservedEngine):
         """Send the cell to those that have a part in it."""
         for rank in set(range(self.world_size)) - self._only:
             self._done.add(rank)
-            self._events.put(events.Absent(rank))
+            self._events.put(job_events.Absent(rank))
         super().start(job)
 
     def _open_store(self) -> tuple[dist.TCPStore, int]:
