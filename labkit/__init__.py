@@ -36,6 +36,7 @@ The wings can be deleted one by one. These take part in every run that is theirs
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
     stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come
+    not_finite   the first NaN or Inf: said in every view, and marked in the chart
     many         more ranks than can be drawn one by one: a band, and who stands apart
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto

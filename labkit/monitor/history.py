@@ -46,25 +46,6 @@ class Progress(NamedTuple):
     """Last value of every name."""
 
 
-class NotFinite(NamedTuple):
-    """A logged value that is NaN or infinite."""
-
-    step: int
-    time_s: float
-    """Since the launch."""
-    rank: int
-    name: str
-    value: float
-
-    @property
-    def in_words(self) -> str:
-        """ "NaN", "Inf" or "-Inf"."""
-        return "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
-
-
 class Curve(NamedTuple):
     """One curve of the chart of what was logged."""
 
@@ -123,7 +104,6 @@ class History:
         self.kept = array("i"), array("i"), array("q"), array("d"), array("d")
         """The columns of `_Calls`, which grow; whoever reads them holds the lock: see `settled`."""
         self._names: list[str] = []
-        self._first_not_finite: NotFinite | None = None
         self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
         self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
@@ -198,7 +178,6 @@ class History:
                 self._names.append(name)
                 self._last[name], self._has[name] = np.full(self.world_size, np.nan), np.zeros(self.world_size, bool)
             self._last[name][ranks[at]], self._has[name][ranks[at]] = y, True
-            self._note_not_finite(name, ranks[at], steps[at], times_s[at], y)
             if name == SAMPLES:
                 self._sample_rates.add(ranks[at], times_s[at], y)
             self._draw(name, ranks[at], steps[at], y)
@@ -211,14 +190,6 @@ class History:
             self._curves[name, rank].add(*points)
             if self.world_size > 1:
                 self._means[name].add(rank, *points)
-
-    def _note_not_finite(self, name: str, ranks: Any, steps: Any, times_s: Any, y: NDArray[np.float64]) -> None:
-        if np.isfinite(y).all():
-            return
-        bad = np.flatnonzero(~np.isfinite(y))
-        i = bad[np.lexsort((ranks[bad], times_s[bad], steps[bad]))[0]]
-        found = NotFinite(int(steps[i]), float(times_s[i]), int(ranks[i]), name, float(y[i]))
-        self._first_not_finite = min(filter(None, (self._first_not_finite, found)), key=lambda each: each[:3])
 
     def _widths(self, calls: _Calls) -> NDArray[np.int64]:
         """Return how many names each call has."""
@@ -243,12 +214,6 @@ class History:
         """Logged names, in the order in which they first came."""
         with self.settled():
             return self._names
-
-    @property
-    def first_not_finite(self) -> NotFinite | None:
-        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none."""
-        with self.settled():
-            return self._first_not_finite
 
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".

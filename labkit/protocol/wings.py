@@ -11,6 +11,7 @@ the rest when that is needed. These are all there are; what no wing has the core
     take_ranks(count)    processes that are ready to be a run's ranks, and
     ranks_done(count)    hears when they have ended
     history(world_size)  what takes in the log calls of so many ranks, and
+    remark(history)      what is to be said of the values, and marked in the chart: has `name`, `said` and `mark(…)`
     asking(run)          its part of the live view
     diagnose(ranks, …)   which rank of a run that failed was the first to fail, and why, and
     outcome(rank)        what became of each of the others
@@ -44,6 +45,7 @@ WINGS = (
     "labkit.variables",  # what variables were when a rank failed
     "labkit.as_script",  # code of scripts, DataLoaders and optimizers in a rank
     "labkit.standby",  # ranks spawned ahead
+    "labkit.not_finite",  # the first NaN or Inf
     "labkit.many",  # more ranks than can be drawn one by one
     "labkit.report",  # lines and a summary, for who does not watch
     "labkit.png",  # charts as pictures, where nobody watches

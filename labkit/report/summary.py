@@ -11,7 +11,7 @@ from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.run import Run
 from labkit.ui.tables import STATE_COLORS
-from labkit.ui.words import TAIL_LINES, WRAPPED, not_finite, phase, rate
+from labkit.ui.words import TAIL_LINES, WRAPPED, phase, rate, remark
 
 SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""
@@ -60,14 +60,14 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), not_finite(run), headline)))
+    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
-    if not_finite(run):
-        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(not_finite(run))}</div>')
+    if remark(run):
+        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(remark(run))}</div>')
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]

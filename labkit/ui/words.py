@@ -26,10 +26,10 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def not_finite(run: Run) -> str:
-    """Return which rank logged the first NaN or Inf, and at which step, in one line; "" if none did."""
-    found = run.recorded.first_not_finite
-    return f"{found}, the first value that is not finite" if found else ""
+def remark(run: Run) -> str:
+    """Return what a wing has to say of the values that were logged, in one line; "" for nothing."""
+    found = wings.first("remark", run.recorded)
+    return found.said if found else ""
 
 
 def output_html(text: str) -> str:
