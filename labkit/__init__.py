@@ -28,6 +28,7 @@ These are the core. Each room imports only those below it in this list, and none
 The wings can be deleted one by one. These take part in every run that is theirs:
 
     arguments    what `launch` cannot do, refused before a process exists
+    reruns       a cell that is run again stops what it launched before
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     root_cause   which rank failed first, where within milliseconds all of them fail
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
-from labkit.monitor.going import going
 from labkit.monitor.run import Run
 from labkit.protocol import wings
 from labkit.protocol.job import Job
@@ -105,13 +104,9 @@ def launch(
         watch=watch or "",
     )
     beside = companions(asked._replace(world_size=world_size))
-    cell = kernel.this_execution()
-    if cell is not None:
-        _stop_what_it_launched_before(cell)
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s, beside=beside)
-    run.launched_by = cell
     try:
         run.start(job)
     except KeyboardInterrupt:
@@ -142,16 +137,6 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
             if watcher is not None and (wait or run.over.is_set()):
                 watcher.finish()
     return run
-
-
-def _stop_what_it_launched_before(now: kernel.Execution) -> None:
-    """Stop the runs that earlier executions of a cell have launched in the background."""
-    launched = [(run, run.launched_by) for run in list(going) if run.launched_by is not None]
-    earlier = [run for run, then in launched if then.cell == now.cell and then.number != now.number]
-    for run in earlier:
-        run.ask_to_stop()
-    for run in earlier:
-        run.wait_for_the_end()
 
 
 def first_ranks(on: Any, world_size: int | None) -> Target:

@@ -34,6 +34,7 @@ from typing import Any
 
 WINGS = (
     "labkit.arguments",  # what `launch` cannot do, refused before a rank exists
+    "labkit.reruns",  # a cell that is run again
     "labkit.tracking",  # the run's curves elsewhere, too: log_to=…
     "labkit.tracing",  # what every rank did when: trace=…
     "labkit.debugging",  # breakpoint() and input() in a rank
