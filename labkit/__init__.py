@@ -29,6 +29,7 @@ The wings can be deleted one by one. These take part in every run that is theirs
 
     arguments    what `launch` cannot do, refused before a process exists
     reruns       a cell that is run again stops what it launched before
+    ahead        what the first launch and chart need, got while the reader reads
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     root_cause   which rank failed first, where within milliseconds all of them fail
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
@@ -60,7 +61,6 @@ The others:
     integrations what Accelerate, Lightning and Transformers log, as curves
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
-    ahead        what the first launch and chart need, got while the reader reads
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`

@@ -16,6 +16,7 @@ import pytest
 from ipywidgets.widgets import widget as widget_module
 
 import labkit
+from labkit.ahead import charts as ahead
 from labkit.cluster.job_events import Notice
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
@@ -23,7 +24,7 @@ from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
 from labkit.report import summary
 from labkit.report.lines import Lines
-from labkit.ui import ahead, charts, kernel, live, present, widgets
+from labkit.ui import charts, kernel, live, present, widgets
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
 

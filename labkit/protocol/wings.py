@@ -11,6 +11,7 @@ the rest when that is needed. These are all there are; what no wing has the core
     take_ranks(count)    processes that are ready to be a run's ranks, and
     ranks_done(count)    hears when they have ended
     history(world_size)  what takes in the log calls of so many ranks, and
+    charts_are_ready()   whether a chart can be drawn without an import; begins it where nobody has
     remark(history)      what is to be said of the values, and marked in the chart: has `name`, `said` and `mark(…)`
     asking(run)          its part of the live view
     diagnose(ranks, …)   which rank of a run that failed was the first to fail, and why, and
@@ -49,6 +50,7 @@ WINGS = (
     "labkit.not_finite",  # the first NaN or Inf
     "labkit.many",  # more ranks than can be drawn one by one
     "labkit.report",  # lines and a summary, for who does not watch
+    "labkit.ahead",  # what the first chart needs, imported while ranks start
     "labkit.png",  # charts as pictures, where nobody watches
 )
 

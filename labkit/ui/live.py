@@ -17,7 +17,7 @@ import ipywidgets as widgets
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.protocol import wings
-from labkit.ui import ahead, kernel, words
+from labkit.ui import kernel, words
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -96,7 +96,7 @@ class LiveView(threading.Thread):
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
         if {"starting", "queued"} & set(self._run.states):
-            ahead.begin()
+            wings.first("charts_are_ready")  # soon: it begins
         while not self._run.over.is_set():
             began = time.monotonic()
             self._draw()
@@ -141,8 +141,7 @@ class LiveView(threading.Thread):
         self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
         if now < self._chart_due_s:
             return
-        ahead.begin()
-        if not ahead.is_done():
+        if wings.first("charts_are_ready") is False:
             return  # the states are to be seen meanwhile, and the end, should it come
         import plotly.graph_objects as go
 
