@@ -17,7 +17,7 @@ the rest when that is needed. These are all there are; what no wing has the core
     diagnose(ranks, …)   which rank of a run that failed was the first to fail, and why, and
     outcome(rank)        what became of each of the others
     stacks(run)          where a run's ranks stand just now
-    unsendable(fn, …)    where in a call the value is that cannot be pickled, the value, and why
+    unsendable(fn, …)    which value of a call cannot be pickled, why, and what to do, in words
     print_lines(run, …)  what prints how a run goes, where nobody watches it, and
     summarize(run)       what it has come to, by MIME type
     picture(figure)      a Plotly figure as a PNG, for where no browser draws
