@@ -35,6 +35,7 @@ The wings can be deleted one by one. These take part in every run that is theirs
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed
+    name_service no name server is asked when ranks connect by address
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
     stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come

@@ -410,6 +410,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "as_script": ("children", "dynamo", "fork_server", "hooks"),
         "cluster": ("job_events", "rank_entry", "run_directory"),
         "exporting": ("script",),
+        "name_service": ("hooks", "lookup", "stores"),
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}

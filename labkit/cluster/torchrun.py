@@ -228,7 +228,7 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-    from labkit.rank.store import without_name_service
+    from labkit.name_service.lookup import without_name_service
 
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
         if is_master and host.startswith("127."):

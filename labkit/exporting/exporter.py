@@ -35,7 +35,7 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "name_service", "strategies"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
     *("exporting", "exporting.script"),

@@ -11,9 +11,9 @@ the rest when that is needed. These are all there are; what no wing has the core
     take_ranks(count)    processes that are ready to be a run's ranks, and
     ranks_done(count)    hears when they have ended
     history(world_size)  what takes in the log calls of so many ranks, and
-    charts_are_ready()   whether a chart can be drawn without an import; begins it where nobody has
-    remark(history)      what is to be said of the values, and marked in the chart: has `name`, `said` and `mark(…)`
     asking(run)          its part of the live view
+    remark(history)      what is to be said of the values, and marked in the chart: has `name`, `said` and `mark(…)`
+    charts_are_ready()   whether a chart can be drawn without an import; begins it where nobody has
     diagnose(ranks, …)   which rank of a run that failed was the first to fail, and why, and
     outcome(rank)        what became of each of the others
     stacks(run)          where a run's ranks stand just now
@@ -45,6 +45,7 @@ WINGS = (
     "labkit.stopping",  # a stop at a common step, in a grace by the run's own pace
     "labkit.in_vain",  # a stop that waits for nothing that cannot come
     "labkit.variables",  # what variables were when a rank failed
+    "labkit.name_service",  # connections by address, without a name server
     "labkit.as_script",  # code of scripts, DataLoaders and optimizers in a rank
     "labkit.standby",  # ranks spawned ahead
     "labkit.not_finite",  # the first NaN or Inf

@@ -15,11 +15,11 @@ from labkit import standby
 from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
+from labkit.name_service.stores import open_store
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
-from labkit.rank.store import open_store
 from labkit.root_cause.exits import in_words
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
