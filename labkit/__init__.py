@@ -3,7 +3,7 @@
     the notebook's kernel                               each rank (a process of its own)
     ─────────────────────                               ────────────────────────────────
     cell: run = labkit.launch(train, world_size=2)
-            │ launcher      check the arguments, pickle the function by value
+            │ launcher      pickle the function by value
             ▼
        engines/  ── mp.spawn ─────────────────────────► rank/      signals, device, seeds, process group
             │                                             │        train(worker, …) → worker.log(loss=…)
@@ -12,15 +12,14 @@
             │         or by file
             │  follower → state (pure) → history, output; diagnosis
             ▼
-       ui/       live widgets | still picture | text lines → charts
+       ui/       live widgets | still picture → charts
 
 These are the core. Each room imports only those below it in this list, and none of the wings:
 
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`; `diagnosis` says which rank failed first, `stopping` how long to wait on Stop;
-                 `companion` is what a wing puts beside a run
+                 `history`, `output`; `diagnosis` says why it failed; `companion` is what a wing puts beside a run
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
@@ -28,16 +27,24 @@ These are the core. Each room imports only those below it in this list, and none
 
 The wings can be deleted one by one. These take part in every run that is theirs:
 
+    arguments    what `launch` cannot do, refused before a process exists
+    reruns       a cell that is run again stops what it launched before
+    ahead        what the first launch and chart need, got while the reader reads
     standby      ranks that are spawned ahead, so that a launch does not wait for them
+    root_cause   which rank failed first, where within milliseconds all of them fail
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
     collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     variables    what variables were when a rank failed
+    name_service no name server is asked when ranks connect by address
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
+    stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come
+    not_finite   the first NaN or Inf: said in every view, and marked in the chart
     many         more ranks than can be drawn one by one: a band, and who stands apart
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
+    report       lines of text where nobody watches, and what stays of a run that is over
     png          charts as pictures, where nobody watches
 
 The others:
@@ -55,7 +62,6 @@ The others:
     integrations what Accelerate, Lightning and Transformers log, as curves
     lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
-    ahead        what the first launch and chart need, got while the reader reads
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`

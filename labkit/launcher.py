@@ -1,13 +1,9 @@
-"""The public call: check the arguments, start the ranks, return a `Run`."""
+"""The public call: start the ranks, return a `Run`."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-import math
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +13,11 @@ import torch.distributed as dist
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
-from labkit.monitor.going import going
 from labkit.monitor.run import Run
+from labkit.protocol import wings
 from labkit.protocol.job import Job
-from labkit.protocol.pages import more, naming
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import has_tpu, threads
+from labkit.protocol.system import threads
 from labkit.ui import kernel, present
 
 
@@ -89,20 +84,16 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    own: dict[str, Any] = {"world_size": world_size, "backend": backend, "name": name, "on": on}
-    own |= {"seed": None if seed is DEFAULT_SEED else (seed,), "watch": watch, "log_to": log_to, "trace": trace}
-    with naming("bad_argument"):
-        _check_call(fn, args, kwargs, own)
-        is_here = on is None or getattr(on, "is_here", False)
-        gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-        on = None if on is None else ranks_on(on, world_size)
-        world_size = check_world_size(world_size, gpus or 0) if on is None else on.world_size
-        backend = check_backend(backend, world_size, gpus)
-        _check_options(timeout_s, seed, name, live, watch)
+    is_here = on is None or getattr(on, "is_here", False)
+    gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
+    asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
+    wings.first("check", asked, gpus)
+    on = None if on is None else first_ranks(on, world_size)
+    world_size = world_size or gpus or 2 if on is None else on.world_size
     job = Job(
         function=pack_call(fn, args, kwargs),
         world_size=world_size,
-        backend=backend,
+        backend=backend_for(backend, world_size, gpus),
         cuda_devices=gpus,
         threads=threads(world_size) if is_here else None,
         seed=None if seed is None else int(seed),
@@ -112,14 +103,10 @@ def launch(
         cells=kernel.cells(),
         watch=watch or "",
     )
-    beside = companions(Asked(fn, args, kwargs, world_size, live, wait, log_to, trace))
-    cell = kernel.this_execution()
-    if cell is not None:
-        _stop_what_it_launched_before(cell)
+    beside = companions(asked._replace(world_size=world_size))
     name = name or name_of(fn)
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s, beside=beside)
-    run.launched_by = cell
     try:
         run.start(job)
     except KeyboardInterrupt:
@@ -152,110 +139,16 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     return run
 
 
-def _stop_what_it_launched_before(now: kernel.Execution) -> None:
-    """Stop the runs that earlier executions of a cell have launched in the background."""
-    launched = [(run, run.launched_by) for run in list(going) if run.launched_by is not None]
-    earlier = [run for run, then in launched if then.cell == now.cell and then.number != now.number]
-    for run in earlier:
-        run.ask_to_stop()
-    for run in earlier:
-        run.wait_for_the_end()
-
-
-def _check_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], own: dict[str, Any]) -> None:
-    """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
-    if not callable(fn):
-        raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
-    title = name_of(fn)
-    if inspect.iscoroutinefunction(fn):
-        raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
-    try:
-        signature = inspect.signature(fn)
-    except ValueError:  # some built-in functions do not say
-        return
-    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
-    if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        name = taken[0]
-        raise ValueError(
-            f"{title} has a parameter called {name!r}, but launch() keeps {name}=… for itself and does not pass it on. "
-            f"Rename it in {title}, or bind it: functools.partial({title}, {name}=…)"
-        )
-    try:
-        signature.bind(object(), *args, **kwargs)
-    except TypeError as error:
-        given = ", ".join(["worker", *(f"{a!r:.30}" for a in args), *(f"{k}=…" for k in kwargs)])
-        raise TypeError(
-            f"{title}{signature} cannot be called as {title}({given}): {error}. "
-            "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
-        ) from None
-
-
-@functools.cache
-def _say_once_that_tpus_are_not_used() -> None:
-    if has_tpu():
-        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
-        warnings.warn(said, stacklevel=4)
-
-
-def ranks_on(on: Any, world_size: Any) -> Target:
+def first_ranks(on: Any, world_size: int | None) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
-    if not hasattr(on, "engine"):
-        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
-    if world_size is not None and hasattr(on, "first"):
-        return on.first(check_world_size(world_size, 0))
-    if world_size not in (None, on.world_size):
-        raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    return on
+    target: Target = on.first(world_size) if world_size is not None and hasattr(on, "first") else on
+    return target
 
 
-def check_world_size(world_size: Any, gpus: int) -> int:
-    """Return the number of ranks, by default one per GPU, or 2. Raises TypeError or ValueError for what is none."""
-    if world_size is None:
-        return gpus or 2
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(f"world_size is a whole number of ranks, got {world_size!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, got {world_size}")
-    return world_size
-
-
-def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
-    """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
-    if gpus == 0:
-        _say_once_that_tpus_are_not_used()
-    if backend is None:
-        if gpus is None:
-            return None  # the ranks will find out what GPUs they have
-        return "nccl" if 0 < world_size <= gpus and dist.is_nccl_available() else "gloo"
-    if not isinstance(backend, str):
-        raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
-    known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
-    for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
-        library = part.rpartition(":")[2].lower()
-        if library == "xla":
-            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
-        if library not in known:
-            raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
-        if not dist.is_backend_available(library):
-            raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
-        if library == "nccl" and gpus is not None and gpus < world_size:
-            raise ValueError(
-                f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
-                f"found {gpus}. Use backend='gloo'"
-            )
-    return backend.lower()
-
-
-def _check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
-        raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(f"seed is a whole number or None, got {seed!r}")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name is a text, got {name!r}")
-    if live not in (True, False, None):
-        raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
-    if watch not in ("nan", None):
-        raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
+def backend_for(backend: str | None, world_size: int, gpus: int | None) -> str | None:
+    """Return the backend to use; None: the ranks will find out what GPUs they have."""
+    if backend is not None:
+        return backend.lower()
+    if gpus is None:
+        return None
+    return "nccl" if 0 < world_size <= gpus and dist.is_nccl_available() else "gloo"

@@ -7,10 +7,12 @@ import pytest
 
 from labkit.collectives.beside import Calls
 from labkit.monitor import diagnosis as core
-from labkit.monitor.diagnosis import RankFacts, exit_in_words
+from labkit.monitor.diagnosis import RankFacts
 from labkit.monitor.grouping import rank_list
+from labkit.protocol import wings
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
+from labkit.root_cause.exits import in_words
 from labkit.stacks.hang import diagnose_hang
 from labkit.stacks.rank_stacks import Frame, RankStack, Stacks
 
@@ -153,6 +155,19 @@ def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, s
     assert len(diagnosis.others) == len(ranks) - 1
 
 
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([lost(0, 1.2), raised(1, 1.0)], "rank 1 failed: ValueError: bad batch"),
+        ([ended(0, 0.5), died(1, 1.5, 4), died(2, 1.0, 3)], "rank 2 died (exit code 3) and left no traceback"),
+    ],
+)
+def test_without_the_wing_the_first_rank_that_told_of_it_is_named(ranks, said, monkeypatch):
+    monkeypatch.setattr(wings, "first", lambda *_: None)
+    diagnosis = diagnose(ranks)
+    assert (diagnosis.headline, diagnosis.others) == (said, [])
+
+
 def test_the_cause_is_the_ranks_own_traceback():
     assert diagnose([lost(0, 1.1), raised(1, 1.0)]).cause == "Traceback of rank 1\nValueError: bad batch"
 
@@ -226,7 +241,7 @@ def test_however_a_library_says_that_a_peer_is_gone_it_is_a_consequence(summary)
     ],
 )
 def test_exit_codes_are_said_in_words(code, words):
-    assert exit_in_words(code) == words
+    assert in_words(code) == words
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 import torch.distributed as dist
 
-from labkit.cluster import rank_entry, supervisor
+from labkit.cluster import job_events, rank_entry, supervisor
 from labkit.cluster.directory_engine import LaunchedEngine, new_directory
 from labkit.cluster.launcher_job import LauncherJob
 from labkit.cluster.rank_entry import _counts
@@ -307,7 +307,7 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_lost_their_connection(
 
 def test_what_the_launcher_says_of_the_end_goes_before_the_ranks_failures(launched):
     engine, directory = launched()
-    engine.launched.why = events.JobEnded(-1, "the job lost a node", "Launch it again.", "slurm")
+    engine.launched.why = job_events.JobEnded(-1, "the job lost a node", "Launch it again.", "slurm")
     rank = Rank(directory, 0)
     rank.send(events.Failure(0, 1.0, "running", "RuntimeError: Connection closed by peer", "Traceback"))
     rank.end(1)

@@ -17,12 +17,13 @@ from labkit.in_vain.hooks import SaysWaits
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
+from labkit.stopping.hooks import Agrees
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 
 pytestmark = pytest.mark.spawns
 
-HOOKS = (SaysCalls(), SaysWaits())
+HOOKS = (SaysCalls(), SaysWaits(), Agrees())
 """Whatever carries the ranks brings them their words, and the notebook their answers."""
 
 ENGINES = {

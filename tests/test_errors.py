@@ -16,7 +16,9 @@ import torch
 
 import labkit
 import labkit.errors
+from labkit.arguments import naming
 from labkit.cluster import slurm_endings
+from labkit.cluster.job_events import JobEnded
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
@@ -25,10 +27,11 @@ from labkit.collectives.beside import Calls
 from labkit.collectives.recorder import Collectives
 from labkit.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.exporting import statements
-from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_ended, diagnose_own_error
+from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_own_error
 from labkit.monitor.run import Run
+from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
-from labkit.protocol.pages import more, naming
+from labkit.protocol.pages import more
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns
@@ -146,24 +149,29 @@ def session(_):
     return refused(RuntimeError, turns.of("again").take, FakeEngine())
 
 
+def ended_with(ended):
+    state = RunState(2, 0.0, 0.0)
+    state.take(ended, 0.0, 0.0)
+    return failed(state.ended)
+
+
 def slurm(_):
     seen = RanksSeen({}, [0, 1], {0, 1})
     ended = slurm_endings.ending("5", JobState("TIMEOUT", "", "debug", ""), seen, Path("/nowhere"), "python", False)
-    return failed(diagnose_ended(ended, []))
+    return ended_with(ended)
 
 
 def torchrun(folder):
     job = TorchrunJob(2, RunDirectory(folder), {}, labkit.Torchrun())
     job._agent = SimpleNamespace(wait=lambda: -signal.SIGKILL)
     (folder / "torchrun.out").touch()
-    return failed(diagnose_ended(job.ending(RanksSeen({}, [0, 1], {0, 1})), []))
+    return ended_with(job.ending(RanksSeen({}, [0, 1], {0, 1})))
 
 
 def ray(_):
     orders = Orders("", "auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {}, "", "train")
     ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
-    said = SimpleNamespace(rank=ended.rank, headline=ended.headline, cause=ended.cause, page="ray")
-    return failed(diagnose_ended(said, []))
+    return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
 
 
 def labkit_failed(_):

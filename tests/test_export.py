@@ -408,8 +408,9 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("process_group", "signals", "store", "worker"),
         ),
         "as_script": ("children", "dynamo", "fork_server", "hooks"),
-        "cluster": ("rank_entry", "run_directory"),
+        "cluster": ("job_events", "rank_entry", "run_directory"),
         "exporting": ("script",),
+        "name_service": ("hooks", "lookup", "stores"),
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}

@@ -10,6 +10,8 @@ from array import array
 import pytest
 
 from labkit import launcher
+from labkit.arguments.checks import check_call
+from labkit.cluster import job_events
 from labkit.collectives.hooks import KIND
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
@@ -279,7 +281,7 @@ def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(monitor_run, "END_S", 0.2)
     engine = FakeEngine(immortal=True)
     run = going(engine)
-    engine.arrived.put(events.Notice(-1, "SLURM job 5: squeue does not answer"))
+    engine.arrived.put(job_events.Notice(-1, "SLURM job 5: squeue does not answer"))
     wait_until(lambda: run.notice, LONG_S)
     with pytest.raises(TimeoutError, match=r"not known to be gone \(SLURM job 5: squeue does not answer\)"):
         run.stop(0)
@@ -302,4 +304,4 @@ def test_a_seed_that_the_function_would_not_get_is_refused_whatever_it_is(seed):
 
 
 def test_a_function_may_have_a_seed_of_its_own_if_none_is_given():
-    launcher._check_call(train, (), {}, {"world_size": None, "seed": None})
+    check_call(train, (), {}, {"world_size": None, "seed": None})

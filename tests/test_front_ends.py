@@ -17,8 +17,7 @@ import nbformat
 import pytest
 
 import labkit
-from labkit import launcher
-from labkit.protocol import system
+from labkit.arguments import checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
@@ -113,7 +112,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
 @pytest.mark.spawns
 @pytest.mark.kernel
 def test_without_widgets_there_are_text_and_pictures(notebook):
-    notebook.run("labkit.ui.ahead.wait()")
+    notebook.run("labkit.ahead.charts.wait()")
     notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
     notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
     notebook.ever_shown.clear()
@@ -164,7 +163,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("from labkit import launcher\nlauncher._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("from labkit.arguments import checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(
@@ -202,13 +201,13 @@ def test_a_tpu_is_known_by_its_package_and_the_environment(environment, is_insta
         monkeypatch.setenv(name, value)
     if is_installed:
         monkeypatch.syspath_prepend(packages(tmp_path, "kaggle"))
-    assert system.has_tpu() == found
-    launcher._say_once_that_tpus_are_not_used.cache_clear()
+    assert checks.has_tpu() == found
+    checks._say_once_that_tpus_are_not_used.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         for _ in range(2):
-            launcher._say_once_that_tpus_are_not_used()
+            checks._say_once_that_tpus_are_not_used()
     assert len(said) == found
-    launcher._say_once_that_tpus_are_not_used.cache_clear()
+    checks._say_once_that_tpus_are_not_used.cache_clear()
 
 
 @pytest.mark.parametrize(("name", "picture"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])

@@ -23,7 +23,7 @@ PACKAGE = Path(labkit.__file__).parent
 CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "monitor", "ui")
 WINGS = sorted(path.name for path in PACKAGE.iterdir() if path.name not in (*CORE, "py.typed", "__pycache__"))
 
-CODE_LINES = 3467
+CODE_LINES = 2946
 """Of the core at most, without blank lines, comments and docstrings. 2,800 is aimed at: only ever lower this."""
 
 ALL = "all of them"

@@ -14,14 +14,13 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import directory_engine, launcher_job, slurm_job, slurm_queue
+from labkit.cluster import directory_engine, job_events, launcher_job, slurm_job, slurm_queue
 from labkit.cluster.directory_engine import LaunchedEngine
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import SlurmError
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.cluster.torchrun import TorchrunJob
 from labkit.monitor.run import Run
-from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.session.cluster_reserve import ClusterReserve
 from tests import workloads
@@ -233,7 +232,7 @@ def stop(directory):
 @pytest.fixture
 def launched(directory):
     job = Launched(2, directory, {})
-    job.ending = lambda seen: events.JobEnded(-1, "the job was asked to end", "Launch it again.", "slurm")
+    job.ending = lambda seen: job_events.JobEnded(-1, "the job was asked to end", "Launch it again.", "slurm")
     run = Run(LaunchedEngine(job), 2, "test")
     run.follow(A_JOB)
     return run

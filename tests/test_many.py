@@ -23,8 +23,9 @@ from labkit.monitor.output import RankOutput, together
 from labkit.monitor.run import Run
 from labkit.png.drawing import picture
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
+from labkit.report import summary
 from labkit.stacks.rank_stacks import RankStack, Stacks
-from labkit.ui import charts, kernel, live, summary
+from labkit.ui import charts, kernel, live
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 

@@ -7,16 +7,18 @@ from array import array
 import pytest
 
 import labkit
-from labkit.launcher import _check_options
+from labkit.arguments.checks import check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
+from labkit.not_finite.finding import first
 from labkit.png.drawing import picture
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
-from labkit.ui import charts, live, summary
+from labkit.report import summary
+from labkit.ui import charts, live
 from tests.fake_engine import FakeEngine
 
 NAN, INF = float("nan"), float("inf")
@@ -46,13 +48,19 @@ def logged(*logs, world_size=2):
     ],
 )
 def test_the_value_of_the_earliest_step_is_the_one_that_is_named(logs, said):
-    assert str(logged(*logs).first_not_finite) == said
+    assert str(first(logged(*logs))) == said
+    history = logged()
+    for each in logs:
+        history.add(each)
+        found = first(history)
+    assert str(found) == said, "however often one looks"
 
 
 def test_what_a_rank_takes_back_is_forgotten():
     history = logged(log(0, 0, 1.0, NAN))
+    assert first(history)
     history.go_back(0, 1)
-    assert history.first_not_finite is None
+    assert first(history) is None
 
 
 def a_run(*logs):
@@ -124,7 +132,7 @@ def test_unwatched_it_is_only_logged():
 @pytest.mark.parametrize("watch", ["inf", True, 1, ""])
 def test_nothing_else_can_be_watched_for(watch):
     with pytest.raises(ValueError, match="watch is 'nan'"):
-        _check_options(None, 0, None, None, watch)
+        check_options(None, 0, None, None, watch)
 
 
 def diverges(worker, at):
@@ -143,4 +151,4 @@ def test_watched_a_run_ends_as_that_ranks_failure_with_its_frames():
     assert error.rank == 1
     assert "rank 1 failed: FloatingPointError: loss is nan at step 7" in error.diagnosis.headline
     assert {"scale": "nan", "step": "7"}.items() <= error.frames[0].variables.items()
-    assert str(error.run.recorded.first_not_finite) == "rank 1 logged loss NaN at step 7"
+    assert str(first(error.run.recorded)) == "rank 1 logged loss NaN at step 7"

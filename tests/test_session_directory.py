@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import slurm_commands
+from labkit.cluster import job_events, slurm_commands
 from labkit.cluster.launcher_job import LauncherJob
 from labkit.cluster.run_directory import FileSender
 from labkit.monitor.run import Run
@@ -42,10 +42,10 @@ class Launched(LauncherJob):
         self.settle(0.0)
 
     def interruption(self):
-        return events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.", "slurm")
+        return job_events.JobEnded(-1, "the job lost a node: node2 is down", "It begins again.", "slurm")
 
     def ending(self, seen):
-        return events.JobEnded(-1, "the job was cancelled", "Ask who did it.", "slurm")
+        return job_events.JobEnded(-1, "the job was cancelled", "Ask who did it.", "slurm")
 
 
 class Rank:
@@ -144,7 +144,7 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, launched, reserve,
         rank.end(1, -15, ended=True, dies=True)
     time.sleep(0.3)
     assert not run.over.is_set()
-    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
+    launched.emit(job_events.Notice(-1, "job 5 waits", queued=True))
     error = over(run)
     assert error.rank is None
     assert str(error).startswith("the job lost a node: node2 is down\n\nIt begins again.")
@@ -152,7 +152,7 @@ def test_what_the_launcher_ended_waits_for_its_reason(launch, launched, reserve,
     assert [each.state for each in reserve.ranks()] == ["queued", "queued"]
     for rank in ranks:
         rank.begin()
-    launched.emit(events.Notice(-1, "job 5 on node[1-2]"))
+    launched.emit(job_events.Notice(-1, "job 5 on node[1-2]"))
     wait_until(lambda: [each.state for each in reserve.ranks()] == ["idle", "idle"])
     assert [(each.rank, each.how) for each in reserve.take_replaced()] == [
         (rank, "the job lost a node: node2 is down") for rank in range(2)
@@ -169,7 +169,7 @@ def test_a_job_that_stopped_because_slurm_took_the_machines_has_not_finished(lau
         rank.end(1)
     time.sleep(0.3)
     assert not run.over.is_set()
-    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
+    launched.emit(job_events.Notice(-1, "job 5 waits", queued=True))
     assert str(over(run)).startswith("the job lost a node: node2 is down")
     assert run.results == ["a part", "a part"]
 
@@ -231,7 +231,7 @@ def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch
     again.engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
-    run.engine.end_with(events.JobEnded(-1, "the job lost a node", "It is broken.", "slurm"))
+    run.engine.end_with(job_events.JobEnded(-1, "the job lost a node", "It is broken.", "slurm"))
     over(run)
     later = Run(reserve.pick_up(1, turn), 2, "later")
     later.engine.follow()
@@ -267,7 +267,7 @@ def test_a_node_that_does_not_answer_is_named(launch, reserve, ranks, monkeypatc
 
 
 def test_what_is_launched_while_there_are_no_machines_waits_and_can_be_stopped(launch, launched, reserve, folder):
-    launched.emit(events.Notice(-1, "job 5 waits", queued=True))
+    launched.emit(job_events.Notice(-1, "job 5 waits", queued=True))
     wait_until(lambda: reserve.waits)
     run = launch()
     assert (run.status, run.notice) == ("queued", "job 5 waits")

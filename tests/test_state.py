@@ -7,19 +7,16 @@ from array import array
 import cloudpickle
 import pytest
 
+from labkit.cluster.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.protocol.events import (
-    Absent,
     Exit,
     Expect,
     Failure,
-    JobEnded,
     Log,
     Memory,
     MemorySeen,
-    Notice,
     Output,
-    Restarted,
     Result,
     Stack,
     Started,
@@ -140,8 +137,8 @@ def test_what_one_rank_says_of_itself_is_kept_with_it():
 
 
 def test_that_the_job_was_ended_is_kept_for_the_diagnosis():
-    ended = JobEnded(-1, "the time limit", "Ask for more.", "slurm")
-    assert after(ended).job_ended is ended
+    ended = after(JobEnded(-1, "the time limit", "Ask for more.", "slurm")).ended
+    assert (ended.rank, ended.headline, ended.cause, ended.page) == (None, "the time limit", "Ask for more.", "slurm")
 
 
 def test_memory_seen_from_outside_grows_until_the_rank_gives_its_own_account():

@@ -8,8 +8,8 @@ import pytest
 
 from labkit.in_vain.beside import USED_SHARE, Stopping
 from labkit.in_vain.waiting import Waits
-from labkit.monitor.stopping import RECENT, Pace
 from labkit.protocol.events import Log
+from labkit.stopping.pace import RECENT, Pace
 
 GRACE_S = 2.0
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 
 import pytest
 import torch.distributed as dist
 
-from labkit.rank import store as stores
+from labkit.engines.local import LocalEngine
+from labkit.name_service import lookup, stores
+from labkit.name_service.hooks import ByAddress
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank import main, store
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """What glibc was told, in order."""
     told = []
-    monkeypatch.setattr(stores, "_switch", lambda: (lambda database, sources: told.append(sources) or 0, b"files dns"))
+    monkeypatch.setattr(lookup, "_switch", lambda: (lambda database, sources: told.append(sources) or 0, b"files dns"))
     return told
 
 
@@ -31,6 +36,22 @@ def test_addresses_are_looked_up_in_files_alone_while_a_connection_is_made(asked
     _, port = stores.open_store(2)
     assert asked == [b"files", b"files dns"]
     stores.join_store("127.0.0.1", port, 2)
+    assert asked == [b"files", b"files dns"] * 2
+
+
+def test_so_does_a_job_in_the_notebook_and_in_a_rank(asked, monkeypatch):
+    class NoProcesses(LocalEngine):
+        def _take(self):
+            raise OSError("no process")
+
+    _, port = store.open_store(1)
+    assert asked == [], "by itself it does not"
+    job = Job(b"", 1, "gloo", 0, 1, 0, port, 0.0, {}, {}).with_hooks(ByAddress())
+    monkeypatch.setattr(os, "environ", {})
+    main._rendezvous_in_the_notebook(job, RankInfo(0, 0, 1, 1))
+    assert asked == [b"files", b"files dns"]
+    with pytest.raises(OSError, match="no process"):
+        NoProcesses(1).start(job)
     assert asked == [b"files", b"files dns"] * 2
 
 
@@ -51,7 +72,7 @@ def test_the_usual_way_is_back_only_after_the_last_of_several(asked):
     inside, leave = threading.Barrier(3), threading.Event()
 
     def connect():
-        with stores.without_name_service("127.0.0.1"):
+        with lookup.without_name_service("127.0.0.1"):
             inside.wait()
             leave.wait()
 
@@ -71,11 +92,11 @@ def test_where_the_c_library_is_another_one_nothing_is_changed(monkeypatch):
         def __init__(self, name):
             pass
 
-    stores._switch.cache_clear()
+    lookup._switch.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", Other)
     try:
-        assert stores._switch() is None
+        assert lookup._switch() is None
         _, port = stores.open_store(1)
         assert stores.join_store("127.0.0.1", port, 1).num_keys() >= 0
     finally:
-        stores._switch.cache_clear()
+        lookup._switch.cache_clear()

@@ -15,6 +15,7 @@ import cloudpickle
 import pytest
 
 import labkit
+from labkit.cluster import job_events
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.tracking import following
@@ -194,7 +195,7 @@ def test_a_run_that_goes_back_to_a_checkpoint_has_each_step_in_the_tracker_once(
         for rank in range(2):
             engine.arrived.put(calls(rank, list(range(STEPS))))
         wait_until(lambda: len(notes.rows) == STEPS)
-        engine.arrived.put(events.Restarted(-1, 1))
+        engine.arrived.put(job_events.Restarted(-1, 1))
         log_and_end(run, engine, range(STEPS // 2, 2 * STEPS))
     assert [step for step, _ in notes.rows] == list(range(2 * STEPS))
     assert [run.progress(rank)[0].steps for rank in range(2)] == [2 * STEPS] * 2

@@ -17,7 +17,7 @@ import labkit
 from labkit.cluster import run_directory
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.ui import summary
+from labkit.report import summary
 from labkit.variables import describing
 from labkit.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
 from labkit.variables.frames import Frames, frames_of

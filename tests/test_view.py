@@ -16,12 +16,15 @@ import pytest
 from ipywidgets.widgets import widget as widget_module
 
 import labkit
+from labkit.ahead import charts as ahead
+from labkit.cluster.job_events import Notice
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
 from labkit.png.drawing import picture
-from labkit.protocol.events import Exit, Expect, Failure, Log, Notice, Output, Result, Started, Stopped
-from labkit.ui import ahead, charts, kernel, live, present, summary, widgets
-from labkit.ui.lines import Lines
+from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
+from labkit.report import summary
+from labkit.report.lines import Lines
+from labkit.ui import charts, kernel, live, present, widgets
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
 

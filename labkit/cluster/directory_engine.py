@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.run_directory import DirectoryReader, RunDirectory
 from labkit.protocol import events
@@ -88,7 +89,7 @@ class DirectoryEngine:
         try:
             self.directory.ask(word)
         except OSError as error:  # a full disk, say; whoever asked has a deadline, after which the ranks are ended
-            self.emit(events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
+            self.emit(job_events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
             return False
         return True
 
@@ -118,7 +119,7 @@ class LaunchedEngine(DirectoryEngine):
             if isinstance(event, events.Exit):
                 self._exits[event.rank] = event
                 continue
-            if isinstance(event, events.Restarted):
+            if isinstance(event, job_events.Restarted):
                 self._exits, had_begun, had_ended = {}, False, False
             found.append(event)
         if self._reader.begun and not had_begun:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from labkit.cluster import job_events
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol import events
 
@@ -128,13 +129,13 @@ class LauncherJob:
         """Have the launcher end the ranks, and wait until it knows."""
         raise NotImplementedError
 
-    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+    def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return why the launcher has done with the ranks, if that is no rank's doing."""
         raise NotImplementedError
 
-    def interruption(self) -> events.JobEnded:
+    def interruption(self) -> job_events.JobEnded:
         """Return why the launcher has ended all ranks, though it will start them again."""
-        return events.JobEnded(-1, f"the {self.kind} job was interrupted", "Its ranks begin again.", "session")
+        return job_events.JobEnded(-1, f"the {self.kind} job was interrupted", "Its ranks begin again.", "session")
 
     def ranks_have_begun(self) -> None:
         """Take notice that ranks have begun, and that the launcher is not waited for any more."""

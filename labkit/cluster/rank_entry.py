@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from labkit.as_script import process_begins
 from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.name_service.stores import join_store, open_store
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit, end_children
 from labkit.rank.signals import handle_signals
-from labkit.rank.store import join_store, open_store
 
 RENDEZVOUS_S = 300.0
 """How long a rank waits for rank 0 to publish where the store is."""

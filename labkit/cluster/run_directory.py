@@ -28,6 +28,7 @@ from typing import Any
 
 import cloudpickle
 
+from labkit.cluster import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
 
@@ -241,7 +242,7 @@ class DirectoryReader:
                 found += [r for r in files.read(all_of_it=True) if isinstance(r, (events.Log, events.Output))]
             self._files = {}
             self.attempt += 1
-            found.append(events.Restarted(-1, self.attempt))
+            found.append(job_events.Restarted(-1, self.attempt))
         self._open(there)
         for files in self._files.values():
             found += files.read()

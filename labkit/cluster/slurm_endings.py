@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from labkit.cluster import job_events
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.slurm_queue import JobState, troubles
 from labkit.monitor.grouping import rank_list
-from labkit.protocol import events
 
 ENDINGS = {
     "CANCELLED": (
@@ -39,7 +39,7 @@ ENDINGS = {
 
 def ending(
     job_id: str, state: JobState, seen: RanksSeen, directory: Path, python: str, was_ended: bool
-) -> events.JobEnded | None:
+) -> job_events.JobEnded | None:
     """Return why a job ended, if that is no rank's doing, nor this notebook's: `was_ended`."""
     if state.state in ENDINGS and not (was_ended and state.state == "CANCELLED"):
         return _by_state(job_id, state, seen)
@@ -48,7 +48,7 @@ def ending(
     if not seen.missing:
         return _without_a_failure(job_id, state, seen)
     if state.state in ("FORGOTTEN", "COMPLETED"):
-        return events.JobEnded(
+        return job_events.JobEnded(
             -1,
             f"SLURM job {job_id} is over, but not all ranks have said how they ended",
             "The job ended a while ago, and SLURM no longer knows it. What its ranks wrote is kept."
@@ -60,7 +60,7 @@ def ending(
     if not never:
         return None
     who = rank_list(never) if seen.begun else "any rank"
-    return events.JobEnded(
+    return job_events.JobEnded(
         -1,
         f"SLURM job {job_id} ended ({state.state}) before {who} began",
         f"{_where(state)}Every node must see {directory} and have {python}. What SLURM wrote:\n{_tail(directory)}",
@@ -68,34 +68,34 @@ def ending(
     )
 
 
-def _by_state(job_id: str, state: JobState, seen: RanksSeen) -> events.JobEnded:
+def _by_state(job_id: str, state: JobState, seen: RanksSeen) -> job_events.JobEnded:
     what, advice = ENDINGS[state.state]
     where = _where(state, with_troubles=state.state == "NODE_FAIL")
     starved = [rank for rank, exit in seen.exits.items() if exit.code == -9 and not exit.ended]
     rank = starved[0] if state.state == "OUT_OF_MEMORY" and starved else -1
     who = "" if rank < 0 else f"; rank {rank} was killed for it"
-    return events.JobEnded(rank, f"SLURM job {job_id} {what} ({state.state}){who}", where + advice, "slurm")
+    return job_events.JobEnded(rank, f"SLURM job {job_id} {what} ({state.state}){who}", where + advice, "slurm")
 
 
-def _without_a_failure(job_id: str, state: JobState, seen: RanksSeen) -> events.JobEnded:
+def _without_a_failure(job_id: str, state: JobState, seen: RanksSeen) -> job_events.JobEnded:
     if seen.exits and all(exit.code == 0 for exit in seen.exits.values()):
-        return events.JobEnded(
+        return job_events.JobEnded(
             -1,
             f"SLURM job {job_id} was asked to end, and its ranks stopped ({state.state})",
             f"{_where(state)}It was not put back into the queue. Launch it again; a function with checkpoints goes on "
             "from the newest.",
             page="slurm",
         )
-    return events.JobEnded(
+    return job_events.JobEnded(
         -1, f"SLURM job {job_id} was ended ({state.state})", f"{_where(state)}No rank had failed before.", "slurm"
     )
 
 
-def unconfirmed(job_id: str, state: JobState, error: str, was_told: bool, patience_s: float) -> events.JobEnded:
+def unconfirmed(job_id: str, state: JobState, error: str, was_told: bool, patience_s: float) -> job_events.JobEnded:
     """Say that SLURM has not confirmed a job's end for `patience_s`: it `was_told`, or all ranks have ended."""
     what = "has not ended it" if was_told else "has not answered"
     last = f"SLURM does not answer: {error}" if error else f"It is {state.state or 'not known yet'}. {_where(state)}"
-    return events.JobEnded(
+    return job_events.JobEnded(
         -1,
         f"SLURM job {job_id} is no longer waited for: SLURM {what} for {patience_s:.0f} s",
         f"{last.strip()}\nRanks may still run: scancel {job_id} ends them, and labkit.attach({job_id}) follows them.",
@@ -103,11 +103,11 @@ def unconfirmed(job_id: str, state: JobState, error: str, was_told: bool, patien
     )
 
 
-def interruption(job_id: str, nodes: str) -> events.JobEnded:
+def interruption(job_id: str, nodes: str) -> job_events.JobEnded:
     """Say why SLURM has taken the nodes away, though it will give some again."""
     lost = troubles("-n", nodes).strip(" []") if nodes else ""
     what = f"lost a node: {lost}" if " is down" in lost else "was put back into the queue"
-    return events.JobEnded(
+    return job_events.JobEnded(
         -1,
         f"SLURM job {job_id} {what}",
         f"It was on {nodes or 'no node yet'}. SLURM starts it again when it has nodes for it; its ranks are "

@@ -10,12 +10,11 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from labkit.cluster import slurm_endings
+from labkit.cluster import job_events, slurm_endings
 from labkit.cluster.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import COMMAND_S, SlurmError, advice, seconds, slurm
 from labkit.cluster.slurm_queue import GOING, WAITING, JobState, state_of, why_it_waits
-from labkit.protocol import events
 from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class SlurmJob(LauncherJob):
         """Begin to watch the job."""
         self.is_started = True
         self.job_id = job_id or self.job_id
-        self.emit(events.Notice(-1, f"SLURM job {self.job_id}", queued=True))
+        self.emit(job_events.Notice(-1, f"SLURM job {self.job_id}", queued=True))
         threading.Thread(target=self._watch, name="labkit-slurm", daemon=True).start()
 
     # Ending it
@@ -107,7 +106,7 @@ class SlurmJob(LauncherJob):
         try:
             slurm("scancel", self.job_id)
         except SlurmError as error:
-            self.emit(events.Notice(-1, f"SLURM job {self.job_id} could not be cancelled: {error}"))
+            self.emit(job_events.Notice(-1, f"SLURM job {self.job_id} could not be cancelled: {error}"))
             self._closed.wait(LOOK_AT_JOB_S[0])
             self.was_ended = False  # to be tried again
             return str(error)
@@ -150,17 +149,17 @@ class SlurmJob(LauncherJob):
         """What is left of the job's time limit, in s; infinite where it has none."""
         return seconds(self._state.left) - (time.monotonic() - self._looked_s)
 
-    def interruption(self) -> events.JobEnded:
+    def interruption(self) -> job_events.JobEnded:
         """Return why SLURM has taken the nodes away, though it will give some again."""
         return slurm_endings.interruption(self.job_id, self._nodes)
 
-    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+    def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return why the job ended, if that is no rank's doing; or that nobody knows whether it has."""
         if self._over_at_s is None:  # nobody is waited for any longer
             was_told = self.does_not_end
             patience_s = END_S if was_told else self.silent_s
             found = slurm_endings.unconfirmed(self.job_id, self._state, self._error, was_told, patience_s)
-            self.emit(events.Notice(-1, f"{found.headline}. {found.cause}"))  # also where a run was to be stopped
+            self.emit(job_events.Notice(-1, f"{found.headline}. {found.cause}"))  # also where a run was to be stopped
             return found
         python = self._on.python if self._on else sys.executable
         return slurm_endings.ending(self.job_id, self._state, seen, self.directory.path, python, self.was_ended)
@@ -182,7 +181,7 @@ class SlurmJob(LauncherJob):
                 self._error = str(error)
                 self._silent_since_s = self._silent_since_s or time.monotonic()
                 waits = self._state.state in {*WAITING, ""}
-                self.emit(events.Notice(-1, f"SLURM job {self.job_id}: {error}", queued=waits))
+                self.emit(job_events.Notice(-1, f"SLURM job {self.job_id}: {error}", queued=waits))
             else:
                 self._error, self._silent_since_s = "", None
                 changed, self._state = state.state != self._state.state, state
@@ -204,11 +203,11 @@ class SlurmJob(LauncherJob):
         if state.state in WAITING:
             waiting = why_it_waits(self.job_id, state)
             if not self._look_now.is_set():  # else ranks have begun meanwhile
-                self.emit(events.Notice(-1, waiting, queued=True))
+                self.emit(job_events.Notice(-1, waiting, queued=True))
         elif state.state not in GOING:
             self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
             return True
         elif changed or state.state == "SUSPENDED":
             suspended = " and suspended" if state.state == "SUSPENDED" else ""
-            self.emit(events.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
+            self.emit(job_events.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
         return False

@@ -21,12 +21,12 @@ from typing import Any
 
 import psutil
 
+from labkit.arguments import naming
+from labkit.cluster import job_events
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
-from labkit.protocol import events
-from labkit.protocol.pages import naming
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -145,26 +145,26 @@ class TorchrunJob(LauncherJob):
         if self._on.nnodes > 1:
             others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
             command = self._on.command(self.supervisor, path)
-            self.emit(events.Notice(-1, f"start on {others}:\n{command}", queued=True))
+            self.emit(job_events.Notice(-1, f"start on {others}:\n{command}", queued=True))
         threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
         return {"agent": self._agent.pid}
 
     def ranks_have_begun(self) -> None:
         """Take back what was to be typed."""
         if self._on.nnodes > 1:
-            self.emit(events.Notice(-1, ""))
+            self.emit(job_events.Notice(-1, ""))
 
     def _wait(self) -> None:
         assert self._agent is not None
         self._agent.wait()
         self.settle(0.0 if self.was_ended else SETTLE_S)
 
-    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+    def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return how the agent ended, if that is no rank's doing."""
         assert self._agent is not None
         if seen.explains or self.was_ended:
             return None
-        return events.JobEnded(
+        return job_events.JobEnded(
             -1,
             f"torchrun {_how(self._agent.wait())}"
             + (", and its ranks with it" if seen.begun else " before any rank began"),
@@ -194,7 +194,7 @@ class TorchrunJob(LauncherJob):
             try:
                 self.directory.ask("end")
             except OSError as error:
-                self.emit(events.Notice(-1, f"ranks on other machines could not be told to end: {error}"))
+                self.emit(job_events.Notice(-1, f"ranks on other machines could not be told to end: {error}"))
 
     def _family(self) -> list[psutil.Process]:
         assert self._agent is not None
@@ -228,7 +228,7 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-    from labkit.rank.store import without_name_service
+    from labkit.name_service.lookup import without_name_service
 
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
         if is_master and host.startswith("127."):

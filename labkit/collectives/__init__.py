@@ -5,7 +5,8 @@ hooks      asked where it stands, failing, or leaving alone ► beside     what 
 recorder   what PyTorch's flight recorder has of its calls    missed     in which call ranks missed each other
                                                               mismatch   what that says of a failure
 
-It rests on `labkit.stacks`, which asks the ranks, and without which it says nothing.
+It rests on `labkit.stacks`, which asks the ranks, and on `labkit.root_cause`, whose answer it betters; without either
+it says nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def companion(asked: Asked) -> Companion | None:
     """Return what takes in what ranks say of their collectives."""
-    if importlib.util.find_spec("labkit.stacks") is None:
+    if not all(map(importlib.util.find_spec, ("labkit.stacks", "labkit.root_cause"))):
         return None
     from labkit.collectives.beside import Calls
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 
 from labkit.collectives.missed import RankCalls, differing
-from labkit.monitor.diagnosis import MISMATCH, Finding, RankFacts, returned_early
+from labkit.monitor.diagnosis import Finding, RankFacts
 from labkit.monitor.grouping import alike, rank_list
+from labkit.root_cause.first_to_fail import returned_early
 from labkit.stacks.rank_stacks import Stacks
+
+MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
+"""How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
 FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
+from labkit.ahead import charts as ahead
 from labkit.comparing.reading import HERE, ON_DEVICES, measured
-from labkit.ui import ahead, kernel, summary
+from labkit.report import summary
+from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison

@@ -54,7 +54,8 @@ class LocalEngine:
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
-        self._store, port = self._open_store()
+        with job.connecting("127.0.0.1"):
+            self._store, port = self._open_store()
         job = job._replace(port=port, environment={**loopback_environment(), **job.environment})
         try:
             self._ranks = self._take()

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import labkit
+from labkit.arguments import naming
 from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.source import Script
-from labkit.protocol.pages import naming
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -35,9 +35,10 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "name_service", "strategies"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.rank_entry", "cluster.run_directory", "exporting", "exporting.script"),
+    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
+    *("exporting", "exporting.script"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""

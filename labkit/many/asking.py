@@ -6,7 +6,7 @@ import ipywidgets as widgets
 
 from labkit.many import listing
 from labkit.monitor.run import Run
-from labkit.ui.summary import output_html
+from labkit.ui.words import output_html
 
 
 class Asking:

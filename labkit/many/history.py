@@ -34,17 +34,17 @@ class ManyHistory(History):
 
     def mean_curve(self, name: str) -> Points:
         """Return (steps, means) of `name`, at the steps that most ranks which log it have logged."""
-        with self._settled():
+        with self.settled():
             return self._mean_points(name)
 
     def band(self, name: str) -> Band:
         """Return the band of all ranks' values of `name`."""
-        with self._settled():
+        with self.settled():
             return self._spreads[name].band()
 
     def apart(self) -> dict[int, str]:
         """Return the ranks that stand apart, the farthest first, each with the name in which it does so most."""
-        with self._settled():
+        with self.settled():
             drawn = {name: spread for name, spread in self._spreads.items() if name != SAMPLES}
             found = sorted((far, -rank, name) for name, each in drawn.items() for rank, far in each.apart().items())
         farthest = {-rank: name for _, rank, name in found}  # of several names the last, where it is farthest, stays
@@ -52,7 +52,7 @@ class ManyHistory(History):
 
     def paces(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return each rank's number of log calls so far, and how many there are a second, NaN where not known."""
-        with self._settled():
+        with self.settled():
             return self._steps.copy(), self._step_rates.per_s()
 
     def drawn(self, asked: Sequence[int] = ()) -> list[Curve]:

@@ -20,11 +20,17 @@ class Asked(NamedTuple):
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
-    world_size: int = 0
+    world_size: Any = 0
     live: bool | None = None
     wait: bool = True
     log_to: Any = None
     trace: Any = None
+    backend: Any = None
+    timeout_s: Any = None
+    seed: Any = None
+    name: Any = None
+    on: Any = None
+    watch: Any = None
 
 
 class Companion:
@@ -67,6 +73,11 @@ class Companion:
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
         return None
+
+    @property
+    def grace_s(self) -> float:
+        """How long ranks that are asked to stop have at least, in s."""
+        return 0.0
 
     def mind_the_stop(self, at_work: Set[int], end_s: float, now_s: float) -> bool:
         """Return whether no rank that is at work can return anything before its grace ends; it was asked to stop.

@@ -1,7 +1,7 @@
 """Follows the ranks of one run in a thread: brings their events to its state, and minds the time.
 
 The one place where a run's deadlines are kept: after a failure, a stop, a silence (`timeout_s`), and after all have
-returned. What is decided there is tested without processes, in `state`, `stopping` and `diagnosis`.
+returned. What is decided there is tested without processes, in `state` and `diagnosis`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from labkit.monitor.diagnosis import (
     Diagnosis,
     RankFacts,
     diagnose,
-    diagnose_ended,
     diagnose_own_error,
     diagnose_silence,
+    others,
 )
 from labkit.monitor.state import RunState
-from labkit.monitor.stopping import STEPS
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 
@@ -136,13 +135,15 @@ class Follower:
             state = self.state
             exits_s = max(rank.exit_s for rank in state.ranks)
             self.end_s = min(time.time(), self.start_s + exits_s)
-            ended = state.job_ended if not state.stop_asked else None
+            ended = state.ended if not state.stop_asked else None
             if self._own_error is not None:
                 self.diagnosis = self._own_error
             elif state.has_failed or ended is not None:
                 facts = self._facts()
                 known = [companion.explain_failure for companion in self._companions]
-                self.diagnosis = self._silence or (diagnose_ended(ended, facts) if ended else diagnose(facts, known))
+                if ended:
+                    ended = ended._replace(others=others(facts, ended.rank))
+                self.diagnosis = self._silence or ended or diagnose(facts, known)
         self._on_end()
         self.over.set()
 
@@ -201,7 +202,7 @@ class Follower:
         """How long ranks that are asked to stop have, in s."""
         if self._stop_grace_s is not None:
             return self._stop_grace_s
-        return max(self.engine.stop_grace_s, STEPS * self.state.pace.longest_step_s)
+        return max([self.engine.stop_grace_s, *(companion.grace_s for companion in self._companions)])
 
     def _mind_the_stop(self, end_s: float, now_s: float) -> None:
         """End ranks that were asked to stop when their grace is over, or nothing can come of it."""

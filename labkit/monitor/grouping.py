@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 What = TypeVar("What", bound=Hashable)
@@ -30,3 +30,13 @@ def rank_list(ranks: list[int]) -> str:
         said = [f"{span[0]}–{span[-1]}" if span[1:] else f"{span[0]}" for span in spans[:LISTED]]
         return f"{len(ranks):,} ranks ({', '.join(said)}{', …' if spans[LISTED:] else ''})"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def in_lines(outcomes: Mapping[int, str]) -> list[str]:
+    """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
+    if len(outcomes) <= LISTED:
+        return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
+    groups = sorted(alike((what, rank) for rank, what in outcomes.items()).items(), key=lambda group: len(group[1]))
+    lines = [f"{rank_list(who)}: {outcome}" for outcome, who in groups]
+    more = [f"… and {len(lines) - LISTED:,} more such lines: see run.states and run.failures"] if lines[LISTED:] else []
+    return lines[:LISTED] + more

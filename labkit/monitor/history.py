@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from array import array
 from collections import defaultdict
@@ -47,25 +46,6 @@ class Progress(NamedTuple):
     """Last value of every name."""
 
 
-class NotFinite(NamedTuple):
-    """A logged value that is NaN or infinite."""
-
-    step: int
-    time_s: float
-    """Since the launch."""
-    rank: int
-    name: str
-    value: float
-
-    @property
-    def in_words(self) -> str:
-        """ "NaN", "Inf" or "-Inf"."""
-        return "NaN" if np.isnan(self.value) else "Inf" if self.value > 0 else "-Inf"
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} logged {self.name} {self.in_words} at step {self.step}"
-
-
 class Curve(NamedTuple):
     """One curve of the chart of what was logged."""
 
@@ -87,20 +67,11 @@ class _Calls(NamedTuple):
 
     ranks: NDArray[np.int32]
     kinds: NDArray[np.int32]
-    """Which names each has: a number of `History._kinds`."""
+    """Which names each has: a number of `History.kinds`."""
     steps: NDArray[np.int64]
     times_s: NDArray[np.float64]
     values: NDArray[np.float64]
     """Call by call, as many as the call has names."""
-
-
-class Place(NamedTuple):
-    """A place in a history: `since` gives what came after it."""
-
-    sifted: int = 0
-    """How often ranks had gone back."""
-    calls: int = 0
-    values: int = 0
 
 
 Named = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -120,17 +91,19 @@ class History:
         self._waiting_calls = 0
         self._back: dict[int, int] = {}
         """Ranks that have gone back, each to a step."""
-        self._sifted = 0
-        self._kinds: dict[tuple[str, ...], int] = {}
+        self.sifted = 0
+        """How often ranks have gone back."""
+        self.kinds: dict[tuple[str, ...], int] = {}
+        """By the names that a log call has, the number of its kind."""
         self._lock = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
         world_size = self.world_size
         # A log call costs 24 bytes, and 8 more per value.
-        self._kept = array("i"), array("i"), array("q"), array("d"), array("d")
+        self.kept = array("i"), array("i"), array("q"), array("d"), array("d")
+        """The columns of `_Calls`, which grow; whoever reads them holds the lock: see `settled`."""
         self._names: list[str] = []
-        self._first_not_finite: NotFinite | None = None
         self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
         self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
@@ -159,7 +132,7 @@ class History:
             self._back[rank] = step
 
     @contextlib.contextmanager
-    def _settled(self) -> Iterator[None]:
+    def settled(self) -> Iterator[None]:
         """Hold the lock, with nothing waiting."""
         with self._lock:
             self._settle()
@@ -171,7 +144,7 @@ class History:
         if self._waiting:
             logs, self._waiting, self._waiting_calls = self._waiting, [], 0
             counts = [len(log.steps) for log in logs]
-            of_logs = [(log.rank, self._kinds.setdefault(log.names, len(self._kinds))) for log in logs]
+            of_logs = [(log.rank, self.kinds.setdefault(log.names, len(self.kinds))) for log in logs]
             ranks, kinds = np.repeat(np.array(of_logs, np.int32), counts, axis=0).T
             steps, times_s, values = map(b"".join, zip(*((log[2:]) for log in logs), strict=True))
             of_calls = np.frombuffer(steps, np.int64), np.frombuffer(times_s), np.frombuffer(values)
@@ -187,13 +160,13 @@ class History:
             if again.any():
                 stays[mine[again.argmax() :]] = False
         self._forget()
-        self._sifted += 1
+        self.sifted += 1
         ranks, kinds, steps, times_s, values = calls
         values = values[np.repeat(stays, self._widths(calls))]
         self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
 
     def _take(self, calls: _Calls) -> None:
-        columns: Any = zip(self._kept, calls, strict=True)
+        columns: Any = zip(self.kept, calls, strict=True)
         for kept, more in columns:
             kept.frombytes(more.tobytes())
         ranks, _, steps, times_s, _ = calls
@@ -205,7 +178,6 @@ class History:
                 self._names.append(name)
                 self._last[name], self._has[name] = np.full(self.world_size, np.nan), np.zeros(self.world_size, bool)
             self._last[name][ranks[at]], self._has[name][ranks[at]] = y, True
-            self._note_not_finite(name, ranks[at], steps[at], times_s[at], y)
             if name == SAMPLES:
                 self._sample_rates.add(ranks[at], times_s[at], y)
             self._draw(name, ranks[at], steps[at], y)
@@ -219,26 +191,18 @@ class History:
             if self.world_size > 1:
                 self._means[name].add(rank, *points)
 
-    def _note_not_finite(self, name: str, ranks: Any, steps: Any, times_s: Any, y: NDArray[np.float64]) -> None:
-        if np.isfinite(y).all():
-            return
-        bad = np.flatnonzero(~np.isfinite(y))
-        i = bad[np.lexsort((ranks[bad], times_s[bad], steps[bad]))[0]]
-        found = NotFinite(int(steps[i]), float(times_s[i]), int(ranks[i]), name, float(y[i]))
-        self._first_not_finite = min(filter(None, (self._first_not_finite, found)), key=lambda each: each[:3])
-
     def _widths(self, calls: _Calls) -> NDArray[np.int64]:
         """Return how many names each call has."""
-        return np.array([len(names) for names in self._kinds], np.int64)[calls.kinds]
+        return np.array([len(names) for names in self.kinds], np.int64)[calls.kinds]
 
     def _all(self) -> _Calls:
-        return _Calls(*(np.array(column) for column in self._kept))
+        return _Calls(*(np.array(column) for column in self.kept))
 
     def _by_name(self, calls: _Calls) -> dict[str, Named]:
         found: dict[str, Named] = {}
         starts = np.cumsum(widths := self._widths(calls)) - widths
-        for name in dict.fromkeys(name for names in self._kinds for name in names):
-            column = np.array([names.index(name) if name in names else -1 for names in self._kinds])[calls.kinds]
+        for name in dict.fromkeys(name for names in self.kinds for name in names):
+            column = np.array([names.index(name) if name in names else -1 for names in self.kinds])[calls.kinds]
             if len(at := np.flatnonzero(column >= 0)):
                 found[name] = at, calls.values[starts[at] + column[at]]
         return found
@@ -248,14 +212,8 @@ class History:
     @property
     def names(self) -> list[str]:
         """Logged names, in the order in which they first came."""
-        with self._settled():
+        with self.settled():
             return self._names
-
-    @property
-    def first_not_finite(self) -> NotFinite | None:
-        """The NaN or Inf of the earliest step, of those that came at the same step the first; None if there is none."""
-        with self._settled():
-            return self._first_not_finite
 
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
@@ -264,7 +222,7 @@ class History:
         name), and only with several ranks.
         """
         ranks = range(self.world_size) if ranks is None else ranks
-        with self._settled():
+        with self.settled():
             drawn = {f"rank {rank}": points for rank in ranks if len((points := self._points(name, rank))[0])}
             mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
@@ -287,7 +245,7 @@ class History:
 
         For a run that is over: in a pipeline, say, only the last stages know the loss.
         """
-        with self._settled():
+        with self.settled():
             known = self._mean_points(name)
             if len(known[0]):
                 return known
@@ -308,7 +266,7 @@ class History:
 
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
-        with self._settled():
+        with self.settled():
             return Progress(
                 steps := int(self._steps[rank]),
                 int(self._last_step[rank]) if steps else None,
@@ -323,30 +281,11 @@ class History:
 
         Rows are in each rank's own order, rank after rank.
         """
-        with self._settled():
-            total = len(self._kept[0])
+        with self.settled():
+            total = len(self.kept[0])
             if self._frame is None or self._frame[0] != total:
                 self._frame = (total, self._build_frame())
             return self._frame[1].copy()
-
-    def since(self, place: Place) -> tuple[list[Log], Place]:
-        """Return the log calls after a place, each rank's in its own order, and the place after them.
-
-        `Place()` is the first of all; where ranks have gone back meanwhile, all that is left comes once more.
-        """
-        with self._settled():
-            place = place if place.sifted == self._sifted else Place(self._sifted)
-            ranks, kinds, steps, times_s, values = self._kept
-            ranks, kinds, steps = ranks[place.calls :], kinds[place.calls :], steps[place.calls :]
-            times_s, values, names = times_s[place.calls :], values[place.values :], list(self._kinds)
-        edges = np.flatnonzero(np.diff(ranks).astype(bool) | np.diff(kinds).astype(bool)) + 1
-        found, at = [], 0
-        for start, stop in itertools.pairwise([0, *edges.tolist(), len(ranks)] if ranks else []):
-            has = names[kinds[start]]
-            width = (stop - start) * len(has)
-            found.append(Log(ranks[start], has, steps[start:stop], times_s[start:stop], values[at : at + width]))
-            at += width
-        return found, Place(place.sifted, place.calls + len(ranks), place.values + len(values))
 
     def _build_frame(self) -> pd.DataFrame:
         import pandas as pd

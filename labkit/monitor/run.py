@@ -100,8 +100,6 @@ class Run:
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
-        self.launched_by: Any = None
-        """The execution of a cell that has launched the run, if one has."""
 
     @property
     def status(self) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.monitor.diagnosis import RankFacts
+from labkit.monitor.diagnosis import Diagnosis, RankFacts
 from labkit.monitor.history import new_history
 from labkit.monitor.output import RankOutput
-from labkit.monitor.stopping import Pace
 from labkit.protocol import events
 
 RETURN_GRACE_S = 10.0
@@ -41,12 +40,6 @@ class RankState(RankFacts):
         """Whether it has neither ended nor said how its function ended."""
         return self.exit_code is None and self.phase in ("starting", "running")
 
-    def forget_attempt(self, phase: str) -> None:
-        """Forget how the rank fared before all ranks began again; what it printed and used stays."""
-        self.phase, self.result, self.returned, self.failure = phase, None, False, None
-        self.exit_code, self.exit_s, self.ended_by_us = None, float("inf"), False
-        self.out_of_memory = self.unseen = False
-
 
 class RunState:
     """What is known of a run. `take` changes it by one event; nothing else does but the run's own question to stop.
@@ -58,12 +51,12 @@ class RunState:
         self.ranks = [RankState(rank) for rank in range(world_size)]
         self.recorded = new_history(world_size)
         """What was logged, in the form that charts draw."""
-        self.pace = Pace(world_size)
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
         self.attempt = 0
         """How often all ranks have been started again."""
-        self.job_ended: events.JobEnded | None = None
+        self.ended: Diagnosis | None = None
+        """Why whoever carries the ranks has ended them, if for a reason that is no rank's own."""
         self.has_failed = False
         """Whether a rank has failed for another reason than that the run was asked to stop."""
         self.stop_asked = False
@@ -88,6 +81,10 @@ class RunState:
         """The ranks that may still do something."""
         return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
 
+    def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
+        """Note that whoever carries the ranks has ended them; `rank` is the one that it happened to, or -1."""
+        self.ended = Diagnosis(rank if rank >= 0 else None, headline, cause, [], page)
+
     def take(self, event: events.Event, now_s: float, since_launch_s: float, ended_by_us: bool = False) -> None:
         """Note what an event says, and when it happened.
 
@@ -97,12 +94,8 @@ class RunState:
         match event:
             case events.Log():  # first: of these there are the most
                 self._take_log(event, now_s)
-            case events.Notice():
-                self._take_notice(event, now_s)
-            case events.Restarted():
-                self._begin_again(event, now_s)
-            case events.JobEnded():
-                self.job_ended = event
+            case events.Change():
+                event.change(self, now_s)
             case events.Result():
                 self._take_result(event, now_s, since_launch_s)
             case events.Failure():
@@ -111,7 +104,6 @@ class RunState:
                 self._take_exit(event, now_s, since_launch_s, ended_by_us)
             case events.Started():
                 rank.phase = "running"
-                self.pace.begin(event.rank, since_launch_s)
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)
@@ -119,8 +111,6 @@ class RunState:
                 rank.expected_steps = event.steps
             case events.Stopped():
                 rank.phase = "stopped"
-            case events.Absent():
-                rank.phase, rank.exit_code = "idle", 0
             case events.Memory():
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
             case events.MemorySeen() if rank.is_at_work:  # else the rank's own account is on its way, or here
@@ -134,7 +124,6 @@ class RunState:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])
         self.recorded.add(log)
-        self.pace.add(log)
         self.progress_s = now_s
 
     def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:
@@ -171,22 +160,3 @@ class RunState:
         # A rank that fails after the run was asked to stop is a consequence of stopping.
         self.has_failed = self.has_failed or not self.stop_asked
         self.end_by_s = min(self.end_by_s, now_s + self._failure_grace_s)
-
-    def _take_notice(self, notice: events.Notice, now_s: float) -> None:
-        self.notice, self.progress_s = notice.text, now_s
-        if notice.queued and not self.is_queued:
-            self._forget_attempt("queued")
-        elif not notice.queued:
-            for rank in self.ranks:
-                rank.phase = "starting" if rank.phase == "queued" else rank.phase
-
-    def _begin_again(self, restarted: events.Restarted, now_s: float) -> None:
-        self.attempt, self.progress_s = restarted.attempt, now_s
-        for rank in self.ranks:
-            rank.begins_again = True
-        self._forget_attempt("starting")
-
-    def _forget_attempt(self, phase: str) -> None:
-        for rank in self.ranks:
-            rank.forget_attempt(phase)
-        self.has_failed = False

@@ -7,7 +7,8 @@ bring the same records.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 RESERVED_NAMES = ("rank", "step", "time_s")
 """Columns of the history that `worker.log` fills in itself."""
@@ -82,12 +83,6 @@ class Ready(NamedTuple):
     """It has none yet."""
 
 
-class Absent(NamedTuple):
-    """The rank has no part in what the others do: a cell for some of a session's ranks."""
-
-    rank: int
-
-
 class Memory(NamedTuple):
     """Peak memory of the rank's process."""
 
@@ -143,36 +138,16 @@ class Exit(NamedTuple):
     """Whether nobody is left who saw it end: the code is a guess."""
 
 
-class Notice(NamedTuple):
-    """What whoever carries the ranks has to say of all of them."""
+@dataclass(frozen=True)
+class Change:
+    """What a wing has to say of a run. It knows itself what that changes."""
 
     rank: int
-    """-1: none of them."""
-    text: str
-    """One line; "" once there is no more to say."""
-    queued: bool = False
-    """Whether the ranks still wait for machines."""
+    """-1: of all ranks."""
 
-
-class Restarted(NamedTuple):
-    """All ranks begin again; whatever they reported before is void, but what they logged is not."""
-
-    rank: int
-    """-1: all of them."""
-    attempt: int
-    """0 is the first."""
-
-
-class JobEnded(NamedTuple):
-    """Whoever carries the ranks has ended them, or let them end, for a reason that is no rank's own."""
-
-    rank: int
-    """-1: none of them; else the rank that it happened to."""
-    headline: str
-    cause: str
-    """What is known of it, and what to do next."""
-    page: str
-    """In `labkit.errors`."""
+    def change(self, state: Any, now_s: float) -> None:
+        """Change what is known of the run, a `labkit.monitor.state.RunState`."""
+        raise NotImplementedError
 
 
 Event = (
@@ -184,14 +159,11 @@ Event = (
     | Stopped
     | Failure
     | Ready
-    | Absent
     | Memory
     | MemorySeen
     | Stack
     | Answered
     | Attached
     | Exit
-    | Notice
-    | Restarted
-    | JobEnded
+    | Change
 )

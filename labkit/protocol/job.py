@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 
@@ -39,6 +39,10 @@ class RankHooks:
     `channel` is the rank's `labkit.rank.channels.Channel`.
     """
 
+    def connecting(self, host: str) -> AbstractContextManager[None]:
+        """Return the context in which a store is opened or joined there, in the notebook as in the rank."""
+        return nullcontext()
+
     def around(self, job: Job, channel: Any) -> AbstractContextManager[None]:
         """Return the context in which the rank, a member of its process group, calls the function."""
         return nullcontext()
@@ -48,6 +52,13 @@ class RankHooks:
 
         "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
         """
+
+    def goes_on(self, log_calls: int, channel: Any) -> bool:
+        """Return whether the rank, asked to stop, is to log once more before it does; it has made so many log calls.
+
+        May raise `labkit.Stopped` itself.
+        """
+        return False
 
     def failed(self, error: BaseException, job: Job, channel: Any) -> None:
         """Say more of what the function has raised, before the failure is reported."""
@@ -85,6 +96,13 @@ class Job(NamedTuple):
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""
         return self._replace(hooks=(*self.hooks, hooks))
+
+    def connecting(self, host: str) -> AbstractContextManager[Any]:
+        """Return the context in which the job's store is opened or joined there, as its hooks make it."""
+        with ExitStack() as within:
+            for hooks in self.hooks:
+                within.enter_context(hooks.connecting(host))
+            return within.pop_all()
 
 
 class RankInfo(NamedTuple):

@@ -5,21 +5,7 @@ A message names its page by what shows it wherever labkit is installed, with no 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 
 def more(page: str) -> str:
     """Return the line of a message that names its page."""
     return f'What to do: help("labkit.errors.{page}")'
-
-
-@contextlib.contextmanager
-def naming(page: str) -> Iterator[None]:
-    """Have a TypeError or ValueError that is raised in here name its page, unless it does already."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if "labkit.errors." not in str(error):
-            error.args = (f"{error}\n{more(page)}",)
-        raise

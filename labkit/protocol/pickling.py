@@ -45,15 +45,8 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     except Exception as error:
         from labkit.protocol import wings  # not above: a rank packs no calls
 
-        culprit = wings.first("unsendable", fn, args, kwargs)
-        title = name_of(fn)
-        if culprit is None:
-            raise ValueError(f"{title} cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}") from error
-        where, value, why = culprit
-        raise ValueError(
-            f"{title} cannot be sent to the ranks: {where} is a {type(value).__name__}, which cannot be pickled "
-            f"({why}). Make it inside the function instead, or pass what it is made from\n{more('cannot_be_sent')}"
-        ) from error
+        why = wings.first("unsendable", fn, args, kwargs) or error
+        raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{more('cannot_be_sent')}") from error
 
 
 def pack_result(result: Any, what: str = "the function returned") -> bytes:

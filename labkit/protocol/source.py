@@ -15,8 +15,6 @@ _FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purel
 LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
 """Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
 
-TORCH = os.sep + "torch" + os.sep
-
 HERE = str(Path(__file__).parents[1]) + os.sep
 """labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
 
@@ -24,11 +22,6 @@ HERE = str(Path(__file__).parents[1]) + os.sep
 def is_readers(file: str, cells: Container[str]) -> bool:
     """Return whether a file is the reader's own: a cell of the notebook, or no library's."""
     return file in cells or not file.startswith((*LIBRARIES, HERE, "<"))
-
-
-def is_other_library(file: str) -> bool:
-    """Return whether a file is of a library that is not torch: urllib's, say."""
-    return file.startswith(LIBRARIES) and TORCH not in file
 
 
 def text_of(file: str, cells: Mapping[str, Cell]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 
@@ -46,13 +45,3 @@ def out_of_memory_kills() -> int:
             return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
     except OSError:
         return 0
-
-
-def has_tpu() -> bool:
-    """Return whether this machine has a TPU, by what is installed and what the environment says.
-
-    PyTorch/XLA's own `PJRT_DEVICE` (https://docs.pytorch.org/xla), and what Cloud TPU machines set: `TPU_NAME` and its
-    like.
-    """
-    is_named = os.environ.get("PJRT_DEVICE") == "TPU" or any(name.startswith("TPU_") for name in os.environ)
-    return is_named and importlib.util.find_spec("torch_xla") is not None

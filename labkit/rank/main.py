@@ -292,7 +292,8 @@ def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     # joins the notebook's store, and opens none at its port.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
-    return join_store("127.0.0.1", job.port, info.world_size)
+    with job.connecting("127.0.0.1"):
+        return join_store("127.0.0.1", job.port, info.world_size)
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:

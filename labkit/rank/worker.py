@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from typing import Any
 
 import torch
@@ -14,12 +13,6 @@ from labkit.protocol.job import RankInfo
 from labkit.protocol.pages import more
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
-
-STOP_PATIENCE_S = 0.5
-"""How long a rank that has posted its log calls waits at least for the others' posts, to agree on a last step …"""
-
-STOP_PATIENCE_STEPS = 2
-"""… and for so many of its own steps: within one, others that meet it in a collective have heard and logged, too."""
 
 
 class Stopped(BaseException):
@@ -58,7 +51,6 @@ class Worker:
         self._known_names: set[tuple[str, ...]] = set()
         self._next_step = 0
         self._log_calls = 0
-        self._stop_posted: tuple[int, float] | None = None
 
     def log(self, step: int | None = None, **values: Any) -> None:
         """Send named numbers to the notebook: `worker.log(loss=loss.item(), lr=lr)`.
@@ -87,8 +79,9 @@ class Worker:
                 f"{name} is {value} at step {step}: the run was launched with watch={self._watch!r}\n"
                 + more("not_a_number")
             )
-        if self._channel.stop_asked_s is not None:
-            self._stop_with_the_others()
+        channel = self._channel
+        if channel.stop_asked_s is not None and not any(h.goes_on(self._log_calls, channel) for h in channel.hooks):
+            raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
 
     def expect(self, steps: int) -> None:
         """Say how many steps this rank will log in all, so that the live view can show progress and time left.
@@ -107,34 +100,6 @@ class Worker:
     def stopping(self) -> bool:
         """Whether the run was asked to stop. The next `log` may then raise `labkit.Stopped`."""
         return self._channel.stop_asked_s is not None
-
-    def _stop_with_the_others(self) -> None:
-        """Raise `Stopped` at the first log call that every rank can still reach.
-
-        Each rank posts how many log calls it had made when it heard of the stop; all end one call after the greatest.
-        Ranks that meet in a collective every step are never further apart than that. How long to wait for the others
-        is counted from the own post, and in steps: when the stop was heard, all may have been in the midst of a long
-        one. Once a rank has left for want of posts, the others leave at their next call, for they miss it.
-        """
-        store = self._channel.store
-        assert store is not None
-        keys = [f"labkit/stop/{rank}" for rank in range(self.world_size)]
-        try:
-            if self._stop_posted is None:
-                self._stop_posted = self._log_calls, time.monotonic()
-                store.set(keys[self.rank], str(self._log_calls))
-            if store.check(["labkit/stop/left"]):
-                raise Stopped(f"rank {self.rank} stopped; another had left")
-            all_posted = store.check(keys)
-            last_call = max(int(count) for count in store.multi_get(keys)) if all_posted else 0
-            calls, posted_s = self._log_calls - self._stop_posted[0], time.monotonic() - self._stop_posted[1]
-            if not all_posted and calls >= STOP_PATIENCE_STEPS and posted_s > STOP_PATIENCE_S:
-                store.set("labkit/stop/left", "")
-                raise Stopped(f"rank {self.rank} stopped; other ranks do not log")
-        except RuntimeError:  # the rank that keeps the store has ended
-            raise Stopped(f"rank {self.rank} stopped; rank 0 had ended") from None
-        if all_posted and self._log_calls > last_call:
-            raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
 
     def _whole_number(self, value: Any) -> int:
         try:

@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
-from labkit.protocol import events
 from labkit.protocol.pages import more
 from labkit.ray_cluster.orders import Orders
 
@@ -43,7 +43,7 @@ class RayJob(LauncherJob):
         super().__init__(world_size, directory, about)
         self._on = on
         self._driver: subprocess.Popen[bytes] | None = None
-        self._ended: events.JobEnded | None = None
+        self._ended: job_events.JobEnded | None = None
         """Why there are no ranks any more, as the driver says."""
         self._notice = ""
         self._listener: threading.Thread | None = None
@@ -115,27 +115,27 @@ class RayJob(LauncherJob):
         while word := self._next_word():
             if word["kind"] == "notice":
                 self._notice = word["text"]
-                self.emit(events.Notice(-1, word["text"], queued=word["queued"]))
+                self.emit(job_events.Notice(-1, word["text"], queued=word["queued"]))
             elif word["kind"] == "ended":
-                self._ended = events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
+                self._ended = job_events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
         self._driver.wait()
         if self._late is not None:
             self._late.cancel()
         self.settle(0.0)  # all that the ranks wrote was written here, by the driver
 
-    def interruption(self) -> events.JobEnded:
+    def interruption(self) -> job_events.JobEnded:
         """Return why the ranks are gone, though they are started again."""
         cause = f"{self._notice}. They are then without variables."
-        return events.JobEnded(-1, "the ranks on Ray were lost", cause, "ray")
+        return job_events.JobEnded(-1, "the ranks on Ray were lost", cause, "ray")
 
-    def ending(self, seen: RanksSeen) -> events.JobEnded | None:
+    def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return why there are no ranks any more, if that is no rank's doing."""
         if self.was_ended or self._ended is not None:
             return None if self.was_ended else self._ended
         if seen.explains:
             return None
         assert self._driver is not None
-        return events.JobEnded(
+        return job_events.JobEnded(
             -1,
             f"the process that speaks with Ray has ended (exit code {self._driver.poll()})",
             f"Ray ends the ranks with it. What it wrote:\n{self._tail()}",

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.slurm_job import SlurmJob
-from labkit.protocol import events
 from labkit.protocol.pages import more
 from labkit.session.directory import SessionDirectory
 from labkit.session.job_engine import KILL_S, CellEngine, JobEngine
@@ -236,7 +236,7 @@ class ClusterReserve:
 
     def _receive(self) -> None:
         for event in self.launched.take_news():
-            if not isinstance(event, events.Notice):
+            if not isinstance(event, job_events.Notice):
                 continue
             begins_to_wait = event.queued and not self.waits
             self.notice, self.waits = event.text, event.queued
@@ -258,17 +258,17 @@ class ClusterReserve:
             processes, engine = self.processes.now(), self._engine
         never = [rank for rank, process in enumerate(processes) if process.number < 0]
         seen = RanksSeen({}, never, set(range(self.world_size)) - set(never))
-        ended = self.launched.ending(seen) or events.JobEnded(-1, f"the {self.kind} job has ended", "", "session")
+        ended = self.launched.ending(seen) or job_events.JobEnded(-1, f"the {self.kind} job has ended", "", "session")
         why = f"{ended.headline}. {ended.cause}".strip()
         if self.directory.was_asked_to("idle"):
             why = f"nothing had run on them for {self.directory.about()['session']['idle_s']:g} s (idle_s)"
-            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
+            ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
         elif self.directory.was_asked_to("leave"):
             why = "they were closed"
-            ended = events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
+            ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
         elif dead := self.processes.dead_before_ready():
             why = dead
-            ended = events.JobEnded(-1, dead, ended.headline, "session")
+            ended = job_events.JobEnded(-1, dead, ended.headline, "session")
         if engine is not None:
             engine.end_with(ended)
             engine.closed.wait(KILL_S)

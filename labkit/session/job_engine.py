@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from labkit.cluster import job_events
 from labkit.cluster.directory_engine import DirectoryEngine
 from labkit.monitor.grouping import rank_list
 from labkit.protocol import events
@@ -66,7 +67,7 @@ class JobEngine(DirectoryEngine):
         """Of ranks that the launcher has ended, until it is known why."""
         self._patience_s = OUTSIDE_S
         self._withhold_until_s = self._no_answer_s = float("inf")
-        self._ending: events.JobEnded | None = None
+        self._ending: job_events.JobEnded | None = None
         self._is_told = False
 
     # For the run
@@ -95,7 +96,7 @@ class JobEngine(DirectoryEngine):
         self._is_given = True
         self._ended_by_us = self._reserve.directory.given_up(self.number)
         if kept := self.about.get("ended"):
-            self._ending = events.JobEnded(-1, *kept)
+            self._ending = job_events.JobEnded(-1, *kept)
         if not self._reserve.directory.at_work(self.number):
             self._patience_s = 0.0  # whoever ended it has said why long ago
         self._emit_who_is_absent()
@@ -111,17 +112,17 @@ class JobEngine(DirectoryEngine):
 
     def _emit_who_is_absent(self) -> None:
         if self._reserve.waits:
-            self.emit(events.Notice(-1, self._reserve.notice, queued=True))
+            self.emit(job_events.Notice(-1, self._reserve.notice, queued=True))
         elif self._reserve.notice and not self._awaited:
-            self.emit(events.Notice(-1, self._reserve.notice))
+            self.emit(job_events.Notice(-1, self._reserve.notice))
         for rank in set(range(self.world_size)) - set(self._only):
             self._exits[rank] = events.Exit(rank, 0)
-            self.emit(events.Absent(rank))
+            self.emit(job_events.Absent(rank))
 
     def _emit_what_is_awaited(self, new: list[Replaced]) -> None:
         if mine := [each for each in new if each.rank in self._only]:
             self._awaited = {each.rank for each in mine}
-            self.emit(events.Notice(-1, replaced_in_words(mine) + ": the launch waits until it is ready"))
+            self.emit(job_events.Notice(-1, replaced_in_words(mine) + ": the launch waits until it is ready"))
 
     def _ask(self, word: str) -> bool:
         if word == "stop":
@@ -129,7 +130,7 @@ class JobEngine(DirectoryEngine):
         try:
             self._reserve.directory.ask(word)
         except OSError as error:
-            self.emit(events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
+            self.emit(job_events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
             return False
         return True
 
@@ -143,7 +144,9 @@ class JobEngine(DirectoryEngine):
             self._reserve.directory.kill_job(self.number, still)
         except OSError as error:  # tried again when the run asks again
             self.emit(
-                events.Notice(-1, f"{rank_list(still)} could not be told to end: {error}. session.close() ends them")
+                job_events.Notice(
+                    -1, f"{rank_list(still)} could not be told to end: {error}. session.close() ends them"
+                )
             )
             return
         self._is_killed = True
@@ -165,7 +168,7 @@ class JobEngine(DirectoryEngine):
 
     # For the reserve
 
-    def end_with(self, ending: events.JobEnded) -> None:
+    def end_with(self, ending: job_events.JobEnded) -> None:
         """Take notice that the launcher has ended the ranks."""
         with self._lock:
             self._ending = ending
@@ -185,7 +188,7 @@ class JobEngine(DirectoryEngine):
             if isinstance(event, events.Started) and event.rank in self._awaited:
                 self._awaited.remove(event.rank)
                 if not self._awaited:
-                    found.append(events.Notice(-1, self._reserve.notice))
+                    found.append(job_events.Notice(-1, self._reserve.notice))
             found.append(event)
         if not read and not self._is_told:
             found += self._last_events(ending)
@@ -202,7 +205,7 @@ class JobEngine(DirectoryEngine):
         self._reserve.look()
         return []
 
-    def _last_events(self, ending: events.JobEnded | None) -> list[events.Event]:
+    def _last_events(self, ending: job_events.JobEnded | None) -> list[events.Event]:
         """Return how the ranks ended that cannot tell it themselves, once that is known."""
         now = time.monotonic()
         missing = self._still()
@@ -215,23 +218,23 @@ class JobEngine(DirectoryEngine):
         if ending is None and not self._is_killed:
             who = rank_list([exit.rank for exit in self._withheld] or missing)
             cause = "Nobody here saw why. The node may have been lost or taken away, or the cluster's job ended."
-            ending = events.JobEnded(-1, f"{who} ended from outside", cause, "session")
+            ending = job_events.JobEnded(-1, f"{who} ended from outside", cause, "session")
         self._is_told = True
         with contextlib.suppress(OSError):  # a full disk, say: only who attaches later would read it
             if ending is not None:
-                self.directory.note(self.about | {"ended": ending[1:]})
+                self.directory.note(self.about | {"ended": (ending.headline, ending.cause, ending.page)})
             if missing:  # whoever is started in their place is not to begin this job
                 self._reserve.directory.kill_job(self.number, missing)
         gone = [events.Exit(rank, -9, ended=True, unseen=True) for rank in missing]
         self._exits |= {exit.rank: exit for exit in gone}
         return [*([ending] if ending else []), *self._withheld, *gone]
 
-    def _no_answer(self, missing: list[int]) -> events.JobEnded:
+    def _no_answer(self, missing: list[int]) -> job_events.JobEnded:
         """Say that nobody answers for some ranks, whose nodes then count as lost."""
         nodes = ", ".join(dict.fromkeys(self._reserve.node(rank) or "a node not known yet" for rank in missing))
         self._reserve.lose(missing, f"{nodes} did not answer")
         self._reserve.look()
-        return events.JobEnded(
+        return job_events.JobEnded(
             -1,
             f"{nodes}, where {rank_list(missing)} ran, does not answer",
             f"The ranks there were to be ended, and their supervisors have not done so within {KILL_S:g} s. The node "

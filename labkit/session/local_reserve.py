@@ -12,14 +12,15 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit import standby
+from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
-from labkit.monitor.diagnosis import exit_in_words
+from labkit.name_service.stores import open_store
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
-from labkit.rank.store import open_store
+from labkit.root_cause.exits import in_words
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
@@ -113,7 +114,7 @@ class LocalReserve:
                 return
             for rank, new in zip(dead, spawn(len(dead)), strict=True):
                 self._exit_codes[rank] = self.processes[rank].wait_for_exit()
-                how = "" if rank in self._ended_with_a_run else exit_in_words(self._exit_codes[rank])
+                how = "" if rank in self._ended_with_a_run else in_words(self._exit_codes[rank])
                 self.processes[rank].close()
                 self.processes[rank] = new
                 self.replaced.append(Replaced(rank, how))
@@ -205,7 +206,7 @@ class ReservedEngine(LocalEngine):
         super().start(job._replace(surroundings=Surroundings.here()))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
-            self._events.put(events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
+            self._events.put(job_events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))
 
     def poll(self, timeout_s: float) -> list[events.Event]:
         """Return the records that have arrived, waiting at most `timeout_s` for the first."""
@@ -213,7 +214,7 @@ class ReservedEngine(LocalEngine):
         if self._awaited:
             self._awaited -= {event.rank for event in arrived if isinstance(event, events.Started)}
             if not self._awaited:
-                arrived.append(events.Notice(-1, ""))
+                arrived.append(job_events.Notice(-1, ""))
         return arrived
 
     def kill(self) -> None:
@@ -257,7 +258,7 @@ class CellEngine(ReservedEngine):
         """Send the cell to those that have a part in it."""
         for rank in set(range(self.world_size)) - self._only:
             self._done.add(rank)
-            self._events.put(events.Absent(rank))
+            self._events.put(job_events.Absent(rank))
         super().start(job)
 
     def _open_store(self) -> tuple[dist.TCPStore, int]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.monitor.diagnosis import exit_in_words
+from labkit.root_cause.exits import in_words
 from labkit.session.directory import SessionDirectory
 from labkit.session.ranks import Replaced
 
@@ -105,7 +105,7 @@ class Processes:
                     before = read_process(self._directory, rank, number - 1)
                 how = self._why_new
                 if not how and not before.was_ended and before.exit_code is not None:
-                    how = exit_in_words(before.exit_code)
+                    how = in_words(before.exit_code)
                 self._known[rank] = number
                 self.notes[rank] = f"new since {time.strftime('%H:%M:%S')}" + (f", after {how}" if how else "")
                 found.append(Replaced(rank, how))
@@ -125,7 +125,7 @@ class Processes:
         for rank, process in enumerate(self.now()):
             if process.exit_code is not None and not process.is_ready and not process.was_ended:
                 output = self._directory.file(rank, process.number, "out").read_text(errors="replace").strip()
-                how = exit_in_words(process.exit_code)
+                how = in_words(process.exit_code)
                 return f"rank {rank} died ({how}) before it was ready; it wrote: {output[-2000:] or 'nothing'}"
         return ""
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from labkit.monitor.diagnosis import Diagnosis, in_lines
-from labkit.monitor.grouping import rank_list
+from labkit.monitor.diagnosis import Diagnosis
+from labkit.monitor.grouping import in_lines, rank_list
 from labkit.stacks.rank_stacks import Stacks
 
 

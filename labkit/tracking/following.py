@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.monitor.companion import Asked, Companion
-from labkit.monitor.history import Place
 from labkit.monitor.run import Run
 from labkit.tracking.base import Tracker, plain, trackers
 from labkit.tracking.curves import Curves, Row
+from labkit.tracking.since import Place, since
 
 CLOSE_S = 30.0
 """How long trackers may take after the run's end. MLflow's first database alone takes half of that to be made."""
@@ -132,7 +132,7 @@ class _Writer(threading.Thread):
         while True:
             is_last = self._run.over.is_set() or self._ending.is_set()
             before = place
-            new, place = self._run.recorded.since(before)
+            new, place = since(self._run.recorded, before)
             if place.sifted != before.sifted:  # ranks went back to a checkpoint
                 self._curves.begin_again()
             for log in new:

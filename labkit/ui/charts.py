@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 from labkit.monitor.history import MEAN, Curve, History
 from labkit.protocol import wings
 from labkit.ui import kernel
-from labkit.ui.tables import INK, STATE_COLORS
+from labkit.ui.tables import INK
 
 PLOTLY = "application/vnd.plotly.v1+json"
 CONFIG = {"displaylogo": False}
@@ -36,9 +36,6 @@ plotly.io.templates["labkit"] = go.layout.Template(
     }
 )
 """No ground of its own, so that a chart lies on the page's, in a light theme and in a dark one."""
-
-NOT_FINITE = "not finite"
-"""Name of the mark at the first NaN or Inf."""
 
 PANEL_HEIGHT = 250
 """Pixels per row of panels."""
@@ -186,35 +183,20 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
         figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
-    _mark_not_finite(figure, history, names, columns)
+    remark = wings.first("remark", history)
+    if remark is not None and remark.name in names:
+        panel = names.index(remark.name)
+        remark.mark(figure, row=panel // columns + 1, col=panel % columns + 1)
     if not names:
         figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
 
 
-def _mark_not_finite(figure: go.Figure, history: History, names: list[str], columns: int) -> None:
-    """Mark the step of the first NaN or Inf in its panel, once, with its rank."""
-    found = history.first_not_finite
-    if found is None or found.name not in names:
-        return
-    panel = names.index(found.name)
-    color = STATE_COLORS["failed"]
-    figure.add_vline(
-        x=found.step,
-        row=panel // columns + 1,
-        col=panel % columns + 1,
-        name=NOT_FINITE,
-        line={"color": color, "width": 1.2, "dash": "dot"},
-        annotation={"text": f"rank {found.rank}: {found.in_words}", "font": {"color": color, "size": FONT_SIZE}},
-    )
-
-
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = history.drawn(ranks)
-    found = history.first_not_finite
-    is_marked = any(shape.name == NOT_FINITE for shape in figure.layout.shapes)
-    if is_marked != (found is not None and found.name in {curve.name for curve in curves}):
+    remark = wings.first("remark", history)
+    if bool(figure.layout.shapes) != (remark is not None and remark.name in {curve.name for curve in curves}):
         return False
     if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:
         return False

@@ -17,7 +17,7 @@ import ipywidgets as widgets
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.protocol import wings
-from labkit.ui import ahead, kernel, summary
+from labkit.ui import kernel, words
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -96,7 +96,7 @@ class LiveView(threading.Thread):
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
         if {"starting", "queued"} & set(self._run.states):
-            ahead.begin()
+            wings.first("charts_are_ready")  # soon: it begins
         while not self._run.over.is_set():
             began = time.monotonic()
             self._draw()
@@ -109,7 +109,7 @@ class LiveView(threading.Thread):
             self._let_the_browser_finish(self._figure)
         try:
             # What stays is small and needs no kernel: no widget, no script.
-            self._box_handle.update(summary.bundle(self._run), raw=True)
+            self._box_handle.update(words.bundle(self._run), raw=True)
             if self._run.recorded.names:
                 self._chart_handle.update(self._run.figure(self._asking.ranks).bundle(), raw=True)
         finally:
@@ -141,8 +141,7 @@ class LiveView(threading.Thread):
         self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
         if now < self._chart_due_s:
             return
-        ahead.begin()
-        if not ahead.is_done():
+        if wings.first("charts_are_ready") is False:
             return  # the states are to be seen meanwhile, and the end, should it come
         import plotly.graph_objects as go
 
@@ -220,26 +219,26 @@ class Tabs:
 
     def draw(self) -> None:
         """Bring the tabs up to date."""
-        for rank, tail in enumerate(self._run.output_tail(summary.TAIL_LINES)):
+        for rank, tail in enumerate(self._run.output_tail(words.TAIL_LINES)):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
-                self._texts[rank].value = summary.output_html(tail)
+                self._texts[rank].value = words.output_html(tail)
                 self.output.layout.display = None
 
 
 def title_html(run: Run) -> str:
     """Return the run's name, phase and seconds, and the time that is left if that can be told."""
     again = f" · started again {run.attempt}×" if run.attempt else ""
-    return f"<b>{html.escape(run.name)}</b> {summary.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
+    return f"<b>{html.escape(run.name)}</b> {words.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
 
 
 def notice_html(run: Run) -> str:
     """Return what a cluster says of the run (lines after the first are to be copied), and of the first NaN."""
     said, _, to_copy = run.notice.partition("\n")
-    said = " · ".join(filter(None, (said, summary.not_finite(run))))
+    said = " · ".join(filter(None, (said, words.remark(run))))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
-        style = f"{summary.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
+        style = f"{words.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
         shown += f'<pre style="{style}">{html.escape(to_copy)}</pre>'
     return shown
 
@@ -267,7 +266,7 @@ def _progress_cells(run: Run, rank: int, state: str) -> list[str]:
     return [
         step,
         _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
-        "" if math.isnan(progress.steps_per_s) else f"{summary.rate(progress.steps_per_s)} steps/s",
+        "" if math.isnan(progress.steps_per_s) else f"{words.rate(progress.steps_per_s)} steps/s",
         "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
         " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
     ]

@@ -1,4 +1,4 @@
-"""How a run or a figure is shown: live where a person watches, as lines of text where not, still once it is over.
+"""How a run or a figure is shown: live where a person watches, still once it is over.
 
 This module tells `Run` how to show and draw itself, so that `labkit.monitor` knows neither Plotly nor widgets.
 """
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.run import Run
-from labkit.ui import kernel, summary
-from labkit.ui.lines import Lines
+from labkit.protocol import wings
+from labkit.ui import kernel, words
 
 if TYPE_CHECKING:
+    from labkit.report.lines import Lines
     from labkit.ui.charts import Chart
     from labkit.ui.live import LiveView
 
@@ -30,8 +31,9 @@ def watch(run: Run, live: bool | None, wait: bool) -> LiveView | Lines | None:
     if in_notebook:
         _shown_in[run] = kernel.this_execution()
     with_widgets = in_notebook and (live or kernel.is_interactive())
-    watcher = _live_view(run, wait) if with_widgets else Lines(run, in_notebook, wait)
-    watcher.start()
+    watcher = _live_view(run, wait) if with_widgets else wings.first("print_lines", run, in_notebook, wait)
+    if watcher is not None:
+        watcher.start()
     return watcher
 
 
@@ -46,7 +48,7 @@ def show(thing: Any) -> None:
         kernel.display(as_chart(thing))
         return
     if not kernel.has_kernel():
-        print(summary.as_text(thing))
+        print(words.bundle(thing)["text/plain"])
         return
     now = kernel.this_execution()
     if _shown_in.get(thing) == now:
@@ -55,7 +57,7 @@ def show(thing: Any) -> None:
     if not thing.over.is_set() and kernel.is_interactive():
         _live_view(thing).start()
         return
-    kernel.display(summary.bundle(thing), raw=True)
+    kernel.display(words.bundle(thing), raw=True)
     if thing.over.is_set():
         kernel.display(figure(thing))
 

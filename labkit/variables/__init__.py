@@ -30,8 +30,11 @@ def rank_hooks() -> RankHooks:
     return Describes()
 
 
-def unsendable(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any, str] | None:
-    """Return where in a call a value is that cannot be pickled, the value, and why; None if that is not known."""
+def unsendable(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return which value of a call cannot be pickled, why, and what to do; None if that is not known."""
     from labkit.variables.unsendable import find
 
-    return next(find(fn, args, kwargs), None)
+    for where, value, why in find(fn, args, kwargs):
+        what = f"{where} is a {type(value).__name__}, which cannot be pickled ({why})"
+        return f"{what}. Make it inside the function instead, or pass what it is made from"
+    return None

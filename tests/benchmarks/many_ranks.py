@@ -18,11 +18,13 @@ from collections.abc import Callable
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.ahead import charts as ahead
 from labkit.monitor.run import Run
 from labkit.protocol.events import Log, Output, Started
 from labkit.protocol.job import Cell
+from labkit.report import summary
 from labkit.stacks.rank_stacks import RankStack, Stacks, parse
-from labkit.ui import ahead, charts, live, summary
+from labkit.ui import charts, live
 from tests.fake_engine import FakeEngine
 
 CALLS_A_S = 10

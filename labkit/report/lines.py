@@ -7,7 +7,8 @@ import threading
 import time
 
 from labkit.monitor.run import Run
-from labkit.ui import kernel, summary
+from labkit.report import summary
+from labkit.ui import kernel, words
 
 LINE_EVERY_S = 5.0
 """Time between progress lines; the first few come sooner."""
@@ -25,15 +26,15 @@ class Lines(threading.Thread):
     def run(self) -> None:
         """Print until the run is over."""
         start, next_line = time.monotonic(), 1.0
-        notice = not_finite = ""
+        notice = remark = ""
         while not self._run.over.wait(0.1):
             print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
                 if notice:
                     print(f"{self._run.name}: {notice}", flush=True)
-            if not not_finite and (not_finite := summary.not_finite(self._run)):
-                print(f"{self._run.name}: {not_finite}", flush=True)
+            if not remark and (remark := words.remark(self._run)):
+                print(f"{self._run.name}: {remark}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(summary.line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from labkit.protocol.events import Log
+from labkit.monitor.companion import Companion
+from labkit.protocol.events import Event, Log, Started
 
 # A stop is obeyed in `worker.log`, at a step that the ranks agree on, so a rank that computes, or waits for a disk or
 # for the network, must be given time. A fixed patience is no good, for a long step exceeds it; so the grace follows
@@ -50,3 +51,22 @@ class Pace:
         """
         longest = [max(steps_s) for steps_s in self._steps_s if steps_s]
         return max(longest or self._to_first_s)
+
+
+class Grace(Companion):
+    """Beside a run: how long its ranks have when they are asked to stop."""
+
+    _pace: Pace | None = None
+
+    def take(self, event: Event) -> None:
+        """Note what a rank logs, and when it begins."""
+        self._pace = self._pace or Pace(self.run.world_size)
+        if isinstance(event, Log):
+            self._pace.add(event)
+        elif isinstance(event, Started):
+            self._pace.begin(event.rank, self.run.elapsed_s)
+
+    @property
+    def grace_s(self) -> float:
+        """Four of the run's longest recent steps, in s."""
+        return STEPS * self._pace.longest_step_s if self._pace else 0.0

@@ -11,15 +11,10 @@ from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.run import Run
 from labkit.ui.tables import STATE_COLORS
-
-TAIL_LINES = 200
-"""Lines of each rank's output that are shown, and kept with the notebook."""
+from labkit.ui.words import TAIL_LINES, WRAPPED, phase, rate, remark
 
 SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""
-
-WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
-"""Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
 
 
 def line(run: Run) -> str:
@@ -35,18 +30,6 @@ def line(run: Run) -> str:
             parts.append(f"{name} {sum(values) / len(values):.4g}")
     parts += [_per_s(progress), f"{run.elapsed_s:.1f} s"]
     return " · ".join(part for part in parts if part)
-
-
-def phase(run: Run) -> str:
-    """Return the run's status, in the words that the views use."""
-    if run.status == "running" and run.stopping:
-        return "stopping after this step"
-    return "starting" if run.status == "running" and "starting" in run.states else run.status
-
-
-def rate(per_s: float) -> str:
-    """Return a number per second with the digits that matter."""
-    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def _per_s(progress: list[Progress]) -> str:
@@ -77,20 +60,14 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), not_finite(run), headline)))
-
-
-def not_finite(run: Run) -> str:
-    """Return which rank logged the first NaN or Inf, and at which step, in one line; "" if none did."""
-    found = run.recorded.first_not_finite
-    return f"{found}, the first value that is not finite" if found else ""
+    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
-    if not_finite(run):
-        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(not_finite(run))}</div>')
+    if remark(run):
+        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(remark(run))}</div>')
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]
@@ -111,14 +88,6 @@ def as_html(run: Run) -> str:
         tail = "\n".join(output[rank].splitlines()[-TAIL_LINES:])[-SAVED_CHARACTERS // len(shown) :]
         parts.append(f"<details><summary>output of rank {rank}</summary><pre>{html.escape(tail)}</pre></details>")
     return "\n".join(parts)
-
-
-def output_html(text: str) -> str:
-    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
-    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
-    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
-    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
-    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
 
 
 def bundle(run: Run) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 That takes a second or more, in which every other thread of the kernel gets on slowly, because one at a time runs
 Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
-the kernel only waits for them (`LiveView`), or while the notebook is idle (`labkit.ahead`).
+the kernel only waits for them (`LiveView`), or while the notebook is idle.
 """
 
 from __future__ import annotations

@@ -1,0 +1,46 @@
+"""What the views say of a run: in words, and as HTML that needs no style sheet, no script and no network."""
+
+from __future__ import annotations
+
+import html
+
+from labkit.monitor.run import Run
+from labkit.protocol import wings
+
+TAIL_LINES = 200
+"""Lines of each rank's output that are shown, and kept with the notebook."""
+
+WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+"""Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
+
+
+def phase(run: Run) -> str:
+    """Return the run's status, in the words that the views use."""
+    if run.status == "running" and run.stopping:
+        return "stopping after this step"
+    return "starting" if run.status == "running" and "starting" in run.states else run.status
+
+
+def rate(per_s: float) -> str:
+    """Return a number per second with the digits that matter."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def remark(run: Run) -> str:
+    """Return what a wing has to say of the values that were logged, in one line; "" for nothing."""
+    found = wings.first("remark", run.recorded)
+    return found.said if found else ""
+
+
+def output_html(text: str) -> str:
+    """Return output as it is printed, no higher than a few lines, scrolled to its end."""
+    # A column in reverse is scrolled to its end, so that the newest line stays in sight.
+    column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
+    style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
+    return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
+
+
+def bundle(run: Run) -> dict[str, str]:
+    """Return what a run has come to by MIME type, as a notebook shows it: a wing's report, or its name and status."""
+    found: dict[str, str] | None = wings.first("summarize", run)
+    return found or {"text/plain": repr(run)}
