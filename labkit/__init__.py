@@ -23,31 +23,10 @@ These are the core. Each room imports only those below it in this list, and none
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
-                 `pages` names the page of an error, and `wings` those that take part in a run, and how
+                 `pages` names the page of an error, and `plugins` asks those that take part in a run
 
-The wings can be deleted one by one. These take part in every run that is theirs:
-
-    arguments    what `launch` cannot do, refused before a process exists
-    reruns       a cell that is run again stops what it launched before
-    ahead        what the first launch and chart need, got while the reader reads
-    standby      ranks that are spawned ahead, so that a launch does not wait for them
-    root_cause   which rank failed first, where within milliseconds all of them fail
-    stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
-    collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
-    variables    what variables were when a rank failed
-    name_service no name server is asked when ranks connect by address
-    as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
-    stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
-    in_vain      a stop does not wait for ranks that wait for what cannot come
-    not_finite   the first NaN or Inf: said in every view, and marked in the chart
-    many         more ranks than can be drawn one by one: a band, and who stands apart
-    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
-    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
-    tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
-    report       lines of text where nobody watches, and what stays of a run that is over
-    png          charts as pictures, where nobody watches
-
-The others:
+The wings can be deleted one by one. Those in `plugins`, which lists them, take part in every run that is theirs: who
+failed first, why a run hangs, standby ranks, `breakpoint()`, traces, trackers and more. The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
@@ -89,9 +68,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import pitfalls as pitfalls
     from labkit import profiling as profiling
     from labkit import scaling as scaling
-    from labkit import standby as standby
     from labkit import strategies as strategies
-    from labkit import tracking as tracking
     from labkit import transformer as transformer
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
@@ -111,6 +88,8 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.lessons import pictures as pictures
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
+    from labkit.plugins import standby as standby
+    from labkit.plugins import tracking as tracking
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
@@ -147,7 +126,8 @@ _HOMES = {
 
 _MODULES = {
     **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "exercises", "integrations", "pitfalls")},
-    **{name: name for name in ("profiling", "scaling", "standby", "strategies", "tracking", "transformer")},
+    **{name: name for name in ("profiling", "scaling", "strategies", "transformer")},
+    **{name: f"plugins.{name}" for name in ("standby", "tracking")},
     **{name: f"lessons.{name}" for name in ("course", "datasets", "models", "pictures")},
 }
 """… and the public modules, whose names are shorter than their paths."""
@@ -193,5 +173,5 @@ def unload_ipython_extension(shell: Any) -> None:
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
     # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
     importlib.import_module("pandas")
-    if importlib.util.find_spec("labkit.ahead"):
-        importlib.import_module("labkit.ahead").begin()
+    if importlib.util.find_spec("labkit.plugins.ahead"):
+        importlib.import_module("labkit.plugins.ahead").begin()

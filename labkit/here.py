@@ -21,9 +21,9 @@ from typing import Any, TextIO
 import cloudpickle
 import torch.distributed as dist
 
-from labkit.as_script import children
 from labkit.engines.local import loopback_environment
 from labkit.monitor.going import run_of
+from labkit.plugins.as_script import children
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
@@ -121,13 +121,13 @@ class HereEngine:
             device = main.set_up(job, info)
             channel.during = "joining the process group"
             channel.store = dist.HashStore()
-            process_group.join(job, info, device, channel.store)
+            process_group.join(info, device, channel.store, job.backend)
             channel.during = "receiving the function"
             with main.hooked(job, channel):
                 function, args, kwargs = cloudpickle.loads(job.function)
                 channel.send(events.Started(0))
                 channel.during = "running"
-                result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
+                result = function(Worker(info, device, log, channel), *args, **kwargs)
             log.close()
             channel.during = "sending the result"
             channel.send(events.Result(0, pack_result(result)))

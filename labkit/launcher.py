@@ -14,7 +14,7 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
@@ -87,7 +87,7 @@ def launch(
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
     asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
-    wings.first("check", asked, gpus)
+    plugins.first("check", asked, gpus)
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
     job = Job(
@@ -101,7 +101,6 @@ def launch(
         start_s=time.time(),
         environment={},
         cells=kernel.cells(),
-        watch=watch or "",
     )
     beside = companions(asked._replace(world_size=world_size))
     name = name or name_of(fn)

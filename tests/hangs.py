@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.collectives import recorder
+from labkit.plugins.collectives import recorder
 
 
 def is_recorded():

@@ -11,12 +11,12 @@ from torch.distributed import distributed_c10d
 
 import labkit
 from labkit.cluster import run_directory
-from labkit.collectives import recorder
-from labkit.collectives.beside import Calls
-from labkit.collectives.hooks import SaysCalls
-from labkit.collectives.missed import Call, RankCalls, content, differing, find
-from labkit.collectives.recorder import Collectives
-from labkit.in_vain.hooks import SaysWaits
+from labkit.plugins.collectives import recorder
+from labkit.plugins.collectives.beside import Calls
+from labkit.plugins.collectives.hooks import SaysCalls
+from labkit.plugins.collectives.missed import Call, RankCalls, content, differing, find
+from labkit.plugins.collectives.recorder import Collectives
+from labkit.plugins.in_vain.hooks import SaysWaits
 from labkit.protocol.events import Attached
 from labkit.rank.channels import Channel
 from tests import hangs, workloads

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.collectives.beside import Calls
 from labkit.monitor import diagnosis as core
 from labkit.monitor.diagnosis import RankFacts
-from labkit.monitor.grouping import rank_list
-from labkit.protocol import wings
+from labkit.plugins.collectives.beside import Calls
+from labkit.plugins.grouping import rank_list
+from labkit.plugins.root_cause.exits import in_words
+from labkit.plugins.stacks.hang import diagnose_hang
+from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks
+from labkit.protocol import plugins
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.root_cause.exits import in_words
-from labkit.stacks.hang import diagnose_hang
-from labkit.stacks.rank_stacks import Frame, RankStack, Stacks
 
 CLOSED = "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
 
@@ -162,8 +162,8 @@ def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, s
         ([ended(0, 0.5), died(1, 1.5, 4), died(2, 1.0, 3)], "rank 2 died (exit code 3) and left no traceback"),
     ],
 )
-def test_without_the_wing_the_first_rank_that_told_of_it_is_named(ranks, said, monkeypatch):
-    monkeypatch.setattr(wings, "first", lambda *_: None)
+def test_without_the_plugin_the_first_rank_that_told_of_it_is_named(ranks, said, monkeypatch):
+    monkeypatch.setattr(plugins, "first", lambda *_: None)
     diagnosis = diagnose(ranks)
     assert (diagnosis.headline, diagnosis.others) == (said, [])
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spawns
 
 BEGIN = """
 import sys, torch, torch.distributed as dist
-from labkit.as_script import dynamo
+from labkit.plugins.as_script import dynamo
 dynamo.put_off()
 def is_real():
     found = sys.modules["torch._dynamo"]

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 import labkit
-from labkit.collectives import recorder
-from labkit.collectives.hooks import SaysCalls
 from labkit.engines.local import LocalEngine
-from labkit.in_vain.hooks import SaysWaits
+from labkit.plugins.collectives import recorder
+from labkit.plugins.collectives.hooks import SaysCalls
+from labkit.plugins.in_vain.hooks import SaysWaits
+from labkit.plugins.stopping.hooks import Agrees
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
-from labkit.stopping.hooks import Agrees
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 

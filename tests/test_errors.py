@@ -16,26 +16,27 @@ import torch
 
 import labkit
 import labkit.errors
-from labkit.arguments import naming
 from labkit.cluster import slurm_endings
 from labkit.cluster.job_events import JobEnded
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
-from labkit.collectives.beside import Calls
-from labkit.collectives.recorder import Collectives
-from labkit.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.exporting import statements
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_own_error
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
+from labkit.plugins.arguments import naming
+from labkit.plugins.collectives.beside import Calls
+from labkit.plugins.collectives.recorder import Collectives
+from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed
+from labkit.plugins.not_finite.hooks import EndsAtTheFirst
+from labkit.plugins.stacks.rank_stacks import Frame, RankStack
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns
-from labkit.stacks.rank_stacks import Frame, RankStack
 from tests import messages
 from tests.fake_engine import A_JOB, FakeEngine
 from tests.test_collectives import WORLD, call, pending
@@ -90,7 +91,7 @@ def different_collectives(_):
 
 
 def not_a_number(_):
-    worker, batcher, _channel = a_worker("nan")
+    worker, batcher, _channel = a_worker(EndsAtTheFirst())
     worker.log(loss=1.0)
     said = refused(FloatingPointError, worker.log, loss=float("nan"))
     batcher.close()

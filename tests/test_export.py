@@ -402,15 +402,16 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "system", "wings"),
+        "protocol": ("events", "job", "pages", "pickling", "plugins", "system"),
         "rank": (
             *("channels", "die_with_parent", "failure", "log_batcher", "main"),
             *("process_group", "signals", "store", "worker"),
         ),
-        "as_script": ("children", "dynamo", "fork_server", "hooks"),
+        "plugins": (),
+        "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),
         "cluster": ("job_events", "rank_entry", "run_directory"),
         "exporting": ("script",),
-        "name_service": ("hooks", "lookup", "stores"),
+        "plugins/name_service": ("hooks", "lookup", "stores"),
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
@@ -1008,7 +1009,7 @@ class Squares(Dataset):
         return 8
 
     def __getitem__(self, index):
-        return index**2, "labkit.as_script.fork_server" in sys.modules
+        return index**2, "labkit.plugins.as_script.fork_server" in sys.modules
 
 def train(worker):
     loader = DataLoader(Squares(), 4, num_workers=2, multiprocessing_context="forkserver")

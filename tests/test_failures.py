@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 import labkit
-from labkit.engines import local
+from labkit.plugins.root_cause import memory
 from tests import failures
 from tests.conftest import shared_session
 from tests.failures import ROWS, trial
@@ -96,7 +96,7 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, where, 
 @pytest.mark.spawns
 def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypatch):
     counter = itertools.count()
-    monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
+    monkeypatch.setattr(memory, "out_of_memory_kills", lambda: next(counter))
     error, _ = trial("SIGKILL", 2, 1)
     assert error.rank == 1
     assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
@@ -109,7 +109,7 @@ def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypat
 @pytest.mark.spawns
 def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(monkeypatch):
     counter = itertools.count()
-    monkeypatch.setattr(local, "out_of_memory_kills", lambda: next(counter))
+    monkeypatch.setattr(memory, "out_of_memory_kills", lambda: next(counter))
     error, _ = trial("os._exit", 2, 0)
     assert str(error).startswith("rank 0 died (exit code 3) and left no traceback")
 

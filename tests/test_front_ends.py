@@ -17,7 +17,7 @@ import nbformat
 import pytest
 
 import labkit
-from labkit.arguments import checks
+from labkit.plugins.arguments import checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
@@ -112,7 +112,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
 @pytest.mark.spawns
 @pytest.mark.kernel
 def test_without_widgets_there_are_text_and_pictures(notebook):
-    notebook.run("labkit.ahead.charts.wait()")
+    notebook.run("labkit.plugins.ahead.charts.wait()")
     notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
     notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
     notebook.ever_shown.clear()
@@ -163,7 +163,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("from labkit.arguments import checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("from labkit.plugins.arguments import checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(

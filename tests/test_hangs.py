@@ -10,7 +10,7 @@ import time
 import pytest
 
 import labkit
-from labkit.in_vain.waiting import SLEEP
+from labkit.plugins.in_vain.waiting import SLEEP
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.hangs import is_recorded

@@ -25,8 +25,8 @@ import torch.distributed as dist
 import labkit
 from labkit.launcher import show_run
 from labkit.monitor.run import Run
+from labkit.plugins.stacks import question
 from labkit.protocol import events
-from labkit.stacks import question
 from labkit.ui import present
 from tests.conftest import lives, wait_until
 from tests.fake_engine import A_JOB, FakeEngine

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.standby import idle
+from labkit.plugins.standby import idle
 from tests.conftest import wait_until
 
 SPIN = "while True: pass"

@@ -15,21 +15,26 @@ import torch.distributed as dist
 from PIL import Image
 
 import labkit
-from labkit.many import FEW, band
-from labkit.many import listing as many
-from labkit.monitor.grouping import rank_list
-from labkit.monitor.history import AT_ONCE, new_history
-from labkit.monitor.output import RankOutput, together
+from labkit.monitor.history import AT_ONCE
 from labkit.monitor.run import Run
-from labkit.png.drawing import picture
+from labkit.monitor.state import RunState
+from labkit.plugins.grouping import rank_list
+from labkit.plugins.many import FEW, band
+from labkit.plugins.many import listing as many
+from labkit.plugins.many.searching import search
+from labkit.plugins.png.drawing import picture
+from labkit.plugins.report import summary
+from labkit.plugins.stacks.rank_stacks import RankStack, Stacks
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
-from labkit.report import summary
-from labkit.stacks.rank_stacks import RankStack, Stacks
 from labkit.ui import charts, kernel, live
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 
 RANKS, STEPS = 64, 50
+
+
+def new_history(world_size):
+    return RunState(world_size, 0.0, 0.0).recorded
 
 
 def log(rank, steps, step_s=0.1, **columns):
@@ -338,22 +343,16 @@ def test_the_states_table_of_many_has_a_head_and_few_rows():
 # The output
 
 
-def output_of(text):
-    found = RankOutput()
-    found.add(text)
-    return found
-
-
 def test_a_search_puts_equal_lines_together_and_those_of_the_fewest_ranks_first():
-    outputs = [output_of(f"epoch 1\nloss of rank {rank % 2}\nerror: peer\n") for rank in range(6)]
-    outputs[4].add("CUDA Error\nepoch")
-    assert together(each.search("error") for each in outputs) == [
+    outputs = [f"epoch 1\nloss of rank {rank % 2}\nerror: peer\n" for rank in range(6)]
+    outputs[4] += "CUDA Error\nepoch"
+    assert search(outputs, "error") == [
         ("CUDA Error", [4]),
         ("error: peer", [0, 1, 2, 3, 4, 5]),
     ]
-    assert together(each.search("rank 1") for each in outputs) == [("loss of rank 1", [1, 3, 5])]
-    assert [found.line for found in together(each.search("EPOCH") for each in outputs)] == ["epoch", "epoch 1"]
-    assert together(each.search("nothing") for each in outputs) == []
+    assert search(outputs, "rank 1") == [("loss of rank 1", [1, 3, 5])]
+    assert [found.line for found in search(outputs, "EPOCH")] == ["epoch", "epoch 1"]
+    assert search(outputs, "nothing") == []
 
 
 def test_a_run_is_searched_and_the_view_says_what_it_found():

@@ -7,17 +7,18 @@ from array import array
 import pytest
 
 import labkit
-from labkit.arguments.checks import check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
-from labkit.not_finite.finding import first
-from labkit.png.drawing import picture
+from labkit.plugins.arguments.checks import check_options
+from labkit.plugins.not_finite.finding import first
+from labkit.plugins.not_finite.hooks import EndsAtTheFirst
+from labkit.plugins.png.drawing import picture
+from labkit.plugins.report import summary
 from labkit.protocol import events
-from labkit.protocol.job import RankInfo
+from labkit.protocol.job import RankHooks, RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
-from labkit.report import summary
 from labkit.ui import charts, live
 from tests.fake_engine import FakeEngine
 
@@ -106,15 +107,16 @@ class Kept(Channel):
         self.sent.append(event)
 
 
-def a_worker(watch):
+def a_worker(*hooks):
     channel = Kept()
+    channel.hooks = hooks
     batcher = LogBatcher(1, channel.send, 0.0)
-    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watch), batcher, channel
+    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel), batcher, channel
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
-    worker, batcher, channel = a_worker("nan")
+    worker, batcher, channel = a_worker(RankHooks(), EndsAtTheFirst())
     worker.log(loss=1.0, lr=0.1)
     with pytest.raises(FloatingPointError, match=rf"lr is {value} at step 1: the run was launched with watch='nan'"):
         worker.log(loss=1.0, lr=value)
@@ -123,7 +125,7 @@ def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
 
 
 def test_unwatched_it_is_only_logged():
-    worker, batcher, channel = a_worker("")
+    worker, batcher, channel = a_worker(RankHooks())
     worker.log(loss=NAN)
     batcher.close()
     assert len(channel.sent) == 1

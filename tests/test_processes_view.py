@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import labkit
-from labkit import standby
+from labkit.plugins import standby
 from labkit.process_table import HEADINGS, holders
 from labkit.process_table.holders import HeldProcess
 from tests import workloads

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from labkit.plugins.stacks import silence
+from labkit.plugins.stacks.silence import MUTE_S, Look, Silence, Silences, look_at
 from labkit.protocol import events
-from labkit.stacks import silence
-from labkit.stacks.silence import MUTE_S, Look, Silence, Silences, look_at
 from tests.conftest import wait_until
 
 BUSY, IDLE = True, False

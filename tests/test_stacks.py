@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import labkit
+from labkit.plugins.source import is_readers
+from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers
-from labkit.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"

@@ -6,10 +6,10 @@ from array import array
 
 import pytest
 
-from labkit.in_vain.beside import USED_SHARE, Stopping
-from labkit.in_vain.waiting import Waits
+from labkit.plugins.in_vain.beside import USED_SHARE, Stopping
+from labkit.plugins.in_vain.waiting import Waits
+from labkit.plugins.stopping.pace import RECENT, Pace
 from labkit.protocol.events import Log
-from labkit.stopping.pace import RECENT, Pace
 
 GRACE_S = 2.0
 

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
-from labkit.name_service import lookup, stores
-from labkit.name_service.hooks import ByAddress
+from labkit.plugins.name_service import lookup, stores
+from labkit.plugins.name_service.hooks import ByAddress
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import main, store
 

@@ -20,17 +20,17 @@ from torch.utils.data import DataLoader, Dataset
 import labkit
 from labkit.cluster import run_directory
 from labkit.monitor.state import RunState
+from labkit.plugins.tracing import clocks, intervals, reading, recording
+from labkit.plugins.tracing.findings import by_line, steps_of
+from labkit.plugins.tracing.lines import LineClock
+from labkit.plugins.tracing.meeting import RankTime
+from labkit.plugins.tracing.phases import Phases
+from labkit.plugins.tracing.reading import Places
+from labkit.plugins.tracing.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
+from labkit.plugins.tracing.trace import Trace
 from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
-from labkit.tracing import clocks, intervals, reading, recording
-from labkit.tracing.findings import by_line, steps_of
-from labkit.tracing.lines import LineClock
-from labkit.tracing.meeting import RankTime
-from labkit.tracing.phases import Phases
-from labkit.tracing.reading import Places
-from labkit.tracing.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
-from labkit.tracing.trace import Trace
 from tests.conftest import shared_session
 
 MS = 1e-3
@@ -399,7 +399,7 @@ def by_hand(worker, count):
 def recorded(function, *args, trace=3):
     """Return what a function returns, and its record, made in this process."""
     sent, logged = [], []
-    channel = SimpleNamespace(send=sent.append, store=None, stop_asked_s=None)
+    channel = SimpleNamespace(send=sent.append, store=None, stop_asked_s=None, hooks=())
     log = SimpleNamespace(add=lambda *each: logged.append(each))
     worker = Worker(SimpleNamespace(rank=0, local_rank=0, world_size=1), torch.device("cpu"), log, channel)
     returned = None

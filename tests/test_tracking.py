@@ -17,10 +17,10 @@ import pytest
 import labkit
 from labkit.cluster import job_events
 from labkit.monitor.run import Run
+from labkit.plugins.tracking import following
+from labkit.plugins.tracking.base import plain
+from labkit.plugins.tracking.curves import PATIENCE_S, WAITING_STEPS, Curves
 from labkit.protocol import events
-from labkit.tracking import following
-from labkit.tracking.base import plain
-from labkit.tracking.curves import PATIENCE_S, WAITING_STEPS, Curves
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.as_script import hooks
 from labkit.integrations.values import send
 from labkit.monitor.output import RankOutput
+from labkit.plugins.as_script import hooks
 from tests.conftest import LONG_S, shared_session
 
 STEPS = 4

@@ -15,12 +15,12 @@ from torch import nn
 
 import labkit
 from labkit.cluster import run_directory
+from labkit.plugins.report import summary
+from labkit.plugins.variables import describing
+from labkit.plugins.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
+from labkit.plugins.variables.frames import Frames, frames_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.report import summary
-from labkit.variables import describing
-from labkit.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
-from labkit.variables.frames import Frames, frames_of
 from tests.conftest import shared_session
 
 NAN, INF = float("nan"), float("inf")

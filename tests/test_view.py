@@ -16,14 +16,14 @@ import pytest
 from ipywidgets.widgets import widget as widget_module
 
 import labkit
-from labkit.ahead import charts as ahead
 from labkit.cluster.job_events import Notice
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
-from labkit.png.drawing import picture
+from labkit.plugins.ahead import charts as ahead
+from labkit.plugins.png.drawing import picture
+from labkit.plugins.report import summary
+from labkit.plugins.report.lines import Lines
 from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
-from labkit.report import summary
-from labkit.report.lines import Lines
 from labkit.ui import charts, kernel, live, present, widgets
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from labkit.arguments import naming
 from labkit.cluster.directory_engine import LaunchedEngine
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import directory_of
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.launcher import show_run
 from labkit.monitor.run import Run
+from labkit.plugins.arguments import naming
 
 if TYPE_CHECKING:
     from labkit.session.session import Session

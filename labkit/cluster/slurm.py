@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.arguments import naming
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.slurm_job import SlurmJob
+from labkit.plugins.arguments import naming
 
 
 class Slurm:

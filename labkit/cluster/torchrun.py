@@ -21,12 +21,12 @@ from typing import Any
 
 import psutil
 
-from labkit.arguments import naming
 from labkit.cluster import job_events
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
+from labkit.plugins.arguments import naming
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -228,7 +228,7 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-    from labkit.name_service.lookup import without_name_service
+    from labkit.plugins.name_service.lookup import without_name_service
 
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
         if is_master and host.startswith("127."):

@@ -6,15 +6,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.arguments import naming
-from labkit.arguments.checks import check_world_size
 from labkit.comparing.accelerator import GFLOPS
 from labkit.comparing.comparison import Comparison
 from labkit.comparing.measuring import measure
 from labkit.launcher import launch
 from labkit.monitor.run import Run, WorkerFailed
+from labkit.plugins.arguments import naming
+from labkit.plugins.arguments.checks import check_world_size
+from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
-from labkit.report import summary
 from labkit.session.session import Session
 from labkit.ui import kernel
 

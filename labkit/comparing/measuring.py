@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from labkit.comparing.accelerator import VirtualDevices
+from labkit.plugins.tracing.phases import Phases
 from labkit.profiling import (
     COLLECTIVE,
     KERNEL,
@@ -33,7 +34,6 @@ from labkit.profiling import (
     profiler,
     split,
 )
-from labkit.tracing.phases import Phases
 
 
 class Plan(NamedTuple):

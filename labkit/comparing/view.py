@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from labkit.ahead import charts as ahead
 from labkit.comparing.reading import HERE, ON_DEVICES, measured
-from labkit.report import summary
+from labkit.plugins.ahead import charts as ahead
+from labkit.plugins.report import summary
 from labkit.ui import kernel
 
 if TYPE_CHECKING:

@@ -7,22 +7,16 @@ import contextlib
 import functools
 import os
 import queue
-import signal
 import threading
-import time
 from multiprocessing.connection import Connection, wait
 
 import psutil
 import torch.distributed as dist
 
 from labkit.engines.spawn import RankProcess, spawn
-from labkit.protocol import events, wings
+from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
-from labkit.protocol.system import out_of_memory_kills, peak_resident_bytes
 from labkit.rank.store import open_store
-
-LOOK_EVERY_S = 0.25
-"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
@@ -49,8 +43,6 @@ class LocalEngine:
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
-        self._look_due_s = 0.0
-        self._out_of_memory_before = out_of_memory_kills()
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
@@ -75,10 +67,6 @@ class LocalEngine:
             arrived.append(self._events.get(timeout=timeout_s))
             while len(arrived) < BACKLOG:
                 arrived.append(self._events.get_nowait())
-        if time.monotonic() > self._look_due_s:
-            self._look_due_s = time.monotonic() + LOOK_EVERY_S
-            seen = [(rank, peak_resident_bytes(process.pid)) for rank, process in self._at_work()]
-            arrived += [events.MemorySeen(rank, peak_bytes) for rank, peak_bytes in seen if peak_bytes]
         return arrived
 
     def ask_to_stop(self) -> None:
@@ -131,14 +119,14 @@ class LocalEngine:
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
-        ranks: list[RankProcess] = next(iter(wings.those_with("take_ranks")), spawn)(self.world_size)
+        ranks: list[RankProcess] = next(iter(plugins.those_with("take_ranks")), spawn)(self.world_size)
         return ranks
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
         for process in ranks:
             process.close()
-        for done in wings.those_with("ranks_done"):
+        for done in plugins.those_with("ranks_done"):
             done(self.world_size)
 
     def _listen(self, rank: int, job: Job) -> None:
@@ -177,9 +165,7 @@ class LocalEngine:
                     self._events.put(event)
             if ready == [process.sentinel]:
                 break
-        code = mine.wait_for_exit()
-        starved = code == -getattr(signal, "SIGKILL", 9) and out_of_memory_kills() > self._out_of_memory_before
-        self._events.put(events.Exit(rank, code, out_of_memory=starved and rank not in self._killed))
+        self._events.put(events.Exit(rank, mine.wait_for_exit()))
 
 
 def _read(connection: Connection) -> bytes:

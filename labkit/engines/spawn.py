@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import torch.multiprocessing as mp
 
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.protocol.job import Job
 from labkit.rank import main
 from labkit.rank.channels import EventQueue, RankPipes
@@ -185,9 +185,8 @@ def _spawn(count: int) -> list[RankProcess]:
         # multiprocessing's resource tracker, when it starts, takes the mask away.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
-        started = mp.spawn(
-            main.main, args=(ends, wings.those_with("rank_begins"), wings.hooks_modules()), nprocs=count, join=False
-        )
+        begins, waits = plugins.those_with("rank_begins"), plugins.those_with("rank_waits")
+        started = mp.spawn(main.main, args=(ends, begins, waits), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
         end.inbox.close()

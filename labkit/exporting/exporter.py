@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.arguments import naming
 from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.source import Script
+from labkit.plugins.arguments import naming
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -35,13 +35,14 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "as_script", "checkpoint", "integrations", "lessons", "name_service", "strategies"}
+RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE_PLUGINS = {"as_script", "name_service"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
-    *("exporting", "exporting.script"),
+    *("exporting", "exporting.script", "plugins"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }
-"""Folders and modules of labkit that a rank may need; the others are the notebook's."""
+"""Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""
 
 
 def export(
@@ -151,12 +152,14 @@ def _local_files(text: str, title: str) -> dict[str, str]:
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
     """Return the files of labkit that the script needs, below `labkit/`."""
-    by_name = "labkit.as_script.fork_server"  # which a fork server imports, as `labkit.as_script.children` tells it to
+    by_name = "labkit.plugins.as_script.fork_server"  # which a fork server imports, as `children` there tells it to
     needed = {"labkit.exporting.script", by_name}.union(*(_labkit_modules(text) for text in texts))
     todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
     while todo:
         module = todo.pop().removeprefix("labkit.")
-        if module not in RANK_SIDE_MODULES and module.partition(".")[0] not in RANK_SIDE:
+        folder, _, rest = module.partition(".")
+        is_ranks = folder in RANK_SIDE or (folder == "plugins" and rest.partition(".")[0] in RANK_SIDE_PLUGINS)
+        if module not in RANK_SIDE_MODULES and not is_ranks:
             raise ValueError(
                 f"{title} cannot be exported: it uses labkit.{module}, which is of the notebook and not of the ranks"
             )

@@ -27,7 +27,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.as_script import process_begins, rank_hooks
+from labkit.plugins.as_script import process_begins, rank_hooks
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
@@ -68,7 +68,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             cells={},
             hooks=(rank_hooks(),),
         )
-        return lambda: Part(job, info, channel, lambda job, info: channel.rendezvous())
+        return lambda: Part(job, info, channel, lambda job, info: channel.meet())
 
     do_and_exit(prepare)
 
@@ -101,14 +101,16 @@ class ScriptChannel(Channel):
         self._steps = 0
         self._said_s = self._began_s = time.monotonic()
 
-    def rendezvous(self) -> dist.Store:
-        """Return the store through which the ranks meet, once all know where they log."""
+    def meet(self) -> tuple[dist.Store, str]:
+        """Return the store through which the ranks meet, once all know where they log, and the backend to use."""
+        from labkit.cluster import rank_entry
+
         info = self._info
         self._log.mkdir(exist_ok=True)
         if info.world_size == 1:
             store: dist.Store = dist.HashStore()
         else:
-            from labkit.cluster import rank_entry, run_directory
+            from labkit.cluster import run_directory
 
             attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
             store = rank_entry.rendezvous(info, run_directory.RunDirectory(self._log), attempt)
@@ -120,7 +122,7 @@ class ScriptChannel(Channel):
             asked = {**self._asked, "ranks": info.world_size}
             (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n")
         self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
-        return store
+        return store, rank_entry.backend_for(info, store)
 
     def _new_folder(self) -> Path:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_count(self._info.world_size, 'rank').replace(' ', '-')}"

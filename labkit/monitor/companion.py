@@ -1,4 +1,4 @@
-"""What a wing puts beside a run, in the notebook; `labkit.protocol.wings` has the wings that do."""
+"""What a plugin puts beside a run, in the notebook; `labkit.protocol.plugins` asks those that do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.monitor.diagnosis import Diagnosis, Finding, RankFacts
-from labkit.protocol import events, wings
+from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """What `labkit.launch` was asked for, as far as it concerns wings."""
+    """What `labkit.launch` was asked for, as far as it concerns plugins."""
 
     function: Any = None
     args: tuple[Any, ...] = ()
@@ -95,5 +95,5 @@ class Companion:
 
 
 def companions(asked: Asked) -> list[Companion]:
-    """Return what the wings put beside a run. Raises TypeError, ValueError or ModuleNotFoundError for what none can."""
-    return [found for make in wings.those_with("companion") if (found := make(asked)) is not None]
+    """Return what plugins put beside a run. Raises TypeError, ValueError or ModuleNotFoundError for what none can."""
+    return [found for make in plugins.those_with("companion") if (found := make(asked)) is not None]

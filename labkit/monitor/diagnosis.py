@@ -1,6 +1,6 @@
 """What a run that failed says: the rank to blame, why, and what became of the others.
 
-Which of several ranks that failed was first is said by the wing `root_cause`; without it, the first that told of it.
+Which of several ranks that failed was first is said by the plugin `root_cause`; without it, the first that told of it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from labkit.monitor.grouping import in_lines
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 
@@ -47,7 +46,7 @@ class RankFacts:
     crash: str = ""
     """What `faulthandler` wrote there after it, when native code ended the process."""
     stack: Any = None
-    """Where the rank stood when it failed, as a wing has read it from its report or the crash; a text of some lines."""
+    """Where the rank stood when it failed, as a plugin has read it from its report or the crash; a short text."""
 
 
 class Diagnosis(NamedTuple):
@@ -79,7 +78,7 @@ Explanation = Callable[[RankFacts, str, list[RankFacts]], Finding | None]
 
 def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:
     """Return which rank failed first, why, and what became of the others."""
-    found: Diagnosis | None = wings.first("diagnose", ranks, explanations)
+    found: Diagnosis | None = plugins.first("diagnose", ranks, explanations)
     return found or _first_to_tell(ranks)
 
 
@@ -107,8 +106,8 @@ def reported(culprit: RankFacts) -> tuple[str, str]:
 
 def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:
     """Return what became of the other ranks, as far as that is known, in lines."""
-    said = {rank.rank: wings.first("outcome", rank) for rank in ranks if rank.rank != blamed}
-    return in_lines({rank: outcome for rank, outcome in said.items() if outcome})
+    found: list[str] | None = plugins.first("others", ranks, blamed)
+    return found or []
 
 
 def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts]) -> Diagnosis:

@@ -6,14 +6,13 @@ import contextlib
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.monitor.curves import Mean, Points, Rates, Thinned
-from labkit.protocol import wings
 from labkit.protocol.events import Log
 
 if TYPE_CHECKING:
@@ -57,9 +56,8 @@ class Curve(NamedTuple):
     """In the legend; "" leaves it out there."""
     x: Any
     y: Any
-    edge: tuple[str, str | None] | None = None
-    """Of a band's edge: what it is called where one points at it, and the colour that fills all down to the edge before
-    it, if any."""
+    look: Mapping[str, Any] = {}
+    """As `plotly.graph_objects.Scatter` takes it, for what is no rank's curve, and no mean: the edge of a band, say."""
 
 
 class _Calls(NamedTuple):
@@ -302,9 +300,3 @@ class History:
             column[at] = y
             columns[name] = column[order]
         return pd.DataFrame(columns)
-
-
-def new_history(world_size: int) -> History:
-    """Return an empty history of so many ranks: a wing's, if one is for so many."""
-    found: History | None = wings.first("history", world_size)
-    return History(world_size) if found is None else found

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from labkit.monitor.grouping import alike
 
 LINES_KEPT = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
 
 LINE_CHARACTERS = 10_000
 """A longer line is cut."""
-
-
-class Found(NamedTuple):
-    """A line that was looked for."""
-
-    line: str
-    ranks: list[int]
-    """Which have printed it."""
 
 
 class RankOutput:
@@ -64,21 +52,9 @@ class RankOutput:
         last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
         return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
 
-    def search(self, words: str) -> list[str]:
-        """Return the different lines with these words in them, in any case, an unfinished one included."""
-        wanted = words.lower()
-        lines = [*self._lines, _after_carriage_returns(self._partial)]  # in one go: more may come meanwhile
-        return list(dict.fromkeys(line for line in lines if wanted in line.lower()))
-
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
         return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)
-
-
-def together(lines: Iterable[list[str]]) -> list[Found]:
-    """Return what was found in each rank's output with equal lines together, those of the fewest ranks first."""
-    ranks = alike((line, rank) for rank, found in enumerate(lines) for line in found)
-    return sorted((Found(*each) for each in ranks.items()), key=lambda found: len(found.ranks))
 
 
 def _after_carriage_returns(line: str) -> str:

@@ -14,15 +14,14 @@ from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
-from labkit.monitor.output import Found, together
-from labkit.protocol import events, wings
+from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.stacks.rank_stacks import Stacks
+    from labkit.plugins.stacks.rank_stacks import Stacks
 
 END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
@@ -45,7 +44,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         self.diagnosis = diagnosis
         self.frames: Any = ()
         self.added = [companion.add_to(self) for companion in run.companions]
-        """What wings have to say of it, as text and as HTML."""
+        """What plugins have to say of it, as text and as HTML."""
         super().__init__(diagnosis.headline)
 
     def __str__(self) -> str:
@@ -90,7 +89,7 @@ class Run:
         self.engine = engine
         """What carries the ranks."""
         self.companions = companions(Asked()) if beside is None else beside
-        """What wings have put beside the run."""
+        """What plugins have put beside the run."""
         for companion in self.companions:
             companion.run = self
         self._follower = Follower(engine, world_size, timeout_s, self._settle, self.companions)
@@ -155,9 +154,9 @@ class Run:
         """How much the ranks have printed so far; another number whenever there is more."""
         return sum(rank.output.count for rank in self._state.ranks)
 
-    def search_output(self, words: str) -> list[Found]:
-        """Return the lines of any rank with these words in them, in any case; those of the fewest ranks first."""
-        return together(rank.output.search(words) for rank in self._state.ranks)
+    def search_output(self, words: str) -> list[Any]:
+        """Return the lines with these words in them, in any case, each with its ranks; those of the fewest first."""
+        return plugins.first("search_output", self, words) or []
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
@@ -168,11 +167,11 @@ class Run:
 
     @property
     def attached(self) -> list[dict[str, bytes]]:
-        """What wings have sent from each rank, by rank and kind."""
+        """What plugins have sent from each rank, by rank and kind."""
         return [rank.attached for rank in self._state.ranks]
 
-    trace: Any = property(lambda self: importlib.import_module("labkit.tracing.trace").of_run(self))
-    """What every rank did when, if launched with `trace=…`: a `labkit.tracing.trace.Trace`. Else ValueError."""
+    trace: Any = property(lambda self: importlib.import_module("labkit.plugins.tracing.trace").of_run(self))
+    """What every rank did when, if launched with `trace=…`: a `labkit.plugins.tracing.trace.Trace`. Else ValueError."""
 
     @property
     def peak_bytes(self) -> list[int]:
@@ -264,6 +263,10 @@ class Run:
             raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
 
+    def note(self, event: events.Change) -> None:
+        """Note what a companion has found out."""
+        self._follower.take(event)
+
     def attend(self) -> None:
         """Let companions speak with whoever waits for the run, in whose thread this is called."""
         for companion in self.companions:
@@ -327,11 +330,11 @@ class Run:
 
         Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
         is suspended, or whose native code keeps Python's lock; on a cluster ten. Raises ModuleNotFoundError where
-        the wing `stacks` has been left out.
+        the plugin `stacks` has been left out.
         """
-        found: Stacks | None = wings.first("stacks", self)
+        found: Stacks | None = plugins.first("stacks", self)
         if found is None:
-            raise ModuleNotFoundError("run.stacks() needs labkit.stacks, which is not there: install labkit whole")
+            raise ModuleNotFoundError("run.stacks() needs labkit.plugins.stacks, which is missing: reinstall labkit")
         return found
 
     def figure(self, ranks: Sequence[int] = ()) -> Any:
@@ -348,7 +351,7 @@ class Run:
 
     def start(self, job: Job) -> None:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
-        for hooks in wings.those_with("rank_hooks"):
+        for hooks in plugins.those_with("rank_hooks"):
             job = job.with_hooks(hooks())
         for companion in list(self.companions):
             job = companion.begin(job)

@@ -8,9 +8,9 @@ from typing import Any
 import cloudpickle
 
 from labkit.monitor.diagnosis import Diagnosis, RankFacts
-from labkit.monitor.history import new_history
+from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
-from labkit.protocol import events
+from labkit.protocol import events, plugins
 
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
@@ -31,7 +31,7 @@ class RankState(RankFacts):
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
     attached: dict[str, bytes] = field(default_factory=dict)
-    """What wings have sent, by its kind."""
+    """What plugins have sent, by its kind."""
     begins_again: bool = False
     """Whether it has been started again, and has not logged since."""
 
@@ -49,7 +49,7 @@ class RunState:
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
         self.ranks = [RankState(rank) for rank in range(world_size)]
-        self.recorded = new_history(world_size)
+        self.recorded: History = plugins.first("history", world_size) or History(world_size)
         """What was logged, in the form that charts draw."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
@@ -113,8 +113,6 @@ class RunState:
                 rank.phase = "stopped"
             case events.Memory():
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
-            case events.MemorySeen() if rank.is_at_work:  # else the rank's own account is on its way, or here
-                rank.peak_bytes = max(rank.peak_bytes, event.peak_bytes)
             case events.Attached():
                 rank.attached[event.kind] = event.blob
 

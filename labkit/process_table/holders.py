@@ -66,7 +66,7 @@ class _Runs:
 
 _runs = _Runs()
 
-OTHERS = ("labkit.standby", "labkit.session.session")
+OTHERS = ("labkit.plugins.standby", "labkit.session.session")
 """Modules that have `holders()`; one that nobody has imported holds nothing."""
 
 

@@ -93,13 +93,6 @@ class Memory(NamedTuple):
     """Allocated by PyTorch on the rank's GPU; 0 on CPU."""
 
 
-class MemorySeen(NamedTuple):
-    """Peak resident memory of a process so far, as seen from outside; what the rank says itself comes as `Memory`."""
-
-    rank: int
-    peak_bytes: int
-
-
 class Stack(NamedTuple):
     """Part of what `faulthandler` wrote when the rank was asked where it stands."""
 
@@ -114,7 +107,7 @@ class Answered(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """What a wing has to say of a rank, for the same wing in the notebook: the core keeps it as it is."""
+    """What a plugin has to say of a rank, for the same plugin in the notebook: the core keeps it as it is."""
 
     rank: int
     kind: str
@@ -140,7 +133,7 @@ class Exit(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What a wing has to say of a run. It knows itself what that changes."""
+    """What a plugin has to say of a run. It knows itself what that changes."""
 
     rank: int
     """-1: of all ranks."""
@@ -160,7 +153,6 @@ Event = (
     | Failure
     | Ready
     | Memory
-    | MemorySeen
     | Stack
     | Answered
     | Attached

@@ -34,9 +34,9 @@ class Surroundings(Protocol):
 
 
 class RankHooks:
-    """What a wing does in each rank: sent with the job, by which the rank imports it. Each method may be left as it is.
+    """What a plugin does in each rank: sent with the job, by which the rank imports it.
 
-    `channel` is the rank's `labkit.rank.channels.Channel`.
+    Each method may be left as it is. `channel` is the rank's `labkit.rank.channels.Channel`.
     """
 
     def connecting(self, host: str) -> AbstractContextManager[None]:
@@ -52,6 +52,9 @@ class RankHooks:
 
         "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
         """
+
+    def logged(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
+        """Hear of what the rank has logged, in its own thread; may raise what is to end it."""
 
     def goes_on(self, log_calls: int, channel: Any) -> bool:
         """Return whether the rank, asked to stop, is to log once more before it does; it has made so many log calls.
@@ -86,12 +89,10 @@ class Job(NamedTuple):
     """The notebook's cells by the file names that tracebacks know them by."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
-    watch: str = ""
-    """What ends the run: "nan", a logged value that is not finite; "": nothing."""
     surroundings: Surroundings | None = None
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHooks, ...] = ()
-    """What wings do in each rank."""
+    """What plugins do in each rank."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""

@@ -43,9 +43,9 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     try:
         return dumps((fn, args, kwargs))
     except Exception as error:
-        from labkit.protocol import wings  # not above: a rank packs no calls
+        from labkit.protocol import plugins  # not above: a rank packs no calls
 
-        why = wings.first("unsendable", fn, args, kwargs) or error
+        why = plugins.first("unsendable", fn, args, kwargs) or error
         raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{more('cannot_be_sent')}") from error
 
 

@@ -1,4 +1,4 @@
-"""What the system says of this machine: cores, memory, and processes ended for want of memory."""
+"""What the system says of this machine: cores and memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,3 @@ def peak_resident_bytes(pid: int) -> int:
         memory = psutil.Process(pid).memory_info()
         return getattr(memory, "peak_wset", memory.rss)
     return 0
-
-
-def out_of_memory_kills() -> int:
-    """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0

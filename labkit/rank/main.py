@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import multiprocessing
 import os
 import random
@@ -48,8 +47,8 @@ class Part(NamedTuple):
     job: Job
     info: RankInfo
     channel: Channel
-    rendezvous: Callable[[Job, RankInfo], dist.Store]
-    """Returns the store through which the ranks meet."""
+    rendezvous: Callable[[Job, RankInfo], tuple[dist.Store, str | None]]
+    """Returns the store through which the ranks meet, and the backend of their process group."""
 
 
 KILLED_S = 1.0
@@ -94,12 +93,15 @@ class Inbox:
 
 
 def main(
-    index: int, all_ends: list[RankPipes], begins: Sequence[Callable[[], None]] = (), ahead: Sequence[str] = ()
+    index: int,
+    all_ends: list[RankPipes],
+    begins: Sequence[Callable[[], None]] = (),
+    waits: Sequence[Callable[[], None]] = (),
 ) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job. `begins` is what wings do first, and
-    `ahead` are modules to import while there is no job.
+    `index` says which of the ends are this process's; its rank comes with the job. `begins` is what plugins do first,
+    and `waits` what they do while there is no job.
     """
     ends = all_ends[index]
 
@@ -114,9 +116,8 @@ def main(
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
-            get_warm()
-            for module in ahead:
-                importlib.import_module(module)
+            for wait in waits:
+                wait()
         ends.queue.put(events.Ready())
         return inbox.next_part
 
@@ -134,14 +135,6 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
         os._exit(code)
-
-
-def get_warm() -> None:
-    """Take the first faults of a first step, while there is nothing else to do."""
-    weight = torch.nn.Parameter(torch.zeros(8, 8))  # not a layer: that would draw random numbers
-    optimizer = torch.optim.SGD([weight], lr=0.0)
-    torch.nn.functional.linear(torch.zeros(4, 8), weight).sum().backward()
-    optimizer.step()
 
 
 def do_jobs(next_part: Callable[[], Part | None]) -> int:
@@ -188,7 +181,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"
-            result = function(Worker(info, device, log, channel, job.watch), *args, **kwargs)
+            result = function(Worker(info, device, log, channel), *args, **kwargs)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))
@@ -211,8 +204,8 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
 def _join(part: Part) -> tuple[torch.device, dist.Store]:
     device = set_up(part.job, part.info)
     part.channel.during = "joining the process group"
-    store = part.rendezvous(part.job, part.info)
-    process_group.join(part.job, part.info, device, store)
+    store, backend = part.rendezvous(part.job, part.info)
+    process_group.join(part.info, device, store, backend)
     return device, store
 
 
@@ -227,23 +220,11 @@ def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
 def _redirect_output(output: Connection) -> None:
     """Make `output` this process's stdout and stderr, for Python and for native code."""
     if os.name == "posix":
-        _keep_pipes()
         for stream, descriptor in (("stdout", 1), ("stderr", 2)):
             os.dup2(output.fileno(), descriptor)
             # Anew: the old one may believe that it writes to a file.
             setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
     output.close()
-
-
-def _keep_pipes() -> None:
-    """Have programs that are started here get none of this process's pipes but those of stdout and stderr.
-
-    They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
-    closing the notebook learns that the rank has ended.
-    """
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
-        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
-            os.set_inheritable(int(name), int(name) <= 2)
 
 
 def set_up(job: Job, info: RankInfo) -> torch.device:
@@ -287,13 +268,13 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
     return device
 
 
-def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
+def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> tuple[dist.Store, str | None]:
     # With the third, nobody starts ranks once more (Lightning would); with the last, who meets at env:// (`init_rpc`)
     # joins the notebook's store, and opens none at its port.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     with job.connecting("127.0.0.1"):
-        return join_store("127.0.0.1", job.port, info.world_size)
+        return join_store("127.0.0.1", job.port, info.world_size), job.backend
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:

@@ -18,9 +18,8 @@ LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
 
 
-def join(job: Job, info: RankInfo, device: torch.device, store: dist.Store) -> None:
+def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str | None) -> None:
     """Join the group of a job, whose ranks meet through this store."""
-    backend = job.backend or _backend_for(info, device, store)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -61,15 +60,6 @@ def leave() -> None:
     # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
     # ranks meet: this one and a new process would wait for each other for ever.
     dist.distributed_c10d._world.group_count = 0
-
-
-def _backend_for(info: RankInfo, device: torch.device, store: dist.Store) -> str:
-    """Choose nccl where every rank has a GPU of its own, wherever the ranks are; else gloo."""
-    mine = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    keys = [f"labkit/gpu/{rank}" for rank in range(info.world_size)]
-    store.set(keys[info.rank], mine)
-    gpus = set(store.multi_get(keys))
-    return "nccl" if b"" not in gpus and len(gpus) == info.world_size and dist.is_nccl_available() else "gloo"
 
 
 def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import signal
-import threading
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
@@ -30,17 +28,5 @@ def handle_signals(stacks: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
     # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
-    # so that the channel cannot notice; and likewise the processes forked here, a DataLoader's workers, say. The signal
-    # comes when the parent's *thread* ends, so only the main thread's children have it.
+    # so that the channel cannot notice.
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
-    forks_from_main = False
-
-    def note_the_thread() -> None:
-        nonlocal forks_from_main
-        forks_from_main = threading.current_thread() is threading.main_thread()
-
-    def end_with_this_process() -> None:
-        if forks_from_main:
-            _prctl_pr_set_pdeathsig(signal.SIGKILL)
-
-    os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
 import torch
 
 from labkit.protocol import events
-from labkit.protocol.job import RankInfo
-from labkit.protocol.pages import more
+from labkit.protocol.job import RankHooks, RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
 
@@ -42,12 +40,11 @@ class Worker:
     device: torch.device
     """Where this rank computes: its GPU, or the CPU."""
 
-    def __init__(
-        self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel, watch: str = ""
-    ) -> None:
+    def __init__(self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel) -> None:
         self.rank, self.local_rank, self.world_size = info.rank, info.local_rank, info.world_size
         self.device = device
-        self._log, self._channel, self._watch = log, channel, watch
+        self._log, self._channel = log, channel
+        self._watching = [hooks for hooks in channel.hooks if type(hooks).logged is not RankHooks.logged]
         self._known_names: set[tuple[str, ...]] = set()
         self._next_step = 0
         self._log_calls = 0
@@ -73,12 +70,8 @@ class Worker:
         numbers = [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()]
         self._log.add(step, names, numbers)
         self._log_calls += 1
-        if self._watch and not all(map(math.isfinite, numbers)):
-            name, value = next(each for each in zip(names, numbers, strict=True) if not math.isfinite(each[1]))
-            raise FloatingPointError(
-                f"{name} is {value} at step {step}: the run was launched with watch={self._watch!r}\n"
-                + more("not_a_number")
-            )
+        for hooks in self._watching:
+            hooks.logged(step, names, numbers)
         channel = self._channel
         if channel.stop_asked_s is not None and not any(h.goes_on(self._log_calls, channel) for h in channel.hooks):
             raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")

@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.arguments import naming
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.plugins.arguments import naming
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob
 

@@ -9,21 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from labkit.collectives.mismatch import MISMATCH
 from labkit.engines.base import Engine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.diagnosis import RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
+from labkit.plugins.collectives.mismatch import MISMATCH
+from labkit.plugins.report.lines import print_output
+from labkit.plugins.root_cause.first_to_fail import LOST_PEER
+from labkit.plugins.stacks.rank_stacks import Stacks
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import dumps, pack_call
 from labkit.protocol.system import threads
-from labkit.report.lines import print_output
-from labkit.root_cause.first_to_fail import LOST_PEER
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
-from labkit.stacks.rank_stacks import Stacks
 from labkit.ui import kernel
 
 ERROR_GRACE_S = 2.0

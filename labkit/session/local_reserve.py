@@ -11,16 +11,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from labkit import standby
 from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
-from labkit.name_service.stores import open_store
+from labkit.plugins import standby
+from labkit.plugins.name_service.stores import open_store
+from labkit.plugins.root_cause.exits import in_words
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
-from labkit.root_cause.exits import in_words
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn

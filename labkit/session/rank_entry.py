@@ -9,12 +9,13 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, listen, rank_info_here, rendezvous
+from labkit.cluster.rank_entry import begin, listen, meet, rank_info_here
 from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.plugins.ahead.first_step import get_warm
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit, get_warm
+from labkit.rank.main import Part, do_and_exit
 from labkit.session.directory import SessionDirectory
 
 JOB_SEEN_S = 60.0
@@ -68,7 +69,7 @@ class JobInbox:
         self._write_into(given.directory)
         info = _info_in(job, self._info)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
-        return Part(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
+        return Part(job, info, given.channel, lambda job, info: meet(job, info, given.directory, 0, anew=True))
 
     def _receive(self, word: str) -> None:
         kind, _, number = word.partition(":")

@@ -47,9 +47,9 @@ def join(part: main.Part) -> tuple[torch.device, dist.Store]:
     device = _device_of_cells if job.group is not None else None
     device = device or main.set_up(job, info)
     channel.during = "joining the process group"
-    store = rendezvous(job, info)
+    store, backend = rendezvous(job, info)
     before = frozenset(_open_sockets())
-    process_group.join(job, info, device, store)
+    process_group.join(info, device, store, backend)
     _joined = Joined(job.group, device, store, frozenset(_open_sockets()) - before)
     if job.group is not None:
         _device_of_cells = device

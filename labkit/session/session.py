@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 
-from labkit.arguments import naming
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
+from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
@@ -86,7 +86,7 @@ class Session:
         is_of_a_cell: bool = True,
         on: Slurm | Torchrun | Ray | None = None,
     ) -> None:
-        from labkit.arguments.checks import check_backend, check_world_size, ranks_on
+        from labkit.plugins.arguments.checks import check_backend, check_world_size, ranks_on
 
         with naming("bad_argument"):
             if isinstance(on, Session):

@@ -13,7 +13,7 @@ import plotly.io
 from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, Curve, History
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.ui import kernel
 from labkit.ui.tables import INK
 
@@ -82,7 +82,7 @@ class Chart(go.Figure):
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         if kernel.is_interactive() and kernel.draws_plotly():
             return bundle
-        if (picture := wings.first("picture", self)) is not None:
+        if (picture := plugins.first("picture", self)) is not None:
             return {**bundle, "image/png": picture}
         return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
 
@@ -133,16 +133,12 @@ def single(values: Any) -> Any:
 
 
 def _line(curve: Curve) -> go.Scatter:
-    look: dict[str, Any]
-    if curve.edge is not None:
-        said, fill = curve.edge
-        look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}
-        look |= {"fill": "tonexty", "fillcolor": fill} if fill else {}
-    else:
+    look = curve.look
+    if not look:
         is_mean = curve.key == MEAN
         color = INK if is_mean else rank_color(int(curve.key.split()[1]))
         look = {"line": {"color": color, "width": 2.2 if is_mean else 1.2}, "opacity": 1.0 if is_mean else 0.8}
-        look |= {"legendgroup": curve.key, "marker": {"size": 5}}
+        look = {**look, "legendgroup": curve.key, "marker": {"size": 5}}
     return go.Scatter(x=compact(curve.x), y=single(curve.y), meta=[curve.name, curve.key], **look)
 
 
@@ -152,7 +148,7 @@ def _name_them(traces: Sequence[Any], curves: Sequence[Curve]) -> None:
     for trace, curve in zip(traces, curves, strict=True):
         trace.name, trace.showlegend = curve.label, bool(len(curve.x)) and curve.label not in in_legend
         in_legend |= {curve.label} if len(curve.x) else set()
-        if curve.edge is None:
+        if not curve.look:
             trace.mode = "lines+markers" if len(curve.x) <= 12 else "lines"
 
 
@@ -183,7 +179,7 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
         figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
-    remark = wings.first("remark", history)
+    remark = plugins.first("remark", history)
     if remark is not None and remark.name in names:
         panel = names.index(remark.name)
         remark.mark(figure, row=panel // columns + 1, col=panel % columns + 1)
@@ -195,7 +191,7 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = history.drawn(ranks)
-    remark = wings.first("remark", history)
+    remark = plugins.first("remark", history)
     if bool(figure.layout.shapes) != (remark is not None and remark.name in {curve.name for curve in curves}):
         return False
     if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:

@@ -1,6 +1,6 @@
 """The notebook that this process is the kernel of, if it is one: its cells, who watches, how to show something there.
 
-The one place that asks IPython and ipykernel.
+The core's one place that asks IPython and ipykernel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import importlib.util
 import linecache
 import os
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -62,13 +61,6 @@ def draws_plotly() -> bool:
     in turn where VS Code has Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01), as data do not.
     """
     return not {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"} & set(os.environ)
-
-
-def after_each_cell(call: Callable[[], object]) -> None:
-    """Have `call` called whenever a cell has run."""
-    here = shell()
-    if here is not None:
-        here.events.register("post_run_cell", lambda _: call())
 
 
 def this_execution() -> Execution | None:

@@ -16,7 +16,7 @@ import ipywidgets as widgets
 
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.ui import kernel, words
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
@@ -69,7 +69,7 @@ class LiveView(threading.Thread):
         layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
         self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
-        self._asking = wings.first("asking", run) or Tabs(run)
+        self._asking = plugins.first("asking", run) or Tabs(run)
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
@@ -96,7 +96,7 @@ class LiveView(threading.Thread):
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
         if {"starting", "queued"} & set(self._run.states):
-            wings.first("charts_are_ready")  # soon: it begins
+            plugins.first("charts_are_ready")  # soon: it begins
         while not self._run.over.is_set():
             began = time.monotonic()
             self._draw()
@@ -141,7 +141,7 @@ class LiveView(threading.Thread):
         self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
         if now < self._chart_due_s:
             return
-        if wings.first("charts_are_ready") is False:
+        if plugins.first("charts_are_ready") is False:
             return  # the states are to be seen meanwhile, and the end, should it come
         import plotly.graph_objects as go
 
@@ -199,7 +199,7 @@ class LiveView(threading.Thread):
 
 
 class Tabs:
-    """What the ranks print, a tab each. In place of this a wing has another for many ranks."""
+    """What the ranks print, a tab each. In place of this a plugin has another for many ranks."""
 
     ranks: Sequence[int] = ()
     """Those that are to be shown besides."""

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.run import Run
-from labkit.protocol import wings
+from labkit.protocol import plugins
 from labkit.ui import kernel, words
 
 if TYPE_CHECKING:
-    from labkit.report.lines import Lines
+    from labkit.plugins.report.lines import Lines
     from labkit.ui.charts import Chart
     from labkit.ui.live import LiveView
 
@@ -31,7 +31,7 @@ def watch(run: Run, live: bool | None, wait: bool) -> LiveView | Lines | None:
     if in_notebook:
         _shown_in[run] = kernel.this_execution()
     with_widgets = in_notebook and (live or kernel.is_interactive())
-    watcher = _live_view(run, wait) if with_widgets else wings.first("print_lines", run, in_notebook, wait)
+    watcher = _live_view(run, wait) if with_widgets else plugins.first("print_lines", run, in_notebook, wait)
     if watcher is not None:
         watcher.start()
     return watcher

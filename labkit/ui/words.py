@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from labkit.monitor.run import Run
-from labkit.protocol import wings
+from labkit.protocol import plugins
 
 TAIL_LINES = 200
 """Lines of each rank's output that are shown, and kept with the notebook."""
@@ -27,8 +27,8 @@ def rate(per_s: float) -> str:
 
 
 def remark(run: Run) -> str:
-    """Return what a wing has to say of the values that were logged, in one line; "" for nothing."""
-    found = wings.first("remark", run.recorded)
+    """Return what a plugin has to say of the values that were logged, in one line; "" for nothing."""
+    found = plugins.first("remark", run.recorded)
     return found.said if found else ""
 
 
@@ -41,6 +41,6 @@ def output_html(text: str) -> str:
 
 
 def bundle(run: Run) -> dict[str, str]:
-    """Return what a run has come to by MIME type, as a notebook shows it: a wing's report, or its name and status."""
-    found: dict[str, str] | None = wings.first("summarize", run)
+    """Return what a run has come to by MIME type, as a notebook shows it: a plugin's report, or its name and status."""
+    found: dict[str, str] | None = plugins.first("summarize", run)
     return found or {"text/plain": repr(run)}

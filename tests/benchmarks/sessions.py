@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import labkit
-from labkit import standby
+from labkit.plugins import standby
 from tests.benchmarks.launch import free_port
 
 

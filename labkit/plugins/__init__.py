@@ -1,0 +1,33 @@
+"""What takes part in every run that is its own; any of these packages can be deleted, and the core goes on without it.
+
+    arguments    what `launch` cannot do, refused before a process exists
+    reruns       a cell that is run again stops what it launched before
+    tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
+    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
+    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
+    root_cause   which rank failed first, where within milliseconds all of them fail
+    stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
+    collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
+    stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
+    in_vain      a stop does not wait for ranks that wait for what cannot come
+    variables    what variables were when a rank failed
+    name_service no name server is asked when ranks connect by address
+    as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
+    standby      ranks that are spawned ahead, so that a launch does not wait for them
+    not_finite   the first NaN or Inf: said in every view, and marked in the chart
+    many         more ranks than can be drawn one by one: a band, and who stands apart
+    report       lines of text where nobody watches, and what stays of a run that is over
+    ahead        what the first launch and chart need, got while the reader reads
+    png          charts as pictures, where nobody watches
+
+`labkit.protocol.plugins` says by which functions they take part, and asks them. Two modules are shared by several:
+`source`, whose a source file is, and `grouping`, ranks of which the same is said.
+"""
+
+from __future__ import annotations
+
+NAMES = (
+    *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
+    *("in_vain", "variables", "name_service", "as_script", "standby", "not_finite", "many", "report", "ahead", "png"),
+)
+"""Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

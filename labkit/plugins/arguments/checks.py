@@ -1,0 +1,150 @@
+"""What `labkit.launch` and its like can do with what they are given."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import itertools
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from labkit.engines.base import Target
+from labkit.launcher import DEFAULT_SEED, backend_for, first_ranks
+from labkit.monitor.companion import Asked
+from labkit.plugins.source import HERE
+from labkit.protocol.pages import more
+from labkit.protocol.pickling import name_of
+
+
+def check(asked: Asked, gpus: int | None) -> None:
+    """Raise TypeError or ValueError for what `labkit.launch` cannot do."""
+    own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
+    own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}
+    own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace")}
+    check_call(asked.function, asked.args, asked.kwargs, own)
+    if asked.on is None:
+        world_size = check_world_size(asked.world_size, gpus or 0)
+    else:
+        world_size = ranks_on(asked.on, asked.world_size).world_size
+    check_backend(asked.backend, world_size, gpus)
+    check_options(asked.timeout_s, asked.seed, asked.name, asked.live, asked.watch)
+
+
+def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: dict[str, Any]) -> None:
+    """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
+    if not callable(fn):
+        raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
+    title = name_of(fn)
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some built-in functions do not say
+        return
+    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
+    if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        name = taken[0]
+        raise ValueError(
+            f"{title} has a parameter called {name!r}, but launch() keeps {name}=… for itself and does not pass it on. "
+            f"Rename it in {title}, or bind it: functools.partial({title}, {name}=…)"
+        )
+    try:
+        signature.bind(object(), *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join(["worker", *(f"{a!r:.30}" for a in args), *(f"{k}=…" for k in kwargs)])
+        raise TypeError(
+            f"{title}{signature} cannot be called as {title}({given}): {error}. "
+            "Its first parameter is the worker; launch() passes on all arguments that are not its own "
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
+        ) from None
+
+
+def ranks_on(on: Any, world_size: Any) -> Target:
+    """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
+    if not hasattr(on, "engine"):
+        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
+    if hasattr(on, "first"):
+        return first_ranks(on, None if world_size is None else check_world_size(world_size, 0))
+    if world_size not in (None, on.world_size):
+        raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
+    target: Target = on
+    return target
+
+
+def check_world_size(world_size: Any, gpus: int) -> int:
+    """Return the number of ranks, by default one per GPU, or 2. Raises TypeError or ValueError for what is none."""
+    if world_size is None:
+        return gpus or 2
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is a whole number of ranks, got {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    return world_size
+
+
+def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
+    """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
+    if gpus == 0:
+        _say_once_that_tpus_are_not_used()
+    if backend is None:
+        return backend_for(None, world_size, gpus)
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
+    known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
+    for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
+        library = part.rpartition(":")[2].lower()
+        if library == "xla":
+            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
+        if library not in known:
+            raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
+        if not dist.is_backend_available(library):
+            raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
+        if library == "nccl" and gpus is not None and gpus < world_size:
+            raise ValueError(
+                f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
+                f"found {gpus}. Use backend='gloo'"
+            )
+    return backend_for(backend, world_size, gpus)
+
+
+def check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
+    """Raise TypeError or ValueError for any of these that is of no use."""
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed is a whole number or None, got {seed!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a text, got {name!r}")
+    if live not in (True, False, None):
+        raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
+    if watch not in ("nan", None):
+        raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
+
+
+@functools.cache
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
+        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
+        ours = itertools.takewhile(
+            lambda at: at[0].f_code.co_filename.startswith(HERE), traceback.walk_stack(sys._getframe())
+        )
+        warnings.warn(said, stacklevel=1 + len(list(ours)))
+
+
+def has_tpu() -> bool:
+    """Return whether this machine has a TPU, by what is installed and what the environment says.
+
+    PyTorch/XLA's own `PJRT_DEVICE` (https://docs.pytorch.org/xla), and what Cloud TPU machines set: `TPU_NAME` and its
+    like.
+    """
+    is_named = os.environ.get("PJRT_DEVICE") == "TPU" or any(name.startswith("TPU_") for name in os.environ)
+    return is_named and importlib.util.find_spec("torch_xla") is not None

@@ -1,0 +1,92 @@
+"""What collectives say of a failure: ranks that met in different ones, one that came late, or was not there."""
+
+from __future__ import annotations
+
+import re
+
+from labkit.monitor.diagnosis import Finding, RankFacts
+from labkit.plugins.collectives.missed import RankCalls, differing
+from labkit.plugins.grouping import alike, rank_list
+from labkit.plugins.root_cause.first_to_fail import returned_early
+from labkit.plugins.stacks.rank_stacks import Stacks
+
+MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
+"""How gloo says that ranks met in different collectives, or with tensors of different sizes."""
+
+FINGERPRINT = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
+)
+"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do; its numbers begin
+with 0."""
+
+LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
+"""How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
+
+
+def explain(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]) -> Finding | None:
+    """Return which rank to blame, the headline and the cause, if collectives say more than that a rank failed."""
+    return (
+        _met_in_different_collectives(culprit, cause, ranks, calls)
+        or _announced_different_collectives(cause, ranks)
+        or _came_late(culprit, cause)
+        or _returned_early(culprit, cause, ranks, calls)
+    )
+
+
+def _met_in_different_collectives(
+    culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]
+) -> Finding | None:
+    """Name the odd one out, and say in which collectives ranks met that do not fit."""
+    if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
+        return None
+    met = Stacks(r.stack for r in ranks if r.stack)
+    blamed, *_ = met.outliers or [culprit.rank]
+    if difference := differing(calls):
+        blamed, *_ = difference.blamed or [blamed]
+        call = f"call #{difference.number} of the {difference.group}"
+        headline = (
+            f"ranks met in {difference.kind} with tensors of different sizes, {call}: {difference.parts}"
+            if difference.kind
+            else f"ranks met in different collectives, {call}: {difference.parts}"
+        )
+    elif len({stack.in_words for stack in met}) > 1:
+        headline = f"ranks met in different collectives: {met.in_words}{_last_calls(calls)}"
+    else:
+        place = culprit.stack.in_words.partition(" ")[2] if culprit.stack else "in a collective"
+        headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(calls)}"
+    others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
+    return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
+
+
+def _last_calls(calls: list[RankCalls]) -> str:
+    """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
+    last = [(call, r.rank) for r in calls for call in r.calls[-1:]]
+    groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
+    return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
+
+
+def _announced_different_collectives(cause: str, ranks: list[RankFacts]) -> Finding | None:
+    """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
+    said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
+    found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
+    groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))
+    if len(groups) < 2:
+        return None
+    where = "; ".join(f"{rank_list(group)} in {what}" for group, what in groups)
+    return groups[0][0][0], f"ranks met in different collectives: {where}", cause, "different_collectives"
+
+
+def _came_late(culprit: RankFacts, cause: str) -> Finding | None:
+    late = LATE.search(culprit.failure.summary) if culprit.failure else None
+    if late is None:
+        return None
+    blamed = int(late[1])
+    return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause, "hang"
+
+
+def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]) -> Finding | None:
+    """Say in which call the others were missed."""
+    newest = next((call for r in calls if r.rank == culprit.rank for call in r.calls[-1:]), None)
+    if newest is None or not newest.content:
+        return None
+    return returned_early(culprit, cause, ranks, f"{newest.title} ({newest.content})")

@@ -1,0 +1,310 @@
+"""Which collective ranks missed each other in, decided from what each rank's flight recorder says.
+
+Knows no process: it is given facts, so that every case can be tested without starting any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from labkit.plugins.collectives.recorder import Collectives
+from labkit.plugins.grouping import alike, rank_list
+from labkit.plugins.stacks.hang import Missed
+from labkit.plugins.stacks.rank_stacks import plural
+
+EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
+"""Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""
+
+BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
+BYTES |= dict.fromkeys(("float16", "bfloat16", "int16"), 2)
+"""Of an element; of all other types 1."""
+
+
+class Call(NamedTuple):
+    """One call of a collective by one rank."""
+
+    group: str
+    number: int
+    """From 1, in its group."""
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    done: bool
+
+    @property
+    def met_with(self) -> tuple[object, ...]:
+        """What must be equal on all ranks."""
+        if self.kind not in EQUAL_SIZES:
+            return (self.kind,)
+        return self.kind, self.dtype, sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def title(self) -> str:
+        """ "all_reduce #412"."""
+        return f"{self.kind} #{self.number}"
+
+    @property
+    def content(self) -> str:
+        """ "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"; "" of a barrier."""
+        return content(self.shapes, self.dtype)
+
+
+@dataclass(frozen=True)
+class RankCalls:
+    """What is known of one rank when nothing goes on."""
+
+    rank: int
+    said: Collectives | None = None
+    """None: it did not answer."""
+    place: str = ""
+    """The reader's line: "Cell In[3], line 14"."""
+    doing: str = ""
+    """ "is in time.sleep at Cell In[3], line 9"; as `RankStack.in_words`."""
+
+    @property
+    def calls(self) -> list[Call]:
+        """Its newest, the newest last."""
+        return [Call(*call) for call in self.said.calls] if self.said else []
+
+    def in_group(self, group: str) -> dict[int, Call]:
+        """Its calls in one group, by number."""
+        return {call.number: call for call in self.calls if call.group == group}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the recorder was read."""
+        return self.said is not None and not self.said.unknown
+
+    @property
+    def in_words(self) -> str:
+        """What it does, with the other end if it sends or receives."""
+        if self.said is None or self.said.transfer is None:
+            return self.doing or "has not said where it stands"
+        how, peer, shape, dtype = self.said.transfer
+        whom = f"rank {peer}" if peer >= 0 else "any rank"
+        what = (
+            f"waits to send {content((shape,), dtype)} to"
+            if how == "send"
+            else f"waits for {content((shape,), dtype)} from"
+        )
+        return f"{what} {whom}" + (f" at {self.place}" if self.place else "")
+
+
+class Difference(NamedTuple):
+    """The earliest call of a group in which ranks differ."""
+
+    blamed: list[int]
+    """The fewest ranks that are alike; empty if there are two such parts."""
+    number: int
+    group: str
+    kind: str
+    """"" if ranks differ in it."""
+    reordered: bool
+    """Whether all have made the same calls from there on, in different orders."""
+    parts: str
+    """ "rank 1 is in barrier #2 at …; ranks 0 and 2 are in all_reduce #2 (float32 [1]) at …"."""
+
+    def __str__(self) -> str:
+        how = " (the same calls in another order)" if self.reordered else ""
+        if self.kind:
+            how = ", by type or size"
+        return f"ranks differ in call #{self.number} of the {self.group}{how}: {self.parts}"
+
+
+class Group(NamedTuple):
+    """A process group."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        if self.description == "default_pg":
+            return "default group"
+        return (
+            f"group of {rank_list(list(self.ranks))}"
+            if self.description == "undefined"
+            else f"group {self.description!r}"
+        )
+
+
+# The problem: ranks wait, each in a call, and PyTorch's recorder has each rank's calls by number in their group. Which
+# one did they miss each other in?
+#
+# Calls have no names: a group's call #5 on one rank meets #5 on the others. So first, the earliest number at which two
+# ranks' calls differ in kind or, where that must not be, in size: what follows it means nothing. Else a call in which
+# some wait and to which others of the group have not come. A rank that waits may itself be missed, in another group or
+# by whoever wants to receive from it; then both are said. Among transfers, whoever waits for each other in a circle.
+#
+# What cannot be known: a call before the newest that a rank tells of (where the difference lies further back, only who
+# has not come is said); transfers begun by `isend` or `irecv`, which the recorder of gloo does not have; the calls of a
+# rank that does not answer.
+
+
+def find(ranks: list[RankCalls]) -> Missed:
+    """Return in which call ranks missed each other, and what of it could not be known."""
+    groups = _groups(ranks)
+    unknown = _unknown(ranks)
+    if difference := differing(ranks):
+        return Missed(difference.blamed, str(difference), unknown)
+    missed = [found for group in groups.values() if (found := _not_entered(ranks, group))]
+    circle = _circle(ranks)
+    if missed:
+        texts = [found.text for found in missed] + ([circle] if circle else [])
+        fewest = min((found.blamed for found in missed), key=len)
+        even = len(missed) > 1 and len({len(found.blamed) for found in missed}) == 1
+        return Missed([] if even else fewest, "; and ".join(texts), unknown)
+    if circle:
+        return Missed([], circle, unknown)
+    return (_awaited(ranks) or _all_there(ranks, groups.values()) or Missed([], ""))._replace(unknown=unknown)
+
+
+def differing(ranks: list[RankCalls]) -> Difference | None:
+    """Return the earliest call of a group in which ranks differ, by kind or by size; None if there is none."""
+    return next((found for group in _groups(ranks).values() if (found := _differing_in(ranks, group))), None)
+
+
+def _groups(ranks: list[RankCalls]) -> dict[str, Group]:
+    return {group[0]: Group(*group) for r in ranks if r.said for group in r.said.groups}
+
+
+def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
+    by_rank = {r.rank: r.in_group(group.name) for r in ranks}
+    for number in sorted({number for calls in by_rank.values() for number in calls}):
+        at = {rank: calls[number] for rank, calls in by_rank.items() if number in calls}
+        meet = alike((call.met_with, rank) for rank, call in at.items())
+        parts = sorted(meet.values(), key=lambda part: (len(part), part))
+        if len(parts) < 2:
+            continue
+        places = {r.rank: r.place for r in ranks}
+        said = [
+            f"{_are(part)} in {at[part[0]].title}{_in_brackets(at[part[0]].content)}{_at(places[r] for r in part)}"
+            for part in parts
+        ]
+        kinds = {call.kind for call in at.values()}
+        return Difference(
+            parts[0] if len(parts[0]) < len(parts[1]) else [],
+            number,
+            str(group),
+            kinds.pop() if len(kinds) == 1 else "",
+            _are_reordered(list(by_rank.values()), number),
+            "; ".join(said),
+        )
+    return None
+
+
+def _are_reordered(by_rank: list[dict[int, Call]], first: int) -> bool:
+    """Whether ranks have made the same calls from a number on, in different orders."""
+    sequences = [tuple(calls[n].met_with for n in sorted(calls) if n >= first) for calls in by_rank if first in calls]
+    return len(set(sequences)) > 1 and len({tuple(sorted(map(repr, each))) for each in sequences}) == 1
+
+
+def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
+    """Return the call of a group in which some ranks wait while others have not come to it."""
+    here = [r for r in ranks if r.rank in group.ranks]
+    waiting = {r.rank: min((c for c in r.in_group(group.name).values() if not c.done), default=None) for r in here}
+    first = min((call for call in waiting.values() if call), key=lambda call: call.number, default=None)
+    if first is None:
+        return None
+    last = {r.rank: max(r.in_group(group.name), default=0) for r in here}
+    absent = [r for r in here if r.is_known and last[r.rank] < first.number]
+    if not absent:
+        return None
+    in_it = [r for r in here if (call := waiting[r.rank]) and call.number == first.number]
+    details = ", ".join(filter(None, (first.content, str(group))))
+    waits = f"{rank_list([r.rank for r in in_it])} {plural('waits in it', len(in_it))}{_at(r.place for r in in_it)}"
+    who = [r.rank for r in absent]
+    free = [r.rank for r in absent if not (r.said and r.said.transfer)]  # who waits for another is not to blame
+    text = f"{rank_list(who)} {plural('has not', len(who))} entered {first.title} ({details}; {waits}); "
+    return Missed(free or who, text + "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent))
+
+
+def _last_of(rank: RankCalls, group: Group, alone: bool) -> str:
+    calls = rank.in_group(group.name)
+    whose = "its" if alone else f"rank {rank.rank}'s"
+    last = (
+        f"{whose} last was {calls[max(calls)].title}"
+        if calls
+        else f"{'it' if alone else f'rank {rank.rank}'} has called none"
+    )
+    own = next((c for c in rank.calls if not c.done and c.group != group.name), None)
+    return f"{last}, and it {rank.in_words}" + (f" ({own.title})" if own else "")
+
+
+def _circle(ranks: list[RankCalls]) -> str:
+    """Return who waits for each other to send or receive, in a circle; "" if nobody does."""
+    waits_for = {r.rank: r.said.transfer[1] for r in ranks if r.said and r.said.transfer}
+    by_rank = {r.rank: r for r in ranks}
+    for start in sorted(waits_for):
+        path = [start]
+        while (after := waits_for.get(path[-1])) is not None and after not in path:
+            path.append(after)
+        if after == start:
+            ring = " → ".join(f"{rank}" for rank in [*path, start])
+            each = "; ".join(f"rank {rank} {by_rank[rank].in_words}" for rank in path)
+            return f"{rank_list(sorted(path))} wait for each other in a ring, {ring}: {each}"
+    return ""
+
+
+def _awaited(ranks: list[RankCalls]) -> Missed | None:
+    """Return for whom it is that ranks wait which send or receive, and what that rank does instead."""
+    by_rank = {r.rank: r for r in ranks}
+    waits_for = {r.rank: r.said.transfer[1] for r in ranks if r.said and r.said.transfer}
+    ends = sorted({peer for peer in waits_for.values() if peer not in waits_for and peer in by_rank})
+    if not ends:
+        return None
+    parts = [f"rank {rank} {by_rank[rank].in_words}" for rank in [*waits_for, *ends]]
+    return Missed(ends, "; ".join(parts))
+
+
+def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None:
+    """Return the call that every rank of a group that has answered is in."""
+    for group in groups:
+        here = [r for r in ranks if r.rank in group.ranks]
+        inside = {r.rank: call for r in here for call in r.in_group(group.name).values() if not call.done}
+        if not inside:
+            continue
+        call = inside[min(inside)]
+        details = ", ".join(filter(None, (call.content, str(group))))
+        silent = [r.rank for r in here if not r.is_known]
+        who = f"{_are(sorted(inside))} in {call.title} ({details})"
+        where = _at(r.place for r in here if r.rank in inside)
+        others = "".join(f"; rank {r.rank} {r.in_words}" for r in here if r.rank in silent)
+        rest = others or "; every rank of the group has entered it: the transfer itself does not end"
+        return Missed(silent, f"{who}{where}{rest}")
+    return None
+
+
+def _unknown(ranks: list[RankCalls]) -> str:
+    """Say what could not be known of the ranks' calls."""
+    silent = "it did not answer: its process is stopped, or native code keeps Python's lock"
+    ended = ("has", "is still")  # returned, say; or not begun
+    said = [(r.said.unknown if r.said else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]
+    why = alike(each for each in said if each[0])
+    return " ".join(f"Which collectives {rank_list(who)} called is not known: {reason}." for reason, who in why.items())
+
+
+def content(shapes: tuple[tuple[int, ...], ...], dtype: str) -> str:
+    """Return tensors in words: "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"."""
+    if not shapes:
+        return ""
+    size = sum(math.prod(shape) for shape in shapes) * BYTES.get(dtype, 1)
+    large = next((f"{size / unit:.3g} {name} " for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), "")
+    shape = f" {list(shapes[0])}" if len(shapes) == 1 else ""
+    return f"{f'{len(shapes)} tensors, ' if len(shapes) > 1 else ''}{large}{dtype}{shape}"
+
+
+def _are(ranks: list[int]) -> str:
+    return f"{rank_list(ranks)} {plural('is', len(ranks))}"
+
+
+def _in_brackets(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def _at(places: Iterable[str]) -> str:
+    known = list(dict.fromkeys(place for place in places if place))
+    return f" at {' and '.join(known)}" if known else ""

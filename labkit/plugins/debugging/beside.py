@@ -1,0 +1,34 @@
+"""How a run comes by its debugger: whoever can answer its ranks is known when it begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.monitor.companion import Asked, Companion
+from labkit.plugins.debugging import answering
+from labkit.plugins.debugging.debugger import Debugger
+from labkit.plugins.debugging.hooks import Hooks
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    pass
+
+MENTIONS = (b"breakpoint", b"set_trace")
+"""Names by which a function that was sent by value shows that it may stop."""
+
+
+class Beginning(Companion):
+    """Puts a `Debugger` beside the run, if anybody can answer, and the hooks into its job."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def begin(self, job: Job) -> Job:
+        """Return the job with what its ranks need to be debugged."""
+        run = self.run
+        if hasattr(run.engine, "work"):  # in this process, where Python's own debugger is at hand
+            return job
+        way, why_nobody = answering.answerer(run.engine, self._asked.live, self._asked.wait)
+        if way:
+            run.companions.append(Debugger(run, job.cells, way))
+        return job.with_hooks(Hooks(why_nobody, any(name in job.function for name in MENTIONS)))

@@ -1,0 +1,59 @@
+"""A run where nobody watches: progress and what ranks print, line by line; in a notebook the chart comes at the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from labkit.monitor.run import Run
+from labkit.plugins.report import summary
+from labkit.ui import kernel, words
+
+LINE_EVERY_S = 5.0
+"""Time between progress lines; the first few come sooner."""
+
+
+class Lines(threading.Thread):
+    """Prints short progress lines and what the ranks print; leaves the final chart in a notebook."""
+
+    def __init__(self, run: Run, in_notebook: bool, wait: bool) -> None:
+        super().__init__(name="labkit-view", daemon=True)
+        self._run = run
+        self._handles = [kernel.reserve() for _ in range(2)] if in_notebook else []
+        self._wait = wait
+
+    def run(self) -> None:
+        """Print until the run is over."""
+        start, next_line = time.monotonic(), 1.0
+        notice = remark = ""
+        while not self._run.over.wait(0.1):
+            print_output(self._run)
+            if self._run.notice != notice:
+                notice = self._run.notice
+                if notice:
+                    print(f"{self._run.name}: {notice}", flush=True)
+            if not remark and (remark := words.remark(self._run)):
+                print(f"{self._run.name}: {remark}", flush=True)
+            if time.monotonic() - start >= next_line and self._wait:
+                print(summary.line(self._run), flush=True)
+                next_line = min(next_line * 2, next_line + LINE_EVERY_S)
+        print_output(self._run)
+        if self._handles:
+            self._handles[0].update(summary.bundle(self._run), raw=True)
+            if self._run.recorded.names:
+                self._handles[1].update(self._run.figure().bundle(), raw=True)
+        else:
+            print("\n".join(filter(None, (summary.line(self._run), summary.sparkline(self._run)))), flush=True)
+
+    def finish(self) -> None:
+        """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""
+        self.join(10)
+
+
+def print_output(run: Run) -> None:
+    """Print the complete lines that ranks have printed since the last time, each with its rank."""
+    for rank, lines in enumerate(run.take_new_output()):
+        for text in lines:
+            print(f"[rank {rank}] {text}")
+    sys.stdout.flush()

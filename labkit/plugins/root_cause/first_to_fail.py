@@ -1,0 +1,182 @@
+"""Which rank failed first: the process that died by itself, or the report of what was no other rank's consequence.
+
+Knows no process: it is given facts, so that every case can be tested without starting any.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from labkit.monitor.diagnosis import NATIVE_SOURCE, Diagnosis, Explanation, Finding, RankFacts, reported
+from labkit.plugins.grouping import in_lines, rank_list
+from labkit.plugins.root_cause.exits import in_words
+from labkit.plugins.source import LIBRARIES
+
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
+    r"remote process exited|NCCL.*(remote|abort)|Timed out waiting.*(send|recv)|Application timeout|"
+    r"successfully reached monitoredBarrier",
+    re.IGNORECASE,
+)
+"""How the communication libraries say that another rank has gone."""
+
+TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
+"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
+
+TORCH = os.sep + "torch" + os.sep
+
+SEEN_LATE_S = 0.25
+"""A process may have ended this much earlier than its end was seen."""
+
+
+# The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
+#
+# What does not work: the order in which reports arrive (a victim of a killed process reports first, for nobody reports
+# the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's is 1 as
+# well); the words of an error alone (a web request of the reader's own meets "Connection refused" too).
+#
+# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause: it
+# cannot be a victim, for victims get an error and report it. Only an ordinary report from well before that death comes
+# first. Otherwise the cause is the earliest report that is not of a lost connection: one that torch raised, in words of
+# a communication library. Then whatever says more is asked: collectives that do not fit, a barrier missed, a rank that
+# had returned.
+#
+# What still fails: two ranks that fail by themselves within a quarter of a second, one of them without a report; and a
+# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed.
+
+
+def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:
+    """Return which rank failed first, why, and what became of the others.
+
+    What first says more of it than the rank's own report, of the explanations and what is known here, is believed.
+    """
+    culprit, headline, cause, page = _first_to_fail(ranks)
+    blamed = culprit.rank
+    for better in (*explanations, returned_early):
+        if found := better(culprit, cause, ranks):
+            blamed, headline, cause, page = found
+            break
+    return Diagnosis(blamed, headline, cause, others(ranks, blamed), page)
+
+
+def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
+    silent = sorted((r for r in ranks if _died_silently(r)), key=lambda r: r.exit_s)
+    reports = sorted((r for r in ranks if r.failure), key=_report_order)
+    if silent and not (reports and _reported_before(reports[0], silent[0])):
+        return silent[0], *_without_report(silent[0])
+    assert reports, "a run fails by a report or by a silent death"
+    return reports[0], *reported(reports[0]), "rank_failed"
+
+
+def returned_early(
+    culprit: RankFacts, cause: str, ranks: list[RankFacts], where: str = "a collective"
+) -> Finding | None:
+    """Blame the first to return, which is not known to have been wrong, only to be missing where the others meet."""
+    returned = [r.rank for r in ranks if r.returned]
+    if not (returned and _lost_peer(culprit)):
+        return None
+    headline = (
+        f"{rank_list(returned)} returned while rank {culprit.rank} was still in {where} "
+        f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
+    )
+    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}", "returned_early"
+
+
+def _died_silently(rank: RankFacts) -> bool:
+    return rank.exit_code is not None and not (rank.failure or rank.returned or rank.ended_by_us)
+
+
+def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
+    assert reporter.failure is not None
+    return not _lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
+
+
+def _report_order(rank: RankFacts) -> tuple[bool, float]:
+    assert rank.failure is not None
+    return _lost_peer(rank), rank.failure.time_s
+
+
+def _lost_peer(rank: RankFacts) -> bool:
+    """Whether the rank failed because another had gone.
+
+    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
+    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
+    bare RuntimeError in these words, called by the reader's own line.
+    """
+    if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
+        return False
+    # The innermost frame is the reader's own where it calls torch's C++: `work.wait()`.
+    if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
+        return False
+    return LOST_PEER.search(rank.failure.summary) is not None
+
+
+def _is_other_library(file: str) -> bool:
+    """Whether a file is of a library that is not torch: urllib's, say."""
+    return file.startswith(LIBRARIES) and TORCH not in file
+
+
+def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
+    assert culprit.exit_code is not None
+    how = in_words(culprit.exit_code)
+    headline = f"rank {culprit.rank} died ({how}) and left no traceback"
+    if culprit.out_of_memory:
+        headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
+    if culprit.unseen:
+        headline = f"rank {culprit.rank} vanished without a word"
+    if culprit.last_step is not None:
+        headline += f", after logging step {culprit.last_step}"
+    peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
+    hints = {
+        "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
+        "memory runs out: look at the system log (dmesg) and try a smaller batch or fewer ranks.",
+        "SIGSEGV": "A segmentation fault happens in native code, below Python.",
+        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Among collectives, the usual reason is "
+        "that ranks call different ones, or with tensors of different sizes.",
+    }
+    lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
+    if culprit.out_of_memory:
+        lines = [
+            f"rank {culprit.rank} ended with {how} while the system ended processes for want of memory. {peak}"
+            "Try a smaller batch, a smaller model or fewer ranks."
+        ]
+    elif culprit.unseen:
+        lines = [
+            f"Neither rank {culprit.rank} nor what minds it on its machine has said how it ended. The machine may have "
+            "crashed or lost its connection, or all of the job there was killed."
+        ]
+    elif how in hints:
+        lines.append(hints[how])
+    if where := str(culprit.stack or culprit.crash.rstrip()):
+        lines.append(where)
+    if culprit.exit_code >= 0:
+        lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
+    if culprit.output_end:
+        lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
+    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else "rank_died"
+
+
+def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:
+    """Return what became of each other rank, in lines; those of many that fared alike together."""
+    return in_lines({rank.rank: outcome(rank) for rank in ranks if rank.rank != blamed})
+
+
+def outcome(rank: RankFacts) -> str:
+    """Return what became of a rank that is not to blame."""
+    if rank.returned:
+        return "had returned; its result is kept"
+    if rank.failure is not None:
+        summary = NATIVE_SOURCE.sub("", rank.failure.summary)
+        if _lost_peer(rank):
+            return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
+        return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
+    if rank.unseen and rank.last_step is None:
+        return "left no word"
+    if rank.ended_by_us:
+        step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
+        return f"was still running and was ended{step}"
+    if rank.exit_code is not None:
+        return f"died too ({in_words(rank.exit_code)})"
+    return "was still running when the run ended"

@@ -1,0 +1,75 @@
+"""Whether a rank that was killed had run out of memory: it cannot say so itself."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from labkit.monitor.companion import Companion
+from labkit.monitor.diagnosis import RankFacts
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.protocol.system import peak_resident_bytes
+
+if TYPE_CHECKING:
+    from labkit.monitor.state import RunState
+
+LOOK_EVERY_S = 0.25
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
+
+
+@dataclass(frozen=True)
+class MemorySeen(events.Change):
+    """Peak resident memory of a process so far, as seen from outside; what the rank says itself comes as `Memory`."""
+
+    peak_bytes: int
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Keep it while the rank is at work; later, the rank's own account is on its way, or here."""
+        rank = state.ranks[self.rank]
+        if rank.is_at_work:
+            rank.peak_bytes = max(rank.peak_bytes, self.peak_bytes)
+
+
+class Memory(Companion):
+    """Looks at the memory of ranks on this machine, and whether the system ends processes for want of it."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._look_due_s = 0.0
+        self._starved: set[int] = set()
+
+    def begin(self, job: Job) -> Job:
+        """Note how many processes have been ended for want of memory before."""
+        self._before = out_of_memory_kills()
+        return job
+
+    def look(self, silent_s: float) -> None:
+        """See how much memory each rank has taken so far."""
+        now_s = time.monotonic()
+        if now_s >= self._look_due_s:
+            self._look_due_s = now_s + LOOK_EVERY_S
+            for rank, pid in enumerate(self.run.pids):
+                self.run.note(MemorySeen(rank, peak_resident_bytes(pid)))
+
+    def take(self, event: events.Event) -> None:
+        """Note who was killed while memory was wanting."""
+        killed = isinstance(event, events.Exit) and event.code == -getattr(signal, "SIGKILL", 9)
+        if killed and self.run.pids and out_of_memory_kills() > self._before:
+            self._starved.add(event.rank)
+
+    def add_facts(self, ranks: list[RankFacts]) -> None:
+        """Say so of ranks that this run has not ended itself."""
+        for rank in ranks:
+            rank.out_of_memory |= rank.rank in self._starved and not rank.ended_by_us
+
+
+def out_of_memory_kills() -> int:
+    """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
+    try:
+        with open("/proc/vmstat") as counters:
+            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

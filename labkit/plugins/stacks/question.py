@@ -1,0 +1,205 @@
+"""Asks the ranks of one run where they stand: for `run.stacks()`, and when they have been silent for long."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Collection
+
+from labkit.monitor.companion import Companion
+from labkit.monitor.diagnosis import Diagnosis, RankFacts
+from labkit.monitor.run import Run
+from labkit.plugins.stacks.hang import NOTHING_MISSED, Missed, diagnose_hang
+from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
+from labkit.plugins.stacks.silence import Silences, look_at
+from labkit.protocol.events import Answered, Event, Failure, Stack
+from labkit.protocol.job import Job
+
+SLOWEST = 4
+"""Of the time that an answer of a rank has just taken, how much the others have at least."""
+
+FIRST_STEP_S = 60.0
+"""How long ranks that have begun may log nothing before they are asked, once, where they stand."""
+
+
+class Explaining(Companion):
+    """Beside a run: knows, by what ranks say when they are asked where they stand, why they wait for each other."""
+
+    def ask(self, ranks: Collection[int]) -> None:
+        """Forget what these ranks have said: they are being asked again."""
+
+    def explain_wait(self, stacks: Stacks) -> Missed:
+        """Return why ranks that stand there wait for each other, if that is known."""
+        return NOTHING_MISSED
+
+
+class Asking(Companion):
+    """Beside a run: the newest question, and what has come of it."""
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._asked_s = self._answered_s = 0.0
+        self._texts: dict[int, str] = {}
+        """By rank, what `faulthandler` has written there."""
+        self._told: set[int] = set()
+        """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
+        self._given_up: dict[int, set[str]] = {}
+        """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
+        self._missed: Missed | None = None
+        self._missed_anywhere: Missed | None = None
+        """The same, wherever the ranks stand."""
+        self._silences = Silences({})
+        self._is_cell = False
+        self._why_asked_s: float | None = None
+        self._first_step_asked_s: float | None = None
+        self._no_first_step = ""
+
+    def begin(self, job: Job) -> Job:
+        """Note whether it is a cell on reserved ranks."""
+        self._is_cell = job.group is not None
+        return job
+
+    def take(self, event: Event) -> None:
+        """Note what a rank answers."""
+        self._silences.take(event)
+        if isinstance(event, Stack):
+            self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
+        if isinstance(event, (Answered, Failure)):
+            self._told.add(event.rank)
+        if isinstance(event, (Stack, Answered)):
+            self._answered_s = time.monotonic()
+
+    # Asking
+
+    def ask_and_wait(self) -> Stacks:
+        """Ask, wait while answers may come, and return where the ranks stand by what has come."""
+        with self.run.lock:
+            self.ask()
+        while True:
+            with self.run.lock:
+                if self.have_come() or self.run.over.is_set():
+                    return self.stacks()
+            time.sleep(0.005)
+
+    def ask(self) -> None:
+        """Ask every rank where it stands; what it answered before is forgotten."""
+        self._missed, self._missed_anywhere, self._given_up = None, None, {}
+        self._ask()
+
+    def _ask(self) -> None:
+        run = self.run
+        at_work = {rank for rank, state in enumerate(run.states) if state in ("starting", "running")}
+        self._texts, self._told = {}, self._told - at_work
+        # Whether it could answer can be told of a process of this machine.
+        pids = enumerate(run.pids)
+        self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
+        for companion in self._explaining():
+            companion.ask(at_work)
+        self._asked_s = time.monotonic()
+        self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
+
+    def have_come(self) -> bool:
+        """Return whether all that were asked have answered, or will not; twice, where they seem to have missed others.
+
+        Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
+        """
+        missing, mute = {rank: self._missing(rank) for rank in self._asked}, self._silences.mute()
+        is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items() if rank not in mute)
+        patience_s = max(self.run.engine.stacks_s, SLOWEST * (self._answered_s - self._asked_s))
+        if is_awaited and time.monotonic() < self._asked_s + patience_s:
+            return False
+        places = self._places()
+        self._missed = self._explain(places)
+        # A rank in a loop stands at one line and then at another, and misses the same call.
+        nowhere = Stacks(RankStack(at.rank, [], {}, at.note) for at in places)
+        before, self._missed_anywhere = self._missed_anywhere, self._explain(nowhere)
+        if before is None and self._missed.text:
+            self._given_up = missing
+            self._ask()
+            return False
+        if before is not None and before != self._missed_anywhere:
+            self._missed = NOTHING_MISSED
+        return True
+
+    def _missing(self, rank: int) -> set[str]:
+        """Return what a rank that was asked where it stands has not said."""
+        said = {"stack": is_complete(self._texts.get(rank, "")), "details": rank in self._told}
+        return {what for what, is_there in said.items() if not is_there}
+
+    # What has come
+
+    def stacks(self) -> Stacks:
+        """Return where every rank stands, by what has come."""
+        found = self._places()
+        found.missed = (self._missed or self._explain(found)).text
+        return found
+
+    def _explaining(self) -> list[Explaining]:
+        return [companion for companion in self.run.companions if isinstance(companion, Explaining)]
+
+    def _explain(self, places: Stacks) -> Missed:
+        found = (companion.explain_wait(places) for companion in self._explaining())
+        return next((missed for missed in found if missed != NOTHING_MISSED), NOTHING_MISSED)
+
+    def _places(self) -> Stacks:
+        found = Stacks()
+        for rank, (state, returned) in enumerate(zip(self.run.states, self.run.returned, strict=True)):
+            frames = []
+            if state == "idle":
+                note = "has no part in the cell"
+            elif returned:
+                note = "has run the cell to its end" if self._is_cell else "has returned"
+            elif state in ("failed", "stopped", "ended"):
+                note = f"has ended ({state})"
+            else:
+                frames = parse(self._texts.get(rank, ""))
+                note = "is still starting" if state in ("queued", "starting") else "did not answer"
+            found.append(RankStack(rank, frames, self.run.cells, note))
+        return found
+
+    # What the run asks
+
+    def asks_why(self, silent_s: float) -> bool:
+        """Return whether answers may come; anew, if a rank has made progress after the ranks were asked last."""
+        now_s = time.monotonic()
+        if self._why_asked_s is None or self._why_asked_s < now_s - silent_s:
+            self._why_asked_s = now_s
+            self.ask()
+            return True
+        return not self.have_come()
+
+    def explain_silence(self, timeout_s: float, first_silent: int) -> Diagnosis:
+        """Return where the ranks stand."""
+        stacks = self._places()
+        return diagnose_hang(stacks, timeout_s, first_silent, self._missed or self._explain(stacks))
+
+    def add_facts(self, ranks: list[RankFacts]) -> None:
+        """Fill in where ranks stood that reported an exception, or crashed in native code."""
+        for rank in ranks:
+            failure = rank.failure
+            frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread="current")
+            rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
+
+    def look(self, silent_s: float) -> None:
+        """Have ranks of which none has logged anything for long say where they stand, though nobody has asked."""
+        run = self.run
+        if self._no_first_step or run.recorded.names or run.stopping:
+            return
+        if not {"running"} <= set(run.states) <= {"running", "finished"}:
+            return
+        if self._first_step_asked_s is None:
+            if silent_s > FIRST_STEP_S:
+                self._first_step_asked_s = time.monotonic()
+                self.ask()
+        elif self.have_come() or time.monotonic() - self._first_step_asked_s > run.engine.stacks_s:
+            self._no_first_step = f"no rank has logged anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+
+    @property
+    def notice(self) -> str:  # type: ignore[override]
+        """Where ranks stand that are long in coming to a first step."""
+        return "" if self.run.recorded.names or self.run.over.is_set() else self._no_first_step
+
+
+def asking(run: Run) -> Asking:
+    """Return what asks the ranks of a run."""
+    return next(companion for companion in run.companions if isinstance(companion, Asking))

@@ -1,0 +1,210 @@
+"""Where ranks stand: from what `faulthandler` wrote to the reader's own line, and which rank is the odd one out.
+
+Knows no process: it is given text, so that every case can be tested without starting any.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import html
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from labkit.plugins.grouping import alike, rank_list
+from labkit.plugins.source import is_readers, line_of, place_of, text_of
+from labkit.protocol.job import Cell
+
+WAITING = re.compile(
+    r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"
+    r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
+)
+"""Calls in which a rank may wait for others."""
+
+SHOWN_FRAMES = 12
+"""Library frames shown of a rank at most."""
+
+
+class Frame(NamedTuple):
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+def is_complete(text: str) -> bool:
+    """Whether a dump has arrived to its end: the main thread's outermost frame, which comes last."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    return text.endswith("\n") and (last == "  ..." or last.endswith(" in <module>"))
+
+
+def parse(text: str, thread: str = "main") -> list[Frame]:
+    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump.
+
+    The dump is of all threads, after a crash, or of the main one alone, which was asked where it stands.
+    """
+    sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*|Stack \(.*)$", text, flags=re.MULTILINE)
+    titled = list(zip(sections[1::2], sections[2::2], strict=True))
+    if thread == "current":
+        titled = [section for section in titled if section[0].startswith("Current")] or titled
+    if not titled:
+        return []
+    found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', titled[-1][1].partition("\n\n")[0], re.MULTILINE)
+    return [Frame(file, int(line), function) for file, line, function in found]
+
+
+class RankStack:
+    """Where one rank stands."""
+
+    def __init__(self, rank: int, frames: list[Frame], cells: Mapping[str, Cell], note: str = "") -> None:
+        self.rank = rank
+        self.frames = frames
+        """Of its main thread, most recent first."""
+        self.note = note
+        """What is known where there are no frames: "has returned", "did not answer" …"""
+        self._cells = cells
+        mine = [index for index, frame in enumerate(frames) if self._is_readers(frame)]
+        self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
+
+    def _is_readers(self, frame: Frame) -> bool:
+        return is_readers(frame.file, self._cells)
+
+    @property
+    def place(self) -> str:
+        """The reader's line: "Cell In[3], line 14"; "" if none is known."""
+        return "" if self._at is None else self._name(self.frames[self._at])
+
+    @functools.cached_property
+    def call(self) -> str:
+        """What is being called there: "dist.all_reduce"; "" if that cannot be told."""
+        if self._at is None:
+            return ""
+        deeper = [frame.function for frame in self.frames[: self._at]]
+        calls = _calls(text_of(self.frames[self._at].file, self._cells), self.frames[self._at].line)
+        known = [call for call in calls if call.rpartition(".")[2] in deeper]
+        return next(iter(known or calls or [name for name in reversed(deeper) if name != "wrapper"]), "")
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it is in a call that waits for other ranks."""
+        return WAITING.search(self.call) is not None
+
+    @functools.cached_property
+    def in_words(self) -> str:
+        """ "waits in all_reduce at Cell In[3], line 14", "is in time.sleep at …"."""
+        if not self.place:
+            return self.note or "is outside the function"
+        if not self.call:
+            return f"is at {self.place}"
+        return (
+            f"waits in {self.call.rpartition('.')[2]} at {self.place}"
+            if self.is_blocked
+            else (f"is in {self.call} at {self.place}")
+        )
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.in_words}\n{self.details}".rstrip()
+
+    @functools.cached_property
+    def details(self) -> str:
+        """The stack, the reader's own lines first."""
+        lines = []
+        reader = [frame for frame in self.frames if self._is_readers(frame)]
+        for frame in reader:
+            lines.append(f"  {self._name(frame)}, in {frame.function}")
+            if source := line_of(frame.file, frame.line, self._cells):
+                lines.append(f"    {source}")
+        deeper = self.frames[: self._at] if self._at is not None else self.frames
+        if deeper:
+            lines.append("  inside that, most recent first:")
+            lines += [f"    {Path(f.file).name}, line {f.line}, in {f.function}" for f in deeper[:SHOWN_FRAMES]]
+        return "\n".join(lines)
+
+    def _name(self, frame: Frame) -> str:
+        return place_of(frame.file, frame.line, self._cells)
+
+
+@functools.lru_cache(maxsize=64)
+def _calls(source: str, line: int) -> list[str]:
+    """Return the calls on a line of source, outermost first, as they are written there."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a cell with a %magic
+        lines = source.splitlines()
+        return re.findall(r"([\w.]+)\(", lines[line - 1]) if 0 < line <= len(lines) else []
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset - (call.end_col_offset or 0)))
+    return [ast.unparse(call.func) for call in calls]
+
+
+class Stacks(list[RankStack]):
+    """Where every rank stands, by rank. Shows itself in a cell, the odd one first."""
+
+    missed = ""
+    """In which collective ranks missed each other, in one line; "" if they have not, or that is not known."""
+
+    @property
+    def outliers(self) -> list[int]:
+        """The ranks that do something else than the others, which may be why nothing goes on; empty if none stands out.
+
+        Where some wait for others in a collective, the odd ones are those that do not; else the smallest group.
+        """
+        answering = [s for s in self if s.place or s.note]
+        groups = alike(((stack.is_blocked, stack.in_words), stack.rank) for stack in answering)
+        busy = [rank for (waits, _), ranks in groups.items() if not waits for rank in ranks]
+        if 0 < len(busy) < len(answering):
+            return sorted(busy)
+        sizes = sorted(len(ranks) for ranks in groups.values())
+        if len(sizes) > 1 and sizes[0] < sizes[1]:
+            return min(groups.values(), key=len)
+        return []
+
+    @property
+    def in_words(self) -> str:
+        """One sentence: "rank 1 is in time.sleep at Cell In[3], line 9; ranks 0 and 2 wait in all_reduce at …"."""
+        groups = alike((stack.in_words, stack.rank) for stack in self._outliers_first())
+        return "; ".join(f"{rank_list(ranks)} {plural(what, len(ranks))}" for what, ranks in groups.items())
+
+    def _outliers_first(self) -> list[RankStack]:
+        odd = self.outliers
+        return sorted(self, key=lambda stack: stack.rank not in odd)
+
+    def blocks(self) -> list[str]:
+        """The stacks in full, the odd one first; ranks that stand alike share a block."""
+        groups = alike(((stack.in_words, stack.details), stack.rank) for stack in self._outliers_first())
+        return [
+            f"{rank_list(ranks)} {plural(what, len(ranks))}\n{details}".rstrip()
+            for (what, details), ranks in groups.items()
+        ]
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, [self.missed, self.in_words, *self.blocks()]))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        odd = self.outliers
+        heads = [block.partition("\n")[::2] for block in self.blocks()]
+        details = "".join(
+            f"<details{' open' if odd and not number else ''}><summary>{html.escape(head)}</summary>"
+            f"<pre>{html.escape(rest)}</pre></details>"
+            for number, (head, rest) in enumerate(heads)
+        )
+        missed = f"<div><b>{html.escape(self.missed)}</b></div>" if self.missed else ""
+        return f"{missed}<b>{html.escape(self.in_words)}</b>{details}"
+
+
+def plural(what: str, count: int) -> str:
+    """Return what one rank does as what several do: "waits in …" as "wait in …"."""
+    if count == 1:
+        return what
+    verb, _, rest = what.partition(" ")
+    return f"{ {'waits': 'wait', 'is': 'are', 'has': 'have'}.get(verb, verb) } {rest}".rstrip()

@@ -1,0 +1,24 @@
+"""How a run comes to be traced: its job's function is wrapped in a recorder, in the notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.monitor.companion import Companion
+from labkit.plugins.tracing.recording import check_steps, traced
+from labkit.protocol.job import Job
+
+if TYPE_CHECKING:
+    pass
+
+
+class Recorded(Companion):
+    """Beside a run of which so many steps are traced. Raises ValueError for no number."""
+
+    def __init__(self, steps: int) -> None:
+        check_steps(steps)
+        self._steps = steps
+
+    def begin(self, job: Job) -> Job:
+        """Return the job with a function that does what it did, and is recorded."""
+        return job._replace(function=traced(job.function, self._steps))

@@ -1,0 +1,94 @@
+"""What a tracker is, and which ones `log_to` means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
+"""What `log_to` calls a tracker, and its class."""
+
+
+class Tracker(Protocol):
+    """What `log_to` takes: any object with these two methods, called by one thread.
+
+    Three more are called if they are there: `begin(name, parameters)` with the run's name and the function's arguments,
+    before the first step; `flush()` when there is nothing more to write just now; `end(status)` with the run's status
+    before `close`. With an attribute `by_rank` that is true, it gets a curve of every rank in place of the mean.
+    """
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Write the values that are new at a step. Steps of one curve come in order, those of several may not."""
+
+    def close(self) -> None:
+        """Write the rest. Called once, also after `log` has failed."""
+
+
+class LibraryTracker:
+    """A tracker that needs a library, which is imported when a run begins, in the tracker's own thread.
+
+    Raises ModuleNotFoundError if the library is not installed where the notebook runs.
+    """
+
+    library: ClassVar[str]
+    """What is imported …"""
+    package: ClassVar[str]
+    """… and what to install for it."""
+
+    def __init__(self, by_rank: bool) -> None:
+        if not isinstance(by_rank, bool):
+            raise TypeError(f"by_rank is True, a curve of every rank, or False, their mean; got {by_rank!r:.60}")
+        self.by_rank = by_rank
+        if importlib.util.find_spec(self.library) is None:
+            raise ModuleNotFoundError(
+                f"{type(self).__name__} needs the package {self.library!r}, which is not installed where the notebook "
+                f"runs; no rank was started. Install it (pip install {self.package}), or leave it out of log_to",
+                name=self.library,
+            )
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+def trackers(log_to: Any) -> list[Tracker]:
+    """Return the trackers that `log_to` means: a name, a tracker, or several.
+
+    Raises ValueError for an unknown name, TypeError for what is no tracker, ModuleNotFoundError for a library that is
+    not installed.
+    """
+    several = log_to if isinstance(log_to, (list, tuple)) else [log_to]
+    return [_tracker(each) for each in several]
+
+
+def _tracker(named: Any) -> Tracker:
+    if isinstance(named, str):
+        if named not in NAMES:
+            raise ValueError(f"log_to has no tracker {named!r}; it knows {', '.join(NAMES)}")
+        made: Tracker = getattr(importlib.import_module(f"labkit.plugins.tracking.{named}"), NAMES[named])()
+        return made
+    missing = [name for name in ("log", "close") if not callable(getattr(named, name, None))]
+    if missing or isinstance(named, type):
+        why = "is a class; call it" if isinstance(named, type) else f"has no {' and no '.join(missing)}"
+        raise TypeError(
+            f"log_to takes {', '.join(map(repr, NAMES))}, or objects with log(step, values) and close(); "
+            f"{named!r:.60} {why}"
+        )
+    tracker: Tracker = named
+    return tracker
+
+
+def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a tracker can show: numbers, texts, None, and short lists of them as text."""
+    kept = {}
+    for name, value in parameters.items():
+        if _is_plain(value):
+            kept[name] = value
+        elif isinstance(value, (list, tuple)) and len(value) <= 20 and all(map(_is_plain, value)):
+            kept[name] = str(value)
+    return kept
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
