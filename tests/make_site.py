@@ -37,12 +37,12 @@ SHOWN = {
     "comparing.accelerator": ("VirtualDevices",),
     "comparing.measuring": ("Measured",),
     "exercises.result": ("Result",),
-    "variables.frames": ("FailedFrame", "Frames"),
-    "monitor.run": ("Found",),
-    "stacks.rank_stacks": ("RankStack", "Stacks"),
+    "plugins.variables.frames": ("FailedFrame", "Frames"),
+    "plugins.many.searching": ("Found",),
+    "plugins.stacks.rank_stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
-    "standby": ("memory", "off", "on", "pids"),
-    "tracing.trace": ("Trace",),
+    "plugins.standby": ("memory", "off", "on", "pids"),
+    "plugins.tracing.trace": ("Trace",),
 }
 """What readers use of modules that are not public, or not all of it: what public functions return, most of all. By a
 module that has it; its page is that of the module that defines it."""

@@ -104,7 +104,9 @@ def test_a_step_is_compiled_after_others_were_not():
 
 def test_what_a_rank_does_while_it_stands_by_takes_none_of_it():
     assert (
-        prints("from labkit.rank import main\nmain.get_warm()\nprint(is_real(), 'sympy' in sys.modules)")
+        prints(
+            "from labkit.plugins.ahead import first_step as f\nf.get_ready()\nprint(is_real(), 'sympy' in sys.modules)"
+        )
         == "False False"
     )
 

@@ -25,7 +25,11 @@ STAGES = {
     "Python": "",
     "import torch": "import torch",
     "what labkit's rank imports besides": "import labkit.rank.main, labkit.plugins.as_script.dynamo",
-    "a first step without a group": "labkit.plugins.as_script.dynamo.put_off(); labkit.rank.main.get_warm()",
+    "a first step without a group": """
+from labkit.plugins.ahead import first_step
+labkit.plugins.as_script.dynamo.put_off()
+first_step.get_warm()
+""",
     "gloo, DDP, a step of 10 MB of parameters": """
 import torch.distributed as dist
 store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
