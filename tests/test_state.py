@@ -9,13 +9,13 @@ import pytest
 
 from labkit.cluster.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
+from labkit.plugins.root_cause.memory import MemorySeen
 from labkit.protocol.events import (
     Exit,
     Expect,
     Failure,
     Log,
     Memory,
-    MemorySeen,
     Output,
     Result,
     Stack,
