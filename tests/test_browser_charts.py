@@ -185,6 +185,8 @@ def look_at(page, kinds):
     wrong = []
     for theme, widths in (("Light", (1280, 800, 1100, 1600)), ("Dark", (800,))):
         page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        for kind in kinds:  # nobody changes both at once; a chart may then stay as wide as it was
+            settle(page, list(CHARTS).index(kind))
         for width in widths:
             page.page.set_viewport_size({"width": width, "height": 1300})
             for kind in kinds:

@@ -188,7 +188,9 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
     assert "no rank logged or returned anything for 2 s (timeout_s): rank 1 has not entered all_reduce #2" in str(error)
     assert "rank 1 is in time.sleep" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
-    assert run.states == ["ended", "failed"]
+    waiting, astray = run.states
+    assert astray == "failed"
+    assert waiting in ("ended", "failed"), "on another node, it may see that rank 1 has gone before its own end comes"
 
 
 @pytest.mark.spawns
