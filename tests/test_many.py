@@ -16,6 +16,7 @@ from PIL import Image
 
 import labkit
 from labkit.monitor.history import AT_ONCE
+from labkit.monitor.output import RankOutput
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
 from labkit.plugins.grouping import rank_list
@@ -343,9 +344,15 @@ def test_the_states_table_of_many_has_a_head_and_few_rows():
 # The output
 
 
+def output_of(text):
+    found = RankOutput()
+    found.add(text)
+    return found
+
+
 def test_a_search_puts_equal_lines_together_and_those_of_the_fewest_ranks_first():
-    outputs = [f"epoch 1\nloss of rank {rank % 2}\nerror: peer\n" for rank in range(6)]
-    outputs[4] += "CUDA Error\nepoch"
+    outputs = [output_of(f"epoch 1\nloss of rank {rank % 2}\nerror: peer\n") for rank in range(6)]
+    outputs[4].add("CUDA Error\nepoch")
     assert search(outputs, "error") == [
         ("CUDA Error", [4]),
         ("error: peer", [0, 1, 2, 3, 4, 5]),

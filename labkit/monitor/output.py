@@ -52,6 +52,10 @@ class RankOutput:
         last = [self._lines[i] for i in range(-min(lines, len(self._lines)), 0)]
         return "\n".join([*last, _after_carriage_returns(self._partial)] if self._partial else last)
 
+    def lines(self) -> list[str]:
+        """Return the lines that are kept, an unfinished one included."""
+        return [*self._lines, _after_carriage_returns(self._partial)]  # in one go: more may come meanwhile
+
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
         return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)

@@ -156,7 +156,7 @@ class Run:
 
     def search_output(self, words: str) -> list[Any]:
         """Return the lines with these words in them, in any case, each with its ranks; those of the fewest first."""
-        return plugins.first("search_output", self, words) or []
+        return plugins.first("search_output", (rank.output for rank in self._state.ranks), words) or []
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""

@@ -14,7 +14,7 @@ without:
     ranks_done(count)       hears when they have ended
     history(world_size)     what takes in the log calls of so many ranks,
     asking(run)             its part of the live view, and
-    search_output(run, …)   the lines of output with certain words in them, each with its ranks
+    search_output(…, words) the lines of output with certain words in them, each with its ranks
     remark(history)         what is to be said of the values, and marked in the chart: `name`, `said`, `mark(…)`
     charts_are_ready()      whether a chart can be drawn without an import; begins it where nobody has
     diagnose(ranks, …)      which rank of a run that failed was the first to fail, and why, and

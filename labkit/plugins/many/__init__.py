@@ -10,9 +10,11 @@ Of `FEW` ranks or fewer each has its own curve, row and tab: that is the core's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from labkit.monitor.output import RankOutput
     from labkit.monitor.run import Run
     from labkit.plugins.many.boxes import Asking
     from labkit.plugins.many.many_history import ManyHistory
@@ -40,8 +42,8 @@ def asking(run: Run) -> Asking | None:
     return Asking(run)
 
 
-def search_output(run: Run, words: str) -> list[Found]:
+def search_output(outputs: Iterable[RankOutput], words: str) -> list[Found]:
     """Return the lines that ranks have printed with these words in them, each with its ranks."""
     from labkit.plugins.many.searching import search
 
-    return search(run.output, words)
+    return search(outputs, words)
