@@ -238,12 +238,17 @@ def activations(model: nn.Module, changed: Callable[[int], None] | None = None) 
 
 
 def profiler(device: torch.device, shapes: bool = True) -> Any:
-    """Return a `torch.profiler.profile` of the host and, if there is one, of the GPU."""
+    """Return PyTorch's profiler of the host and, if there is one, of the GPU; a context, to be given to `events_of`.
+
+    For a GPU it is `torch.profiler.profile`. That one first imports the compiler, to ask it about CUDA graphs: on a CPU
+    that is seconds of every rank for nothing, so there it is the profiler inside, `torch.autograd.profiler.profile`.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what it says of itself is no rank's output
+    if device.type != "cuda":
+        return torch.autograd.profiler.profile(use_kineto=True, record_shapes=shapes)
     from torch.profiler import ProfilerActivity, profile
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what it says of itself is no rank's output
-    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    return profile(activities=[ProfilerActivity.CPU, *on_gpu], record_shapes=shapes)
+    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=shapes)
 
 
 COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
@@ -282,9 +287,9 @@ class Event(NamedTuple):
 
 
 def events_of(profiler: Any, zero_ns: int = 0) -> list[Event]:
-    """Return what a `torch.profiler.profile` that has ended recorded, in seconds since a time in ns since 1970."""
+    """Return what a `profiler` that has ended recorded, in seconds since a time in ns since 1970."""
     found = []
-    for event in profiler.profiler.kineto_results.events():
+    for event in getattr(profiler, "profiler", profiler).kineto_results.events():
         start_ns = event.start_ns() - zero_ns
         on_device = event.device_type() != DeviceType.CPU
         inputs = [(tuple(shape), kind) for shape, kind in zip(event.shapes(), event.dtypes(), strict=False) if shape]
@@ -308,7 +313,7 @@ STEP = "labkit step"
 
 
 def trace(clock: Clock, step: Callable[[], Any], steps: int = 5) -> list[list[Mark]]:
-    """Take some steps under `torch.profiler`; return their marks, and those of every collective or send on the way.
+    """Take some steps under PyTorch's profiler; return their marks, and those of every collective or send on the way.
 
     On a GPU they are those of the device: the host only hands NCCL its work. What waits to receive is not marked: the
     time may go by in computing, or it is waiting.

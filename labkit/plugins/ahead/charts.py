@@ -7,8 +7,14 @@ the kernel only waits for them (`LiveView`), or while the notebook is idle.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import sys
 import threading
+import types
 from array import array
+from collections.abc import Iterator
+from typing import Any
 
 _lock = threading.Lock()
 _importing: threading.Thread | None = None
@@ -40,7 +46,8 @@ def _import() -> None:
         import ipywidgets  # noqa: F401
         import plotly.graph_objects as go
 
-        go.FigureWidget  # noqa: B018 - imported when it is first asked for
+        with _without_a_grammar():
+            go.FigureWidget  # noqa: B018 - imported when it is first asked for
 
         from labkit.monitor.history import History
         from labkit.protocol.events import Log
@@ -52,3 +59,30 @@ def _import() -> None:
         charts.logged(history)
     finally:
         _done.set()  # who needs it imports it again, and gets the error
+
+
+@contextlib.contextmanager
+def _without_a_grammar() -> Iterator[None]:
+    """Have whoever imports `rfc3987_syntax` meanwhile get it when he first calls it.
+
+    The problem: Plotly's widget asks for nbformat's version, that imports jsonschema, and that, where Jupyter's server
+    has brought it, a check of international addresses which parses its grammar as it is imported: 1.3 of the 1.6 s
+    that the widget takes, and nobody here checks an address. importlib's LazyLoader does not help: jsonschema takes
+    the function out at once. What still takes the time: a kernel in which somebody imports nbformat first.
+    """
+    name = "rfc3987_syntax"
+    if name in sys.modules or importlib.util.find_spec(name) is None:
+        yield
+        return
+
+    def is_valid_syntax(*args: Any) -> Any:
+        return importlib.import_module(name).is_valid_syntax(*args)
+
+    stand_in = types.ModuleType(name)
+    vars(stand_in).update(is_valid_syntax=is_valid_syntax)
+    sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]

@@ -135,7 +135,7 @@ class Recorder:
             self._memory.start()
         self._recorded_from_ns = time.time_ns()
         self._profiler = profiling.profiler(self._worker.device)
-        self._profiler.start()
+        self._profiler.__enter__()
         self._lines.__enter__()
 
     def _finish(self) -> None:
@@ -151,7 +151,7 @@ class Recorder:
         if self._profiler is not None:
             self._lines.__exit__()
             _synchronize(self._worker.device)
-            self._profiler.stop()
+            self._profiler.__exit__(None, None, None)
         if self._steps:
             try:
                 trace = self._trace()
@@ -239,7 +239,6 @@ def _synchronize(device: torch.device) -> None:
 
 
 def get_warm(device: torch.device) -> None:
-    """Start a profiler and stop it: the first start takes seconds, and is not to fall into the function's time."""
-    profiler = profiling.profiler(device)
-    profiler.start()
-    profiler.stop()
+    """Start a profiler and stop it: the first start takes time, which is not to fall into the function's."""
+    with profiling.profiler(device):
+        pass
