@@ -111,7 +111,13 @@ class Forker:
         process = subprocess.Popen(command, pass_fds=[its.fileno()], env=environment, cwd=root)
         its.close()
         atexit.register(mine.close)
+        _pids.add(process.pid)
         return cls(mine, process.pid)
+
+    def close(self) -> None:
+        """End the process that forks; those that it has forked go on."""
+        self._sock.close()
+        os.waitpid(self.pid, 0)
 
     def fork(self, argv: list[str], fds: dict[int, int], own_session: bool = False, **taken_over: Any) -> int:
         """Return the pid of a new process that has these descriptors, {its number: ours}."""
@@ -326,9 +332,7 @@ def _start_by(spawnv_passfds: Callable[..., int], fork_exec: Callable[..., int])
 @functools.cache
 def forker(imported: tuple[str, ...] = RANKS) -> Forker:
     """Return this process's own, started when it is first asked for."""
-    found = Forker.start(imported)
-    _pids.add(found.pid)
-    return found
+    return Forker.start(imported)
 
 
 _pids: set[int] = set()

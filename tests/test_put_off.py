@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
+import tempfile
 import textwrap
 
 import pytest
 import torch
 
 import labkit
+from tests import prefork
 
 pytestmark = pytest.mark.spawns
 
@@ -40,14 +42,26 @@ print([p.tolist() for p in model.parameters()])
 """
 
 
-def prints(code, begin=BEGIN):
-    code = begin + textwrap.dedent(code)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.fixture(scope="module")
+def prints():
+    """Returns what code prints in a process of its own, which begins with torch imported and nothing else."""
+    forker = prefork.Forker.start(("torch.nn.parallel",))
+
+    def prints(code, begin=BEGIN):
+        with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as error:
+            argv = [sys.executable, "-c", begin + textwrap.dedent(code)]
+            pid = forker.fork(argv, {0: 0, 1: printed.fileno(), 2: error.fileno()})
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            for file in (printed, error):
+                file.seek(0)
+            assert code == 0, error.read()
+            return printed.read().strip()
+
+    yield prints
+    forker.close()
 
 
-def test_ddp_and_optimizers_take_the_same_steps_without_it():
+def test_ddp_and_optimizers_take_the_same_steps_without_it(prints):
     with_it = prints(STEPS, begin="import torch, torch.distributed as dist, torch._dynamo\n")
     assert prints(STEPS + "print(is_real())").splitlines() == [with_it, "False"]
 
@@ -63,7 +77,7 @@ def test_ddp_and_optimizers_take_the_same_steps_without_it():
         "torch.compiler.disable(print)",
     ],
 )
-def test_whoever_needs_it_finds_the_real_one_imported_once(need):
+def test_whoever_needs_it_finds_the_real_one_imported_once(need, prints):
     """A module that Python had imported twice would not be the one that the package holds."""
     told = prints(
         f"""
@@ -82,7 +96,7 @@ def test_whoever_needs_it_finds_the_real_one_imported_once(need):
     assert told == "True True True [] []"
 
 
-def test_a_step_is_compiled_after_others_were_not():
+def test_a_step_is_compiled_after_others_were_not(prints):
     """What optimizers keep from the compiler they keep from it then, too."""
     told = prints(
         """
@@ -102,7 +116,7 @@ def test_a_step_is_compiled_after_others_were_not():
     assert told == "1.5 0.0 [-0.5, -0.5, -0.5] True"
 
 
-def test_what_a_rank_does_while_it_stands_by_takes_none_of_it():
+def test_what_a_rank_does_while_it_stands_by_takes_none_of_it(prints):
     assert (
         prints(
             "from labkit.plugins.ahead import first_step as f\nf.get_ready()\nprint(is_real(), 'sympy' in sys.modules)"
@@ -130,15 +144,15 @@ def test_a_rank_trains_without_it_and_compiles_with_it():
     assert labkit.launch(trains_then_compiles, world_size=2, live=False).results == [(False, 2.0, True)] * 2
 
 
-def test_what_is_set_is_set_on_the_real_one():
+def test_what_is_set_is_set_on_the_real_one(prints):
     assert prints("torch._dynamo.trace = 1\nimport torch._dynamo\nprint(torch._dynamo.trace, is_real())") == "1 True"
 
 
-def test_one_that_is_there_already_stays():
+def test_one_that_is_there_already_stays(prints):
     assert prints("print(is_real())", begin="import torch._dynamo\n" + BEGIN) == "True"
 
 
-def test_steps_are_traced_without_it():
+def test_steps_are_traced_without_it(prints):
     told = prints(
         """
         from labkit import profiling
@@ -163,7 +177,7 @@ print(before, *checked, "rfc3987_syntax" in sys.modules)
 """
 
 
-def test_the_first_chart_does_not_wait_for_a_grammar_which_is_there_for_whoever_asks():
+def test_the_first_chart_does_not_wait_for_a_grammar_which_is_there_for_whoever_asks(prints):
     pytest.importorskip("rfc3987_syntax", reason="Jupyter's server brings it")
     begin = """
 import sys
