@@ -185,10 +185,6 @@ class Notebook:
         """Wait for processes to end; one whose end nobody has asked for yet has ended too."""
         self.listen_until(lambda: not any(lives(process.pid) for process in processes), deadline_s)
 
-    def start_of(self, run="run"):
-        """Seconds that a run's ranks took to start, as `tests.conftest.start_of`."""
-        return self.value(f"float({run}.history.groupby('rank')['time_s'].min().max())")
-
     def shut_down(self):
         self._kernel.shutdown_kernel(now=False)
 
@@ -399,9 +395,7 @@ def spin(worker):
 """
 
 
-@pytest.mark.cold
-def test_the_stop_button_works_while_its_cell_is_waiting(cold_notebook):
-    notebook = cold_notebook
+def test_the_stop_button_works_while_its_cell_is_waiting(notebook, start_s):
     notebook.run(SPIN)
     cell = notebook.start("run = labkit.launch(spin)", watched=True)
     notebook.listen_until(lambda: "FigureWidget" in notebook.open_comms.values())
@@ -414,7 +408,7 @@ def test_the_stop_button_works_while_its_cell_is_waiting(cold_notebook):
         notebook.click(button)
     notebook.finish(cell)
     assert notebook.button["disabled"] == (not notebook.value("labkit.ui.kernel.has_subshells()"))
-    assert cell.idle_s - asked < notebook.start_of(), "sooner than ranks start"
+    assert cell.idle_s - asked < start_s, "sooner than ranks start"
     assert cell.error is None
     notebook.listen_until(cell.charts)  # where a person watches, the cell is free before
     assert "spin: stopped" in cell.html
@@ -425,9 +419,8 @@ def test_the_stop_button_works_while_its_cell_is_waiting(cold_notebook):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.cold
-def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
-    notebook = cold_notebook
+def test_a_background_run_goes_on_while_later_cells_run(notebook, cold_notebook, watched, start_s):
+    notebook = notebook if watched else cold_notebook
     notebook.run(SPIN)
     launched = notebook.run(
         """
@@ -444,7 +437,7 @@ def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
     steps = set()
     while len(steps) < 4:
         steps.add(int(notebook.run("time.sleep(0.3); print(len(run.history))", watched).stdout))
-    assert float(launched.stdout) < notebook.start_of(), "the launch does not wait for the ranks"
+    assert float(launched.stdout) < start_s, "the launch does not wait for the ranks"
     again = notebook.run("run", watched)
     assert (WIDGET in again.data[0]) == watched
     stopping = notebook.run("run.stop()\nprint(run.status)", watched)
@@ -552,9 +545,7 @@ def test_pandas_is_there_in_full_before_any_thread_draws(cold_notebook):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-@pytest.mark.cold
-def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(cold_notebook, watched):
-    notebook = cold_notebook
+def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, start_s, watched):
     notebook.run(f"""
         def stuck(worker):
             worker.log(loss=1.0)
@@ -568,7 +559,7 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(cold_notebook,
         took_s = interrupt_when(notebook, cell, lambda: "FigureWidget" in notebook.open_comms.values())
     else:
         took_s = interrupt_when(notebook, cell, lambda: cell.stdout.count("logged") == 2)
-    assert took_s < 2 * notebook.start_of(), "soon, as times go here"
+    assert took_s < 2 * start_s, "soon, as times go here"
     assert cell.error is None
     assert cell.stdout.endswith("after\n"), "the cell goes on"
     assert cell.stderr == ""
@@ -580,10 +571,8 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(cold_notebook,
     assert notebook.value("run.results") == [0], "the kernel can launch again"
 
 
-@pytest.mark.cold
-def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(cold_notebook):
+def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
-    notebook = cold_notebook
     notebook.run(SPIN)
     notebook.run("""
         from labkit.ui import present
@@ -640,9 +629,8 @@ def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(col
 # The kernel goes
 
 
-@pytest.mark.parametrize("end", ["killed", "shut down"])
-@pytest.mark.cold
-def test_no_rank_outlives_its_kernel(fresh_notebook, end):
+@pytest.mark.parametrize("end", [pytest.param("killed", marks=pytest.mark.cold), "shut down"])
+def test_no_rank_outlives_its_kernel(fresh_notebook, start_s, end):
     notebook = fresh_notebook
     notebook.run("""
         def stuck(worker):
@@ -654,7 +642,6 @@ def test_no_rank_outlives_its_kernel(fresh_notebook, end):
         while len(run.history) < 2:
             time.sleep(0.05)
     """)
-    start_s = notebook.start_of()
     kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run.engine.pids]"))
     assert len(ranks) == 2
     assert all(rank.is_running() for rank in ranks)
@@ -714,7 +701,6 @@ def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(t
 # What labkit holds
 
 
-@pytest.mark.cold
 def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_table(fresh_notebook):
     notebook = fresh_notebook
     notebook.run("""

@@ -296,9 +296,8 @@ def test_a_function_that_cannot_be_unpacked_names_its_rank():
         labkit.launch(lambda worker: bomb, live=False)
 
 
-@pytest.mark.cold
 @pytest.mark.spawns
-def test_a_rank_that_returns_early_is_told_from_its_victim():
+def test_a_rank_that_returns_early_is_told_from_its_victim(start_s):
     def work(worker):
         worker.log(loss=1.0)
         if worker.rank == 1:
@@ -310,7 +309,7 @@ def test_a_rank_that_returns_early_is_told_from_its_victim():
         labkit.launch(work, live=False)
     run = failure.value.run
     assert run.results[1] == "early"
-    assert run.elapsed_s < 8 * start_of(run), "long before the collective gives up"
+    assert run.elapsed_s < 8 * start_s, "long before the collective gives up"
 
 
 @pytest.mark.spawns

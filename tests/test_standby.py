@@ -98,9 +98,8 @@ def leave_traces(worker, seeded):
     return found
 
 
-@pytest.mark.cold
 @pytest.mark.spawns
-@pytest.mark.parametrize("seed", [None, 0])
+@pytest.mark.parametrize("seed", [None, pytest.param(0, marks=pytest.mark.cold)])
 def test_nothing_of_an_earlier_run_is_seen(machine, seed):
     first = labkit.launch(leave_traces, seed is not None, seed=seed, live=False).results
     wait_until(lambda: len(standby.pids()) == 2)
