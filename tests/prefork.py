@@ -63,9 +63,6 @@ THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, "import be_agent", "/
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
 a rank there, and the lessons' scripts."""
 
-BEFORE_TORCH = {"GOMP_SPINCOUNT": "10000"}
-"""What stands in the environment as torch is imported: see `labkit.rank.die_with_parent`."""
-
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
 
@@ -103,7 +100,7 @@ class Forker:
     def start(cls, imported: tuple[str, ...]) -> Forker:
         """Return one whose process imports these modules now; it ends with this one."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, **BEFORE_TORCH}
+        environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as labkit.rank.die_with_parent, before torch is there
         # Under a name that stacks leave out, as they do that of `python -c`, by which multiprocessing spawns.
         code = f"exec(compile(open({__file__!r}).read(), '<string>', 'exec'))"
         command = [sys.executable, "-c", code, str(its.fileno()), *imported, " " * LONGEST]
@@ -207,7 +204,7 @@ def _become(request: Request, received: list[int]) -> None:
         sys.modules["__main__"] = types.ModuleType("__main__")
         sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         if any(word in " ".join(request.argv) for word in THOSE_WHO_START_RANKS):
-            fork_here()
+            _start_forker()
         signal.pthread_sigmask(signal.SIG_SETMASK, request.mask)
         sys.argv = request.argv
         code = _run(request)
@@ -254,13 +251,8 @@ def _leave() -> None:
     sys.stderr.flush()
 
 
-def fork_here() -> None:
-    """Have a process that is forked from this one, as it is now, fork its ranks or kernels from here on.
-
-    They are to be this process's children, and to be without what it imports later.
-    """
-    if not IS_ON:
-        return
+def _start_forker() -> None:
+    """Have a process of this one's own fork its ranks: they are to be its children, and without what it imports."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -273,7 +265,6 @@ def fork_here() -> None:
         serve(its)
     its.close()
     own = Forker(mine, pid)
-    _pids.add(pid)
     AS_EVERYBODY.update(_starters())
     _start_by(spawnv(lambda: own), fork_exec(lambda imported: own))
 

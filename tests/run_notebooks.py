@@ -7,7 +7,6 @@ with 1 if a lesson fails.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import sys
@@ -84,7 +83,7 @@ def run(notebook: Path, out: Path, parameters: dict[str, Any], is_cold: bool, th
     os.environ["OMP_NUM_THREADS"] = str(threads)
     start = time.monotonic()
     try:
-        with prefork.in_use(False) if is_cold else contextlib.nullcontext():
+        with prefork.in_use(not is_cold):
             executed = execute(notebook, out, parameters)
     except papermill.PapermillExecutionError as error:
         return Ran(notebook, time.monotonic() - start, None, str(error))
@@ -116,10 +115,7 @@ def main() -> int:
     jobs = 1 if is_timed else max(1, arguments.jobs or min(cores() + 1, MOST_JOBS))
     long = {lesson.name: float(lesson.runs_in.partition(" ")[0] or 0) for lesson in course()}
     ran = []
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", *prefork.KERNELS])  # imported once, not by each worker and its kernels
-    os.environ |= prefork.BEFORE_TORCH
-    with ProcessPoolExecutor(jobs, context, prefork.fork_here) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         tasks = []
         for notebook in sorted(arguments.lessons, key=lambda notebook: -long.get(notebook.stem, 0)):
             own = {name: value for name, value in given.items() if name in declared(notebook)}
