@@ -1,6 +1,6 @@
 """Plotly and its widgets, imported and tried before the first chart needs them.
 
-That takes a second or more, in which every other thread of the kernel gets on slowly, because one at a time runs
+That takes half a second or more, in which every other thread of the kernel gets on slowly, because one at a time runs
 Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
 the kernel only waits for them (`LiveView`), or while the notebook is idle.
 """
