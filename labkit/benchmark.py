@@ -117,15 +117,16 @@ def run_strategy(
                 inputs, targets = next(stream)
             return len(inputs), trainer.step(inputs, targets)
 
+    sent = 0.0
     for count in range(1, steps + 1):
+        sent_before = counted_sent()
         batch_size, value = one_step()
+        if count > warm:
+            sent += counted_sent() - sent_before
         logged: dict[str, Any] = {} if value is None else {"loss": value}
         worker.log(samples=batch_size / worker.world_size, **logged)
         if count == check_after:
             weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
-        if count == warm or (count == check_after and check_after > warm):
-            sent_before, counted_from = counted_sent(), count
-    sent = (counted_sent() - sent_before) / max(1, steps - counted_from)
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
     with activations(trainer.model) as kept:
@@ -140,7 +141,7 @@ def run_strategy(
         weights,
         {part: statistics.median(step[part] for step in measured) for part in PARTS},
         traced[-1],
-        sent if steps > counted_from else float("nan"),
+        sent / (steps - warm),
         trainer.bytes_expected(batch_size),
         {**memory(trainer.model, trainer.optimizer), **kept},
         statistics.median(on_device),
