@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import weakref
 from collections.abc import Sequence
@@ -225,14 +226,15 @@ class Trace:
         return str(self)
 
     def _ipython_display_(self) -> None:
-        from labkit.ui import kernel
+        from labkit.ui import kernel, words
 
         if not kernel.has_kernel():
             print(self)
             return
         if self.ranks:
             kernel.display(self.figure())
-        kernel.display({"text/plain": str(self)}, raw=True)
+        wrapped = f'<pre style="{words.WRAPPED}">{html.escape(str(self))}</pre>'  # plain text breaks in mid-word there
+        kernel.display({"text/plain": str(self), "text/html": wrapped}, raw=True)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Trace stays in the notebook; trace.save(path) writes a file, trace.frame() is a table")
