@@ -51,10 +51,10 @@ def prints():
         with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as error:
             argv = [sys.executable, "-c", begin + textwrap.dedent(code)]
             pid = forker.fork(argv, {0: 0, 1: printed.fileno(), 2: error.fileno()})
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             for file in (printed, error):
                 file.seek(0)
-            assert code == 0, error.read()
+            assert exit_code == 0, error.read()
             return printed.read().strip()
 
     yield prints

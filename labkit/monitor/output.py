@@ -58,7 +58,7 @@ class RankOutput:
 
     def __str__(self) -> str:
         head = f"… {self.dropped:,} earlier lines were dropped …\n" if self.dropped else ""
-        return head + "".join(f"{line}\n" for line in self._lines) + _after_carriage_returns(self._partial)
+        return head + "\n".join(self.lines())
 
 
 def _after_carriage_returns(line: str) -> str:

@@ -233,7 +233,8 @@ class Trace:
             return
         if self.ranks:
             kernel.display(self.figure())
-        wrapped = f'<pre style="{words.WRAPPED}">{html.escape(str(self))}</pre>'  # plain text breaks in mid-word there
+        # JupyterLab breaks plain text in mid-word.
+        wrapped = f'<pre style="{words.WRAPPED}">{html.escape(str(self))}</pre>'
         kernel.display({"text/plain": str(self), "text/html": wrapped}, raw=True)
 
     def __reduce__(self) -> Any:
