@@ -34,10 +34,10 @@ CHROMIUM_ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-QUIET = (
-    *("favicon", "/lsp/", "Failed to load resource"),
-    "[anywidget] Failed to initialize model",  # after two seconds, whatever the machine; the live view then tries again
-)
+LATE = "[anywidget] Failed to initialize model"
+"""After two seconds, whatever the machine; the live view then tries again."""
+
+QUIET = ("favicon", "/lsp/", "Failed to load resource", LATE)
 
 OPEN_INSTEAD = """async notebook => {
     const {commands, serviceManager, shell} = window.jupyterapp;

@@ -82,6 +82,7 @@ def test_ranks_stay_light_and_on_loopback():
         assert result["of_the_notebook"] == [], "and so is labkit's own part there, whichever wings take part"
         assert set(result["listening"]) <= {"127.0.0.1"}
         assert result["main"].endswith("die_with_parent.py"), "the launching script is not run again"
+        assert result["collects"], "garbage, which it does not while it imports"
 
 
 @pytest.mark.spawns

@@ -502,9 +502,25 @@ def test_a_chart_that_no_browser_answers_for_is_made_again_but_not_for_ever(page
         return len(figures) == live.CHARTS
 
     wait_until(all_are_made)
-    view._browser_answered({"new": {"trace_deltas": []}})
+    view._browser_answered({"new": {"trace_deltas": [{"uid": "of a curve"}]}})
     end(run, view)
     assert view._figure is figures[-1]
+
+
+def test_a_chart_that_a_browser_shows_empty_is_made_again_at_once(page):
+    """It answers too, but for no curve: Plotly came too late for anywidget, and what the chart shows is lost."""
+    run = started(steps=3)
+    view = watch(run)
+    wait_until(lambda: view._figure is not None)
+    empty = view._figure
+    view._browser_answered({"new": {"trace_deltas": []}})
+    wait_until(lambda: view._figure is not empty)
+    full = view._figure
+    view._browser_answered({"new": {"trace_deltas": [{"uid": "of a curve"}]}})
+    log(run, 0, [3], loss=[0.25], samples=[64])
+    wait_until(lambda: list(view._figure.data[0].x) == [0, 1, 2, 3])
+    end(run, view)
+    assert view._figure is full
 
 
 def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):

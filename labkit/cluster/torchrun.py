@@ -7,6 +7,7 @@ the signal handlers of the process that it is in.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shlex
 import signal
@@ -229,6 +230,8 @@ def be_agent() -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
     from labkit.plugins.name_service.lookup import without_name_service
+
+    gc.enable()  # which `die_with_parent` has turned off
 
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
         if is_master and host.startswith("127."):

@@ -111,7 +111,9 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
-        children = _children(self.pid)
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self.pid).children(recursive=True)
         with self._close_lock:
             if self._is_closed:
                 return
@@ -146,13 +148,6 @@ class RankProcess:
             for end in (self._inbox, self.queue, self.output, self.stacks):
                 end.close()
             self.process.close()
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def spawn(count: int) -> list[RankProcess]:

@@ -1,10 +1,12 @@
-"""What a spawned process runs before anything else: it ends with the process that spawned it, and its threads yield.
+"""What a spawned process runs before anything else: it ends with the process that spawned it, imports without looking
+for garbage, and its threads yield.
 
 `torch.multiprocessing.spawn` asks for a mere SIGINT once torch has been imported, which takes seconds on a busy
 machine; `worker` then asks for SIGKILL again.
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -13,6 +15,10 @@ PR_SET_PDEATHSIG = 1
 
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+# Importing torch makes some 300,000 objects, none of them garbage; to look through them again and again is a tenth of
+# the time that it takes. Whoever goes on from here turns it on again: a rank in `main.do_jobs`.
+gc.disable()
 
 # libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds between
 # two parallel loops: on cores that have other work (another rank, another user's program) one spins while the thread

@@ -55,11 +55,9 @@ class LogBatcher:
             if not self._steps:
                 return
             self._last_flush_s = time.time()
-            batch = Log(
-                self._rank, self._names, array("q", self._steps), array("d", self._times), array("d", self._values)
-            )
+            steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
             self._steps, self._times, self._values = [], [], []
-            self._send(batch)
+            self._send(Log(self._rank, self._names, steps, times, values))
 
     def close(self) -> None:
         """Send the rest and end the background thread."""
@@ -68,8 +66,7 @@ class LogBatcher:
 
     def _flush_the_rest(self) -> None:
         while not self._closed.wait(self.interval_s):
-            if self._steps:
-                self.flush()
+            self.flush()
 
 
 def number(name: str, value: Any, rank: int) -> float:

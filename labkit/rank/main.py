@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import random
@@ -143,6 +144,8 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
     as good as new: its surroundings see to it that a launched function begins as in a new process.
     """
+    gc.enable()  # which `die_with_parent` has turned off
+    gc.freeze()  # what was imported stays: it need not be looked at in the midst of a step
     while (part := next_part()) is not None:
         if (surroundings := part.job.surroundings) is None:
             return _do_safely(part)
@@ -291,9 +294,8 @@ def _tidy_up(at_exit: bool = True) -> None:
     finally:
         leave_children_alone()  # which are ended now
         end_children()
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
 
 
 def end_children() -> None:

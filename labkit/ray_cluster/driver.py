@@ -8,6 +8,7 @@ there are none any more. What ranks write comes into the run's directory, by `at
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -67,6 +68,7 @@ class Notebook:
 
 def main() -> NoReturn:
     """Carry out the orders that come through stdin; then exit."""
+    gc.enable()  # which `die_with_parent` has turned off
     notebook = Notebook(os.dup(1))
     os.dup2(2, 1)  # what libraries print is none of the notebook's words
     orders: Orders = pickle.load(sys.stdin.buffer)

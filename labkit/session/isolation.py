@@ -283,7 +283,6 @@ def _around(is_cell: bool) -> Iterator[int]:
     global _fresh, _fresh_bytes
     if _fresh is None:
         _fresh = capture()
-        gc.freeze()  # what was imported stays: it need not be looked at after each job
         _fresh_bytes = _resident_bytes()
     with contextlib.nullcontext() if is_cell else isolated(_fresh):
         left_bytes = max(0, _resident_bytes() - _fresh_bytes)

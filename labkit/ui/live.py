@@ -165,9 +165,12 @@ class LiveView(threading.Thread):
         self._box.children = self._children()
 
     def _browser_answered(self, change: Any) -> None:
-        if change["new"]:
+        answer = change["new"]
+        if answer and answer["trace_deltas"]:
             self._heard.set()
             self._answered.set()
+        elif answer:  # Plotly came too late for anywidget, which never tells this chart what it shows: empty, for good
+            self._again_due_s = 0.0
 
     def _let_the_browser_finish(self, figure: Any) -> None:
         """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.
