@@ -227,9 +227,10 @@ def slurm(shared_slurm):
     assert not jobs, "jobs were left behind"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_ray():
-    """One Ray cluster of two nodes for all tests; `ray_cluster` for those that begin and end with nothing on it."""
+    """One Ray cluster of two nodes for the tests of a file; `ray_cluster` for those that begin and end with nothing on
+    it. Idle, it takes a twentieth of a core."""
     if why := ray_nodes.missing():
         pytest.skip(why)
     with ray_nodes.running() as found:

@@ -195,6 +195,7 @@ def main(folder: str) -> None:
         "num_gpus": 0,
         "object_store_memory": 80 * 2**20,
         "include_dashboard": False,
+        "include_log_monitor": False,  # what ranks print comes by labkit's own ways
         "plasma_directory": folder,
         "temp_dir": f"{folder}/ray",
     }
