@@ -48,7 +48,7 @@ test-long:
 	LABKIT_LONG=1 $(MAKE) test
 
 check: lint
-	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest -m "check or not (spawns or kernel or cluster or notebook or browser)" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 # The wheel is built from the source distribution, so that what is missing there is missed here.
 dist: setup

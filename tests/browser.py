@@ -65,7 +65,7 @@ class Lab:
         JupyterLab is loaded for the first only; before another, it closes what is open and shuts its kernels down.
         """
         began = time.monotonic()
-        if self._is_lab and self.opened_s:
+        if is_another := self._is_lab and self.opened_s > 0:
             self.page.evaluate(OPEN_INSTEAD, notebook)
         else:
             self._load(f"{self._url}/{'lab/tree' if self._is_lab else 'notebooks'}/{notebook}?token={self._token}")
@@ -74,6 +74,8 @@ class Lab:
         if self._is_lab:
             self.page.locator("text=/\\| Idle/").first.wait_for()  # the status bar: the kernel answers
         self.page.wait_for_timeout(500)
+        if is_another:
+            self.errors.clear()  # of widgets that were still being made as the one before was closed
         self.opened_s = self.opened_s or time.monotonic() - began
 
     def _load(self, address: str) -> None:

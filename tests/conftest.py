@@ -103,7 +103,8 @@ def wait_for_step(run, step):
 
     def there():
         assert not run.over.is_set(), str(run.error)
-        return all((run.progress(rank)[0].last_step or 0) >= step for rank in range(run.world_size))
+        last = [run.progress(rank)[0].last_step for rank in range(run.world_size)]
+        return all(at is not None and at >= step for at in last)
 
     wait_until(there, LONG_S)
 

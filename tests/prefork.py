@@ -59,7 +59,8 @@ KERNELS = (
 
 THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
-THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, "import be_agent", "/supervisor.py", "/plain/")
+AGENTS = ("import be_agent", "-m torch.distributed.run")
+THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS, "/supervisor.py", "/plain/")
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
 a rank there, and the lessons' scripts."""
 

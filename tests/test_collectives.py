@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import time
 
 import pytest
@@ -19,6 +21,7 @@ from labkit.plugins.collectives.recorder import Collectives
 from labkit.plugins.in_vain.hooks import SaysWaits
 from labkit.protocol.events import Attached
 from labkit.rank.channels import Channel
+from labkit.rank.signals import STACKS_SIGNAL
 from tests import hangs, workloads
 from tests.conftest import shared_session, wait_for_step
 
@@ -349,6 +352,20 @@ def three_ranks():
 def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, three_ranks):
     error = hangs.report(row, 3, odd=2, before=7, on=three_ranks)
     assert all(hangs.judge(row, 3, 2, 7, error)), str(error)
+
+
+def asked_when_a_call_has_failed(worker):
+    """Be asked for stacks between a system call that fails and the look why it did."""
+    system = ctypes.CDLL(None, use_errno=True)
+    ctypes.set_errno(errno.ENOENT)
+    getattr(system, "raise")(STACKS_SIGNAL)
+    return ctypes.get_errno()
+
+
+@pytest.mark.spawns
+def test_a_question_for_stacks_leaves_the_reason_alone_why_a_call_has_failed(three_ranks):
+    """Else what looks for a file that is not there gets "OSError: [Errno 0] Error" now and then, and fails."""
+    assert labkit.launch(asked_when_a_call_has_failed, on=three_ranks, live=False).results == [errno.ENOENT] * 3
 
 
 @pytest.mark.spawns

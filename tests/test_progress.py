@@ -98,7 +98,6 @@ def test_workers_share_what_is_left():
 
 
 @pytest.mark.spawns
-@pytest.mark.check
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
 def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_then(tmp_path, workers):
     (tmp_path / "test_these.py").write_text(

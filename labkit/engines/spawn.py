@@ -184,9 +184,8 @@ def _spawn(count: int) -> list[RankProcess]:
         started = mp.spawn(main.main, args=(ends, begins, waits), nprocs=count, join=False)
     for end in ends:
         # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
-        end.inbox.close()
-        end.output.close()
-        end.stacks.close()
+        for copy in (end.inbox, end.output, end.stacks):
+            copy.close()
         end.queue.close_writer()
     return [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
 

@@ -25,7 +25,10 @@ def handle_signals(stacks: int) -> None:
         return
     # The main thread's stack alone, to which the system delivers the signal. To write the others', which go on running
     # meanwhile, crashes a process: one question in some hundreds, where a thread was reading PyTorch's recorder.
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=False)
+    # Chained, to nothing: only then does faulthandler put `errno` back. Else a system call that has just failed raises
+    # "OSError: [Errno 0] Error" now and then, also where its failure was to be expected: a file that need not be there.
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=False, chain=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, STACKS_SIGNAL})
     # On Linux the system then ends this process when the notebook's has gone, even if native code holds Python's lock
     # so that the channel cannot notice.
