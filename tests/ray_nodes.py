@@ -23,6 +23,7 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 UP_S = 120
+TRIALS = 3
 CPUS = 2
 """Of each node, as Ray counts."""
 ENVIRONMENT = {
@@ -78,7 +79,11 @@ class RayNodes:
             start_new_session=True,
         )
         _running.append(self)
-        self.address: str = self._answer()["address"]
+        try:
+            self.address: str = self._answer()["address"]
+        except RuntimeError:
+            self.down()
+            raise
 
     def add(self) -> int:
         """Add a node; return its number."""
@@ -163,12 +168,25 @@ class RayNodes:
         raise RuntimeError(f"the Ray nodes are gone:\n{errors[-3000:]}")
 
 
+def _started(folder: Path) -> RayNodes:
+    """Return nodes that have started. Ray gives each of them 30 s, also on a busy machine, and none can be given more:
+    so they are tried again."""
+    for trial in range(TRIALS):
+        (folder / str(trial)).mkdir()
+        try:
+            return RayNodes(folder / str(trial))
+        except RuntimeError as error:
+            if "timed out during startup" not in str(error) or trial == TRIALS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
 @contextlib.contextmanager
 def running() -> Iterator[RayNodes]:
     """Yield a cluster of two nodes, and end it. Its folders go with it."""
     folder = Path(tempfile.mkdtemp(prefix="lk-ray-", dir="/tmp"))  # a socket's path may not be long
     before = os.environ.pop("RAY_ADDRESS", None)
-    nodes = RayNodes(folder)
+    nodes = _started(folder)
     try:
         yield nodes
     finally:

@@ -379,6 +379,7 @@ def test_a_watched_run_is_drawn_live_and_leaves_a_live_chart(notebook, tmp_path)
     notebook.listen_until(lambda: [what for what, _ in notebook.comm_messages].count("FigureWidget") >= 2)
     (tmp_path / "drawn").touch()
     notebook.finish(cell)
+    notebook.listen_until(cell.charts)  # the cell waits for a second at most until the end has been drawn
     summary, chart = cell.data
     assert "train: finished · 2 ranks · step 1000000" in summary["text/html"]
     assert "<pre>hello from 1</pre>" in summary["text/html"]

@@ -16,6 +16,7 @@
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
     many         more ranks than can be drawn one by one: a band, and who stands apart
+    live_chart   charts that are alive in a page at once, also on a machine that is busy
     report       lines of text where nobody watches, and what stays of a run that is over
     ahead        what the first launch and chart need, got while the reader reads
     png          charts as pictures, where nobody watches
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 NAMES = (
     *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
-    *("in_vain", "variables", "name_service", "as_script", "standby", "not_finite", "many", "report", "ahead", "png"),
+    *("in_vain", "variables", "name_service", "as_script", "standby", "not_finite", "many"),
+    *("live_chart", "report", "ahead", "png"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

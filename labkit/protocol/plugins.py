@@ -17,6 +17,7 @@ without:
     search_output(…, words) the lines of output with certain words in them, each with its ranks
     remark(history)         what is to be said of the values, and marked in the chart: `name`, `said`, `mark(…)`
     charts_are_ready()      whether a chart can be drawn without an import; begins it where nobody has
+    live_chart(figure)      a widget that shows a Plotly figure
     diagnose(ranks, …)      which rank of a run that failed was the first to fail, and why, and
     others(ranks, blamed)   what became of each of the others, in lines
     stacks(run)             where a run's ranks stand just now

@@ -30,13 +30,6 @@ CHART_AFTER_S = 0.1
 UNHEARD_S = 1.0
 """Time between redraws while the browser has not said that it is done with the last."""
 
-AGAIN_AFTER_S = 6.0
-"""How long a browser may leave a chart unanswered before it gets another, twice as long each time. anywidget gives a
-model two seconds to load, which on a busy machine Plotly's five megabytes exceed: the chart would stay empty."""
-
-CHARTS = 3
-"""Charts that a view makes at most for want of an answer; perhaps nobody looks."""
-
 STOPS = "End the run; what was logged, printed and returned by then is kept"
 NO_SUBSHELLS = (
     "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
@@ -73,9 +66,8 @@ class LiveView(threading.Thread):
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
-        self._chart_due_s = self._again_due_s = math.inf
-        self._unanswered = 0
-        """Charts that no browser has answered for."""
+        self._chart_due_s = math.inf
+        self._came_up_empty = False
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
         self._panel: Any = None
@@ -147,16 +139,18 @@ class LiveView(threading.Thread):
 
         from labkit.ui import charts
 
-        is_lost = now > self._again_due_s and not self._answered.is_set() and self._unanswered < CHARTS
-        if self._figure is not None and not is_lost and charts.refresh(self._figure, history, self._asking.ranks):
+        is_whole = self._figure is not None and not self._came_up_empty
+        if is_whole and not self._answered.is_set() and kernel.has_been_given_a_subshell():
+            return  # the page is still making it, and Plotly complains of changes meanwhile
+        if is_whole and charts.refresh(self._figure, history, self._asking.ranks):
             self._heard.clear()
             return
         if self._figure is not None:
             # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
             self._replaced.append(self._figure)
-        self._unanswered += 1
-        self._again_due_s = now + AGAIN_AFTER_S * 2 ** (self._unanswered - 1)
-        self._figure = go.FigureWidget(charts.logged(history, ranks=self._asking.ranks))
+        self._came_up_empty = False
+        figure = charts.logged(history, ranks=self._asking.ranks)
+        self._figure = plugins.first("live_chart", figure) or go.FigureWidget(figure)
         self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.
@@ -169,8 +163,8 @@ class LiveView(threading.Thread):
         if answer and answer["trace_deltas"]:
             self._heard.set()
             self._answered.set()
-        elif answer:  # Plotly came too late for anywidget, which never tells this chart what it shows: empty, for good
-            self._again_due_s = 0.0
+        elif answer:  # no message reaches it: it was too late for anywidget, and stays empty
+            self._came_up_empty = True
 
     def _let_the_browser_finish(self, figure: Any) -> None:
         """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.

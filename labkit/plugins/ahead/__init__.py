@@ -38,7 +38,7 @@ def charts_are_ready() -> bool:
 def _get(is_interactive: bool) -> None:
     from labkit.ui import kernel
 
-    standby, png = _plugin("standby"), _plugin("png")
+    standby, live_chart, png = map(_plugin, ("standby", "live_chart", "png"))
     if standby is not None:
         if (shell := kernel.shell()) is not None:
             shell.events.register("post_run_cell", lambda _: standby.renew())
@@ -46,8 +46,9 @@ def _get(is_interactive: bool) -> None:
             standby.ahead_of_the_first_launch()
         standby.idle.wait()
     importlib.import_module("labkit.plugins.ahead.charts").wait()
-    if png is not None and not is_interactive:  # where a person watches, the browser draws the pictures
-        png.get_ready()
+    # Where a person watches, the browser draws, and nobody needs a picture.
+    if (draws := live_chart if is_interactive else png) is not None:
+        draws.get_ready()
 
 
 def _plugin(name: str) -> Any:
