@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import multiprocessing
 import multiprocessing.util
 import os
@@ -70,10 +71,13 @@ def command_of(process: psutil.Process) -> str:
 
 
 def wait_until(condition, deadline_s=LONG_S):
-    """Wait for something, but not for ever."""
+    """Wait for something, but not for ever; what it looked at is said where it did not come."""
     deadline = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {deadline_s} s"
+        if time.monotonic() > deadline:
+            seen = inspect.getclosurevars(condition).nonlocals if inspect.isfunction(condition) else {}
+            notices = [notice for one in seen.values() if (notice := getattr(one, "notice", ""))]
+            raise AssertionError(f"not within {deadline_s} s: {seen} {notices}")
         time.sleep(0.02)
 
 
