@@ -10,9 +10,11 @@ from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess
+from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
 from tests.conftest import LONG_S, wait_until
 
@@ -171,3 +173,17 @@ def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monke
     with contextlib.suppress(AttributeError):
         rank.wait_for_exit()
     assert rank.process._popen.returncode == 255
+
+
+def test_a_rank_that_has_returned_stays_until_the_others_have_joined():
+    """One that leaves earlier closes connections that another is making: its process group could not be made."""
+    store, left = dist.HashStore(), []
+    store.add("labkit/joined", 1)
+    leaving = (SimpleNamespace(world_size=2, port=1), SimpleNamespace(rank=1), store, lambda: left.append("alone"))
+    thread = threading.Thread(target=lambda: left.append(process_group.leave_together(*leaving)))
+    thread.start()
+    thread.join(2 * process_group.LEAVE_TOGETHER_S)
+    assert left == []
+    store.add("labkit/joined", 1)
+    thread.join(LONG_S)
+    assert left == ["alone", None], "the other goes on"

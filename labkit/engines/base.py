@@ -32,7 +32,7 @@ class Engine(Protocol):
     outlives_notebook: bool
     """Whether the ranks go on when the notebook ends."""
     stop_grace_s: float
-    """How long ranks that were asked to stop may take at least to return what they have."""
+    """How long ranks that were asked to stop may take to return what they have, besides what their pace asks for."""
     failure_grace_s: float
     """How long the other ranks may still report after the first has failed, in s; infinite where the engine ends them
     itself, or starts all again. Reports of victims make the diagnosis clearer."""

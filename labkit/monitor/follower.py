@@ -202,7 +202,7 @@ class Follower:
         """How long ranks that are asked to stop have, in s."""
         if self._stop_grace_s is not None:
             return self._stop_grace_s
-        return max([self.engine.stop_grace_s, *(companion.grace_s for companion in self._companions)])
+        return self.engine.stop_grace_s + sum(companion.grace_s for companion in self._companions)
 
     def _mind_the_stop(self, end_s: float, now_s: float) -> None:
         """End ranks that were asked to stop when their grace is over, or nothing can come of it."""

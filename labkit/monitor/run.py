@@ -277,9 +277,8 @@ class Run:
 
         Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. Ranks that have not
         ended after `grace_s` are ended; at once, if they wait for what cannot come, each other in a collective, say. By
-        default the grace is four of the run's longest recent steps, and 2 s at least, 10 s on a cluster. Stopping a
-        run that is being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over
-        does nothing.
+        default the grace is 2 s, 10 s on a cluster, and four of the run's longest recent steps. Stopping a run that is
+        being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over does nothing.
 
         Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
         reached, say. The run is followed on.

@@ -27,17 +27,19 @@ def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str |
         world_size=info.world_size,
         device_id=device if backend == "nccl" else None,
     )
+    store.add("labkit/joined", 1)
 
 
 def leave_together(job: Job, info: RankInfo, store: dist.Store, before_leaving_alone: Callable[[], None]) -> None:
-    """Wait a moment for the other ranks to return, then leave the process group.
+    """Wait until the other ranks have joined, and a moment for them to return, then leave the process group.
 
-    A rank that closes its connections while another still reads the last collective can make that one fail. Ranks
-    that return much later are not waited for: if they are in a collective, they must learn that this rank is gone;
-    `before_leaving_alone` is called then.
+    A rank that closes its connections while another still makes its own, or reads the last collective, can make that
+    one fail. Ranks that return much later are not waited for: if they are in a collective, they must learn that this
+    rank is gone; `before_leaving_alone` is called then.
     """
     together = False
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
+        _wait_for(store, "labkit/joined", 0, job.world_size, float("inf"))
         together = _wait_for(store, "labkit/returned", 1, job.world_size)
     if not together:
         before_leaving_alone()
@@ -62,10 +64,10 @@ def leave() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
-def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
+def _wait_for(store: dist.Store, key: str, mine: int, expected: int, for_s: float = LEAVE_TOGETHER_S) -> bool:
     """Count oneself, and wait a moment until all have been counted."""
     count = store.add(key, mine)
-    deadline = time.monotonic() + LEAVE_TOGETHER_S
+    deadline = time.monotonic() + for_s
     while count < expected and time.monotonic() < deadline:
         time.sleep(0.002)
         count = store.add(key, 0)

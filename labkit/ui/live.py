@@ -140,8 +140,6 @@ class LiveView(threading.Thread):
         from labkit.ui import charts
 
         is_whole = self._figure is not None and not self._came_up_empty
-        if is_whole and not self._answered.is_set() and kernel.has_been_given_a_subshell():
-            return  # the page is still making it, and Plotly complains of changes meanwhile
         if is_whole and charts.refresh(self._figure, history, self._asking.ranks):
             self._heard.clear()
             return

@@ -8,9 +8,9 @@ from labkit.monitor.companion import Companion
 from labkit.protocol.events import Event, Log, Started
 
 # A stop is obeyed in `worker.log`, at a step that the ranks agree on, so a rank that computes, or waits for a disk or
-# for the network, must be given time. A fixed patience is no good, for a long step exceeds it; so the grace follows
-# from the run's own pace. Ranks that are stuck sit it out, unless a companion has proof that nothing can come
-# (`labkit.plugins.in_vain`).
+# for the network, must be given time. A fixed patience is no good, for a long step exceeds it; so what follows from the
+# run's own pace is added to the engine's. Ranks that are stuck sit it out, unless a companion has proof that nothing
+# can come (`labkit.plugins.in_vain`).
 
 STEPS = 4
 """The grace in steps. A stop comes within one, is agreed on in the next, and obeyed in the third; one may be slower."""
