@@ -190,9 +190,9 @@ KEPT = {
     "long steps": ([0.9], "computes"),
     "longer steps": ([2.0], "computes"),
     "one rank sleeps": ([1.5], "one rank sleeps"),
-    "one rank sleeps as it never did": ([0.05] * 20 + [1.5], "one rank sleeps"),
+    "one rank sleeps as it never did": ([0.05] * 20 + [1.0], "one rank sleeps"),
     "one rank's DataLoader takes time": ([1.5], "one rank loads"),
-    "one rank reads as it never did": ([0.05] * 20 + [1.5], "one rank reads"),
+    "one rank reads as it never did": ([0.05] * 20 + [1.0], "one rank reads"),
 }
 
 
