@@ -179,7 +179,8 @@ def test_a_rank_that_has_returned_stays_until_the_others_have_joined():
     """One that leaves earlier closes connections that another is making: its process group could not be made."""
     store, left = dist.HashStore(), []
     store.add("labkit/joined", 1)
-    leaving = (SimpleNamespace(world_size=2, port=1), SimpleNamespace(rank=1), store, lambda: left.append("alone"))
+    job, info = SimpleNamespace(world_size=2, port=1), SimpleNamespace(rank=1)
+    leaving = (job, info, store, False, lambda: left.append("alone"))
     thread = threading.Thread(target=lambda: left.append(process_group.leave_together(*leaving)))
     thread.start()
     thread.join(2 * process_group.LEAVE_TOGETHER_S)
@@ -187,3 +188,12 @@ def test_a_rank_that_has_returned_stays_until_the_others_have_joined():
     store.add("labkit/joined", 1)
     thread.join(LONG_S)
     assert left == ["alone", None], "the other goes on"
+
+
+def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
+    store, left = dist.HashStore(), []
+    store.add("labkit/joined", 2)
+    job = SimpleNamespace(world_size=2, port=1)
+    process_group.leave_together(job, SimpleNamespace(rank=0), store, True, lambda: left.append("of the failed"))
+    process_group.leave_together(job, SimpleNamespace(rank=1), store, False, lambda: left.append("alone"))
+    assert left == []

@@ -154,7 +154,8 @@ class RunState:
                 self._note_failed(event.rank, now_s)
 
     def _note_failed(self, rank: int, now_s: float) -> None:
+        # Later if another had failed before: the rest may need as long as this one to say what became of them.
+        self.end_by_s = now_s + self._failure_grace_s
         self.ranks[rank].phase = "failed"
         # A rank that fails after the run was asked to stop is a consequence of stopping.
         self.has_failed = self.has_failed or not self.stop_asked
-        self.end_by_s = min(self.end_by_s, now_s + self._failure_grace_s)

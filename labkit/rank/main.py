@@ -174,7 +174,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
     channel.hooks = job.hooks
-    code = 1
+    code, store = 1, None
     try:
         device, store = _join(part) if job.surroundings is None else job.surroundings.join(part)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
@@ -198,8 +198,8 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
     channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
-    if job.group is None and code == 0:
-        process_group.leave_together(job, info, store, lambda: channel.receive("details"))
+    if job.group is None and store is not None:
+        process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
     _tidy_up(at_exit=job.surroundings is None)
     return code
 

@@ -30,26 +30,27 @@ def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str |
     store.add("labkit/joined", 1)
 
 
-def leave_together(job: Job, info: RankInfo, store: dist.Store, before_leaving_alone: Callable[[], None]) -> None:
+def leave_together(job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None]) -> None:
     """Wait until the other ranks have joined, and a moment for them to return, then leave the process group.
 
     A rank that closes its connections while another still makes its own, or reads the last collective, can make that
     one fail. Ranks that return much later are not waited for: if they are in a collective, they must learn that this
-    rank is gone; `before_leaving_alone` is called then.
+    rank is gone; `alone` is called then. Nor is one that has failed, which says so here.
     """
     together = False
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
+        if has_failed:
+            store.add("labkit/returned", 1)
+            return
         _wait_for(store, "labkit/joined", 0, job.world_size, float("inf"))
         together = _wait_for(store, "labkit/returned", 1, job.world_size)
     if not together:
-        before_leaving_alone()
+        alone()
     leave()
     if together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):
-            if info.rank:
-                store.add("labkit/left", 1)
-            else:
-                _wait_for(store, "labkit/left", 0, job.world_size - 1)
+            mine, expected = (1, 1) if info.rank else (0, job.world_size - 1)
+            _wait_for(store, "labkit/left", mine, expected)
 
 
 def leave() -> None:

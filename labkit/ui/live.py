@@ -129,9 +129,8 @@ class LiveView(threading.Thread):
         history = self._run.recorded
         if not history.names:
             return
-        now = time.monotonic()
-        self._chart_due_s = min(self._chart_due_s, now + CHART_AFTER_S)
-        if now < self._chart_due_s:
+        self._chart_due_s = min(self._chart_due_s, time.monotonic() + CHART_AFTER_S)
+        if time.monotonic() < self._chart_due_s:
             return
         if plugins.first("charts_are_ready") is False:
             return  # the states are to be seen meanwhile, and the end, should it come
@@ -139,11 +138,10 @@ class LiveView(threading.Thread):
 
         from labkit.ui import charts
 
-        is_whole = self._figure is not None and not self._came_up_empty
-        if is_whole and charts.refresh(self._figure, history, self._asking.ranks):
-            self._heard.clear()
-            return
         if self._figure is not None:
+            if not self._came_up_empty and charts.refresh(self._figure, history, self._asking.ranks):
+                self._heard.clear()
+                return
             # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
             self._replaced.append(self._figure)
         self._came_up_empty = False
