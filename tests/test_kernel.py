@@ -54,13 +54,16 @@ class Notebook:
 
     def __init__(self, folder, watched=False, **environment):
         starting = time.monotonic()
-        self._kernel = KernelManager(kernel_name="python3", connection_file=str(folder / "kernel.json"))
         environment = {**os.environ, "IPYTHONDIR": str(folder / "ipython"), "MPLBACKEND": "agg", **environment}
-        with open(folder / "kernel.log", "w") as log:
-            self._kernel.start_kernel(cwd=folder, env=environment, stdout=log, stderr=log)
-        self.client = self._kernel.blocking_client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=LONG_S)
+        while True:
+            self._start(folder, environment)
+            try:
+                self.client.wait_for_ready(timeout=LONG_S)
+                break
+            except RuntimeError:  # a port may have been taken since it was found free
+                self.close()
+                if "Address already in use" not in (folder / "kernel.log").read_text():
+                    raise
         self.cells = {}
         self.ever_shown = []
         """Every bundle displayed by any cell, replaced ones included."""
@@ -180,6 +183,13 @@ class Notebook:
         message = client.session.msg("comm_msg", {"comm_id": comm_id, "data": click})
         message["header"]["subshell_id"] = subshell_id
         client.shell_channel.send(message)
+
+    def _start(self, folder, environment):
+        self._kernel = KernelManager(kernel_name="python3", connection_file=str(folder / "kernel.json"))
+        with open(folder / "kernel.log", "w") as log:
+            self._kernel.start_kernel(cwd=folder, env=environment, stdout=log, stderr=log)
+        self.client = self._kernel.blocking_client()
+        self.client.start_channels()
 
     def wait_until_gone(self, processes, deadline_s=LONG_S):
         """Wait for processes to end; one whose end nobody has asked for yet has ended too."""
