@@ -147,14 +147,15 @@ class RunState:
         rank.exit_code, rank.out_of_memory, rank.unseen = event.code, event.out_of_memory, event.unseen
         rank.ended_by_us, rank.exit_s = ended_by_us, since_launch_s
         rank.output.end()
-        if rank.phase in ("queued", "starting", "running"):
-            if ended_by_us:
-                rank.phase = "ended"
-            else:
+        if rank.phase in ("queued", "starting", "running", "failed"):
+            if not ended_by_us:
                 self._note_failed(event.rank, now_s)
+            elif rank.phase != "failed":
+                rank.phase = "ended"
 
     def _note_failed(self, rank: int, now_s: float) -> None:
-        # Later if another had failed before: the rest may need as long as this one to say what became of them.
+        # From the last failure, and from the end of each that has failed: only then who waits for it can know and fail,
+        # one after the other, and the last to say what it waits for may be the one that is to blame.
         self.end_by_s = now_s + self._failure_grace_s
         self.ranks[rank].phase = "failed"
         # A rank that fails after the run was asked to stop is a consequence of stopping.

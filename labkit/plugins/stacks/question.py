@@ -21,6 +21,9 @@ SLOWEST = 4
 FIRST_STEP_S = 60.0
 """How long ranks that have begun may log nothing before they are asked, once, where they stand."""
 
+FAILED_S = 0.1
+"""Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
+
 
 class Explaining(Companion):
     """Beside a run: knows, by what ranks say when they are asked where they stand, why they wait for each other."""
@@ -52,6 +55,8 @@ class Asking(Companion):
         self._is_cell = False
         self._why_asked_s: float | None = None
         self._first_step_asked_s: float | None = None
+        self._failed_s: float | None = None
+        self._is_failure_asked = False
         self._no_first_step = ""
 
     def begin(self, job: Job) -> Job:
@@ -181,8 +186,18 @@ class Asking(Companion):
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
     def look(self, silent_s: float) -> None:
-        """Have ranks of which none has logged anything for long say where they stand, though nobody has asked."""
+        """Have ranks say where they stand, though nobody has asked.
+
+        When another has failed, before they are ended for it: one that waits for a third may be to blame, and would
+        learn from its connections only after that one. And when none has logged anything for long.
+        """
         run = self.run
+        if "failed" in run.states and run.engine.failure_grace_s < float("inf"):
+            self._failed_s = self._failed_s or time.monotonic()
+            if not self._is_failure_asked and time.monotonic() > self._failed_s + FAILED_S:
+                self._is_failure_asked = True
+                self.ask()
+            return
         if self._no_first_step or run.recorded.names or run.stopping:
             return
         if not {"running"} <= set(run.states) <= {"running", "finished"}:
