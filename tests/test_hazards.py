@@ -28,7 +28,7 @@ from labkit.monitor.run import Run
 from labkit.plugins.stacks import question
 from labkit.protocol import events
 from labkit.ui import present
-from tests.conftest import lives, wait_until
+from tests.conftest import LONG_S, lives, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 from tests.test_follower import STACK, logged
 from tests.test_kernel import Notebook
@@ -238,6 +238,22 @@ def test_interrupts_while_ranks_are_started_leave_none_of_them_going(times, monk
     with pytest.raises(KeyboardInterrupt):
         Run(engine, 2, "train").start(A_JOB)
     assert engine.closed
+
+
+# A failure that others wait for
+
+
+@pytest.mark.parametrize(("grace_s", "asks"), [(LONG_S, 1), (float("inf"), 0)], ids=["ended here", "ended elsewhere"])
+def test_ranks_that_go_on_after_a_failure_are_asked_once_where_they_stand(grace_s, asks, monkeypatch):
+    monkeypatch.setattr(question, "FAILED_S", 0.02)
+    engine = FakeEngine()
+    engine.failure_grace_s = grace_s
+    failures = [events.Failure(0, 1.0, "running", "ValueError: bad batch", "trace")]
+    run = begun(engine, events.Started(0), events.Started(1), *failures)
+    wait_until(lambda: run.states == ["failed", "running"])
+    time.sleep(0.4)
+    assert engine.calls.count("ask_for_stacks") == asks
+    run.stop(0)
 
 
 # A first step that never comes
