@@ -1,6 +1,6 @@
 """Where every rank stands: `run.stacks()`, and what is said when no rank has been heard of for long.
 
-    question      asks the ranks, of this run or at the end of a silence, and waits for their answers
+    question      asks the ranks, of this run, after a failure or at the end of a silence, and waits for their answers
     silence       whether a rank that has not answered would have, if it could
     rank_stacks   from what a rank answered to the reader's own line, and which rank is the odd one out
     hang          what that says of a run that is ended because nothing goes on
