@@ -288,6 +288,17 @@ def test_a_rank_that_said_nothing_of_its_end_is_blamed_if_nothing_else_explains_
     assert run.states == ["ended", "failed"]
 
 
+def test_a_rank_that_had_not_begun_when_another_died_was_ended_by_the_launcher(launched):
+    engine, directory = launched()
+    Rank(directory, 1).end(5)
+    run = follow(engine)
+    engine.launched.settle(0.0)
+    run.over.wait(LONG_S)
+    assert str(run.error).startswith("rank 1 died (exit code 5) and left no traceback")
+    assert "rank 0 left no word" in str(run.error)
+    assert run.states == ["ended", "failed"]
+
+
 @pytest.mark.parametrize(
     ("summary", "blamed"), [("RuntimeError: Connection closed by peer", 1), ("ValueError: bad batch", 0)]
 )

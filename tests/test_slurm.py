@@ -163,14 +163,17 @@ def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_vi
 
 @pytest.mark.spawns
 @pytest.mark.cluster
-def test_ranks_that_wait_to_meet_one_that_died_are_ended(launch, slurm, tmp_path):
+@pytest.mark.parametrize("late_s", [0, LONG_S], ids=["meet", "begin"])
+def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, late_s):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import os, sys\n"
+        "import os, sys, time\n"
         'if os.environ.get("SLURM_PROCID") == "0" and "labkit.cluster.rank_entry" in " ".join(sys.orig_argv):\n'
         '    print("no memory left")\n'
         "    sys.stdout.flush()\n"
         "    os._exit(5)\n"
+        'if os.environ.get("SLURM_PROCID") == "1" and "supervisor.py" in " ".join(sys.orig_argv):\n'
+        f"    time.sleep({late_s})\n"
     )
     run = launch(workloads.fit, setup=f"export PYTHONPATH={tmp_path / 'site'}")
     error = end_of(run)

@@ -143,10 +143,11 @@ class LaunchedEngine(DirectoryEngine):
         """Return how every rank ended."""
         missing = sorted(set(range(self.world_size)) - set(self._exits))
         well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
-        ending = None if well else self.launched.ending(RanksSeen(self._exits, missing, self._reader.begun))
+        seen = RanksSeen(dict(self._exits), missing, self._reader.begun)
+        ending = None if well else self.launched.ending(seen)
         for rank in missing:
-            # Whom the launcher alone ended could still tell so.
-            was_ended = ending is not None or self.launched.was_ended
+            # Whom the launcher alone ended could still tell so, unless it was before he had begun.
+            was_ended = ending is not None or self.launched.was_ended or (seen.explains and rank not in seen.begun)
             self._exits[rank] = events.Exit(rank, -9, ended=was_ended, at_s=self._last_sign_s(rank), unseen=True)
         exits = [self._exits[rank] for rank in sorted(self._exits)]
         return [*self.launched.take_news(), *([ending] if ending else []), *exits]
