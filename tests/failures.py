@@ -161,8 +161,9 @@ ROWS = {
     ),
     "other collective": Row(
         other_collective,
-        r"ranks met in (all_reduce with tensors of different sizes, call #6 of the default group: .*rank {rank} is in "
-        r"all_reduce #6 \(float32 \[100000\]\)|different collectives: .*rank.* all_reduce) at failures.py|"
+        r"ranks met in all_reduce with tensors of different sizes, call #6 of the default group: .*rank {rank} is in "
+        r"all_reduce #6 \(float32 \[100000\]\)|"
+        r"ranks met in different collectives: .*rank.* all_reduce at failures.py|"
         r"ranks met in all_reduce at failures.py, line \d+ with tensors of different sizes; rank \d noticed",
         "all_reduce",
     ),

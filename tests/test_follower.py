@@ -16,6 +16,7 @@ from labkit.monitor import run as monitor_run
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.plugins.arguments.checks import check_call
 from labkit.plugins.collectives.hooks import KIND
+from labkit.plugins.stacks import question
 from labkit.plugins.stacks.question import asking
 from labkit.plugins.stacks.silence import Silences
 from labkit.protocol import events
@@ -218,6 +219,23 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     assert asking(run).have_come()
     assert asking(run).stacks().missed.startswith("ranks differ in call #1 of the default group: ")
     run.stop(0)
+
+
+def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_said_it_was(monkeypatch):
+    monkeypatch.setattr(question, "FAILED_S", 0.01)
+    engine = FakeEngine()
+    engine.failure_grace_s = 0.5
+    run = going(engine)
+    at = (("/tmp/cell.py", 3, "<module>"),)
+    engine.arrived.put(events.Failure(0, 1.0, "running", "RuntimeError: op.preamble.length <= op.nbytes", "trace", at))
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    for event in waiting(0, "all_reduce")[1:2] + waiting(1, "barrier"):
+        engine.arrived.put(event)
+    with pytest.raises(WorkerFailed) as failure:
+        run.wait(LONG_S)
+    assert run.states == ["failed", "ended"]
+    assert "rank 0 is in all_reduce #1 (float32 [1]) at cell.py, line 3" in failure.value.diagnosis.headline
+    assert "rank 1 is in barrier #1 (float32 [1]) at cell.py, line 7" in failure.value.diagnosis.headline
 
 
 AGAIN = {

@@ -179,10 +179,12 @@ class Asking(Companion):
         return diagnose_hang(stacks, timeout_s, first_silent, self._missed or self._explain(stacks))
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
-        """Fill in where ranks stood that reported an exception, or crashed in native code."""
+        """Fill in where ranks stood that reported an exception, crashed in native code, or were ended after another."""
         for rank in ranks:
             failure = rank.failure
             frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread="current")
+            if rank.ended_by_us and self._is_failure_asked:
+                frames = frames or parse(self._texts.get(rank.rank, ""))
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
     def look(self, silent_s: float) -> None:
