@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -157,23 +158,47 @@ def watched(function, plan=None, gflops=5.0):
     return observer.measured(returned), logged
 
 
+@contextlib.contextmanager
+def clock():
+    """Time stands still but for who sleeps: no other program takes any."""
+    now_s = [1000.0]
+
+    def sleep(seconds):
+        now_s[0] += seconds
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("time", "perf_counter"):
+            patch.setattr(time, name, lambda: now_s[0])
+        patch.setattr(time, "thread_time", lambda: 0.0)
+        patch.setattr(time, "sleep", sleep)
+        yield sleep
+
+
 def test_a_plain_function_is_measured_and_left_as_it_was():
     backward, hooks = torch.autograd.backward, dict(torch.nn.modules.module._global_forward_hooks)
     # 30 × 40 + 40 × 5 multiplications for each of 16 samples, and twice as many backward, but for the inputs'.
     forward, back = 2 * 16 * (1200 + 200), 2 * 16 * (1200 + 2 * 200)
-    device_s = 0.02
-    found, logged = watched(functools.partial(train, steps=8), Plan(1, 2, 4, 8), (forward + back) / device_s / 1e9)
+    device_s, loading_s = 0.02, 0.001
+    with clock() as sleep:
+
+        def slowed(worker):
+            return train(SimpleNamespace(**vars(worker) | {"log": lambda **v: (sleep(loading_s), worker.log(**v))}), 8)
+
+        found, logged = watched(slowed, Plan(1, 2, 4, 8), (forward + back) / device_s / 1e9)
     assert torch.autograd.backward is backward
     assert dict(torch.nn.modules.module._global_forward_hooks) == hooks
     plain = train(SimpleNamespace(rank=0, world_size=1, log=lambda **_: None), 8)
     assert all(torch.equal(plain[name], found.weights[name]) for name in plain), "watching changes no number"
     assert len(logged) == 8
     assert (len(found.timed.steps), len(found.simulated.steps)) == (2, 3)
+    assert found.timed.step_s == pytest.approx(loading_s), "calculating takes no time by this clock"
     assert found.busy_s == pytest.approx(device_s)
     parts_s = found.simulated.parts_s()
-    assert found.simulated.step_s >= 0.9 * device_s
-    assert parts_s["forward"] + parts_s["backward"] >= 0.5 * device_s, "what took too long before is made up for"
-    assert min(parts_s["forward"], parts_s["backward"]) > 0
+    assert found.simulated.step_s == pytest.approx(device_s)
+    assert parts_s["backward"] == pytest.approx(device_s * back / (forward + back))
+    assert parts_s["data"] == pytest.approx(loading_s)
+    made_up_s = device_s * forward / (forward + back) - loading_s
+    assert parts_s["forward"] == pytest.approx(made_up_s), "what took too long before is made up for"
     assert found.memory == {
         "parameters": 4 * WEIGHTS,
         "gradients": 4 * WEIGHTS,
