@@ -615,11 +615,11 @@ def test_an_interrupt_while_processes_are_being_started_leaves_none_behind(cold_
     notebook.run(SPIN)
     notebook.run("""
         from labkit.engines import spawn
-        def slow(count, spawn=spawn._spawn):
-            spawn._spawn = spawn
+        def slow(count, _spawn=spawn._spawn):
+            spawn._spawn = _spawn
             print("no process yet", flush=True)
             time.sleep(0.5)
-            return spawn(count)
+            return _spawn(count)
         spawn._spawn = slow
     """)
     cell = notebook.start("labkit.launch(spin)")

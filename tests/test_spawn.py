@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 import threading
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
-from labkit.engines.spawn import RankProcess
+from labkit.engines.spawn import RankProcess, spawn
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
 from tests.conftest import LONG_S, wait_until
@@ -98,6 +102,26 @@ def test_a_rank_may_be_asked_and_ended_while_it_is_let_go(rank):
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+@pytest.fixture
+def no_resource_tracker(monkeypatch):
+    """None has been started yet, as in a notebook before its first launch."""
+    tracker = resource_tracker._resource_tracker
+    monkeypatch.setattr(tracker, "_fd", None)
+    monkeypatch.setattr(tracker, "_pid", None)
+    yield
+    tracker._stop()
+
+
+@pytest.mark.spawns
+@pytest.mark.cold
+@pytest.mark.skipif(sys.platform != "linux", reason="signals are looked up in /proc")
+def test_the_notebooks_interrupt_does_not_reach_a_rank_that_imports_in_the_first_launch(no_resource_tracker):
+    (rank,) = spawn(1)
+    status = dict(line.split(":\t") for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines())
+    rank.close()
+    assert (int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1
 
 
 A_JOB = b"x" * 2**20

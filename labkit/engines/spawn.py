@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
+from multiprocessing.resource_tracker import ensure_running
 from queue import SimpleQueue
 from typing import Any
 
@@ -176,8 +177,9 @@ def _spawn(count: int) -> list[RankProcess]:
         mine.append((inbox_writer, queue, output_reader, stacks_reader))
     if STACKS_SIGNAL is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
-        # is still importing does not die of it; `main.main` then ignores the signal. Set for each launch, because
-        # multiprocessing's resource tracker, when it starts, takes the mask away.
+        # is still importing does not die of it; `main.main` then ignores the signal. multiprocessing's resource tracker
+        # takes the mask away as it starts, so it is to be there before.
+        ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
         begins, waits = plugins.those_with("rank_begins"), plugins.those_with("rank_waits")
