@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 import time
 from array import array
@@ -278,6 +279,25 @@ def test_a_failure_that_comes_while_silent_ranks_are_asked_is_why_the_run_has_fa
     engine.arrived.put(events.Failure(1, 0.6, "running", "RuntimeError: Connection closed by peer", "another"))
     engine.arrived.put(events.Exit(1, 1))
     with pytest.raises(WorkerFailed, match="rank 0 failed: ValueError: bad batch"):
+        run.wait(LONG_S)
+
+
+def test_a_rank_that_fails_as_a_hang_is_ended_changes_nothing_of_the_report():
+    """On a cluster one rank is gone before the other, which then loses its connection; who is to end them ends both."""
+    engine = FakeEngine(immortal=True)
+    engine.failure_grace_s = float("inf")
+    run = going(engine, timeout_s=0.3)
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    for event in answers(0, 1) + answers(1, 7):
+        engine.arrived.put(event)
+    wait_until(lambda: "kill" in engine.calls, LONG_S)
+    engine._killed = {1}
+    engine.arrived.put(events.Exit(1, -9))
+    engine.arrived.put(events.Failure(0, 0.6, "running", "RuntimeError: Connection closed by peer", "its traceback"))
+    wait_until(lambda: engine.calls.count("kill") == 2, LONG_S)
+    engine._killed = {0, 1}
+    engine.arrived.put(events.Exit(0, -9))
+    with pytest.raises(WorkerFailed, match=re.escape("for 0.3 s (timeout_s): rank 0 is at cell.py, line 1")):
         run.wait(LONG_S)
 
 

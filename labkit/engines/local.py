@@ -169,10 +169,9 @@ class LocalEngine:
 
 
 def _read(connection: Connection) -> bytes:
-    try:
+    with contextlib.suppress(OSError):
         return os.read(connection.fileno(), 1 << 16)
-    except OSError:
-        return b""
+    return b""
 
 
 @functools.cache

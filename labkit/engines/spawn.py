@@ -104,11 +104,10 @@ class RankProcess:
         """
         if STACKS_SIGNAL is None or not self.is_alive:
             return False
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.pid, STACKS_SIGNAL)
-        except ProcessLookupError:  # it has just ended
-            return False
-        return True
+            return True
+        return False
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
