@@ -155,8 +155,8 @@ class RunState:
 
     def _note_failed(self, rank: int, now_s: float) -> None:
         # From the last failure, and from the end of each that has failed: only then who waits for it can know and fail,
-        # one after the other, and the last to say what it waits for may be the one that is to blame. Where others decide
-        # that, what has been decided here stands: a rank that fails as it is ended is no reason to let the rest go on.
+        # one after the other, and the last to say what it waits for may be the one that is to blame. Where others see
+        # to that, what is decided here stands: a rank that fails as it is ended is no reason to let the rest go on.
         if self._failure_grace_s < float("inf"):
             self.end_by_s = now_s + self._failure_grace_s
         self.ranks[rank].phase = "failed"
