@@ -279,7 +279,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is there now stays: to look through all of torch for garbage is a twentieth of what tests without ranks take."""
+    """What is there now stays: to look through all of torch for garbage is a twentieth of what quick tests take."""
     gc.collect()
     gc.freeze()
 

@@ -166,17 +166,18 @@ def serve(sock: socket.socket) -> None:
 
 
 def _take_huge_pages() -> None:
-    """Put what this process has in memory into pages of 2 MB: a fork, and its end, then take a quarter of the time.
+    """Have what this process holds lie in pages of 2 MB: a fork, and its end, then take a quarter of the time.
 
-    Both go through all pages of a process, 100,000 small ones where torch is imported, and a rank needs two forks. Linux
-    6.1 can do that on demand; elsewhere it is left as it is.
+    Both go through all pages of a process, 100,000 small ones where torch is imported, and a rank needs two forks.
+    Linux 6.1 can do that on demand; elsewhere all stays as it is.
     """
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         bounds, permissions, _, _, _, *name = line.split()
         if permissions == "rw-p" and name in ([], ["[heap]"]):
-            first, last = (int(bound, 16) // HUGE_BYTES * HUGE_BYTES for bound in bounds.split("-"))
-            libc.madvise(ctypes.c_void_p(first + HUGE_BYTES), ctypes.c_size_t(max(0, last - first - HUGE_BYTES)), MADV_COLLAPSE)
+            start, end = (int(bound, 16) // HUGE_BYTES * HUGE_BYTES for bound in bounds.split("-"))
+            if end > (start := start + HUGE_BYTES):
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def _fork_again(request: Request, said: int) -> None:
