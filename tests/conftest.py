@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import inspect
 import multiprocessing
 import multiprocessing.util
@@ -276,12 +275,6 @@ def pytest_collection_modifyitems(config, items):
     if getattr(config.option, "dist", "no") == "loadfile" or hasattr(config, "workerinput"):
         # The files that take longest first, so that no worker is left with one of them while the others have nothing.
         items.sort(key=lambda item: (-FILE_S.get(item.path.name, float("inf")), item.path))
-
-
-def pytest_collection_finish():
-    """What is there now stays: to look through all of torch for garbage is a twentieth of what quick tests take."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)

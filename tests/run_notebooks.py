@@ -33,6 +33,9 @@ LIMIT_BYTES = 300_000
 COLD = ("00_start_here", "02_from_a_cell_to_ranks")
 """Lessons about what it takes to start processes: theirs begin as a reader's do."""
 
+TRIALS = 3
+"""How often a kernel may die as it starts."""
+
 MOST_JOBS = 4
 """Lessons that run at the same time, at most: each has up to four ranks, and memory for them."""
 
@@ -56,15 +59,21 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
         )
     out.mkdir(parents=True, exist_ok=True)
     executed = out / notebook.name
-    papermill.execute_notebook(
-        str(notebook),
-        str(executed),
-        parameters=parameters,
-        cwd=str(FOLDER),
-        progress_bar=False,
-        start_timeout=120,
-        request_save_on_cell_execute=False,  # all of it, after every cell; it is saved at its end, or where it failed
-    )
+    for trials_left in reversed(range(TRIALS)):
+        try:
+            papermill.execute_notebook(
+                str(notebook),
+                str(executed),
+                parameters=parameters,
+                cwd=str(FOLDER),
+                progress_bar=False,
+                start_timeout=120,
+                request_save_on_cell_execute=False,  # after every cell; it is at its end, or where it failed
+            )
+            break
+        except RuntimeError as error:  # a port that was free may be taken when the kernel comes to it
+            if not trials_left or "Kernel died before replying" not in str(error):
+                raise
     return executed
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import base64
+import contextlib
 import io
 import re
 import sys
 
 import nbformat
+import papermill
 import pytest
 import torch
 from PIL import Image
@@ -75,6 +77,21 @@ def test_links_between_lessons_lead_somewhere(lesson):
 def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
     with pytest.raises(ValueError, match="declares no parameter sed; it has"):
         execute(LESSONS[0], tmp_path, {"sed": 1})
+
+
+@pytest.mark.parametrize(("dies", "is_run"), [(0, True), (2, True), (3, False)])
+def test_a_kernel_whose_port_was_taken_as_it_began_is_started_again(tmp_path, monkeypatch, dies, is_run):
+    trials = []
+
+    def execute_notebook(*_, **__):
+        trials.append(1)
+        if len(trials) <= dies:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+
+    monkeypatch.setattr(papermill, "execute_notebook", execute_notebook)
+    with contextlib.nullcontext() if is_run else pytest.raises(RuntimeError, match="Kernel died"):
+        execute(LESSONS[0], tmp_path)
+    assert len(trials) == min(dies + 1, 3)
 
 
 MARKS = {name: [pytest.mark.cold] for name in COLD}
