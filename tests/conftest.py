@@ -232,19 +232,50 @@ def slurm(shared_slurm):
     assert not jobs, "jobs were left behind"
 
 
+_rays = contextlib.ExitStack()
+_ray: list[ray_nodes.RayNodes] = []
+
+
 @pytest.fixture(scope="module")
 def shared_ray():
-    """One Ray cluster of two nodes for the tests of a file; `ray_cluster` for those that begin and end with nothing on
-    it. Idle, it takes a twentieth of a core."""
+    """One Ray cluster of two nodes for all tests, which run one after the other (`pytest_xdist_make_scheduler`);
+    `ray_cluster` for those that begin and end with nothing on it. Idle, it takes a twentieth of a core, so it goes with
+    the last of them."""
     if why := ray_nodes.missing():
         pytest.skip(why)
-    with ray_nodes.running() as found:
-        yield found
+    if not _ray:
+        _ray.append(_rays.enter_context(ray_nodes.running()))
+    return _ray[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    if _ray and (nextitem is None or not of_ray(nextitem.nodeid)):
+        _ray.clear()
+        _rays.close()
+
+
+def of_ray(nodeid: str) -> bool:
+    """Whether a test may need Ray, by its name: "ray" is a word in it."""
+    return re.search("(?<![a-z])ray(?![a-z])", nodeid) is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests run file by file; those that need Ray after each other, for a cluster takes half a minute to begin."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "ray" if of_ray(nodeid) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture
-def ray_cluster(shared_ray):
+def ray_cluster(request, shared_ray):
     """Two nodes with nothing to do, which have nothing to do afterwards either."""
+    assert of_ray(request.node.nodeid), "where a test needs Ray, its name is to say so"
     shared_ray.have(2)
     yield shared_ray
     wait_until(lambda: not shared_ray.processes())
