@@ -47,10 +47,10 @@ def picture(figure: go.Figure) -> bytes:
         for axis in (panel.xaxis, panel.yaxis):
             _set_axis(axis, figure.layout[_name(axis.axis_name, traces[0])])
     _write(figure, page, panels, places)
-    raw, small = io.BytesIO(), io.BytesIO()
-    canvas.print_png(raw)
+    canvas.draw()
+    small = io.BytesIO()
     # A chart has few colours: with a palette it takes a third of the bytes.
-    Image.open(raw).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(64).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
