@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import pkgutil
 import pydoc
@@ -281,11 +282,12 @@ def test_the_first_page_lists_every_page_with_what_it_is_about():
 
 # What of the code names a page
 
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path.parent.name != "errors"
-}
+
+@functools.cache
+def trees():
+    """Return the package's modules as trees of syntax, by their paths."""
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "errors"]
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
 def named_by(node):
@@ -306,7 +308,7 @@ def named_by(node):
 
 
 def test_every_page_is_named_by_a_message_and_every_named_page_is_there():
-    named = {page for tree in TREES.values() for node in ast.walk(tree) for page in named_by(node)}
+    named = {page for tree in trees().values() for node in ast.walk(tree) for page in named_by(node)}
     assert named == set(PAGES)
 
 
@@ -326,7 +328,7 @@ SAY_IT_ALL = {
 def test_what_ends_or_refuses_a_run_names_its_page():
     without = [
         f"{file}:{node.lineno}"
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if file not in SAY_IT_ALL
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in ENDINGS
@@ -338,7 +340,7 @@ def test_what_ends_or_refuses_a_run_names_its_page():
 def test_every_class_of_errors_that_a_reader_meets_has_a_page():
     kinds = {
         node.name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         and any(re.search(r"Error$|Exception$", ast.unparse(base)) for base in node.bases)

@@ -11,10 +11,8 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
-
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 # Importing torch makes some 300,000 objects, none of them garbage; to look through them again and again is a tenth of
 # the time that it takes. Whoever goes on from here turns it on again: a rank in `main.do_jobs`.

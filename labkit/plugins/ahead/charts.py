@@ -46,7 +46,7 @@ def _import() -> None:
         import ipywidgets  # noqa: F401
         import plotly.graph_objects as go
 
-        with _without_a_grammar():
+        with without_a_grammar():
             go.FigureWidget  # noqa: B018 - imported when it is first asked for
 
         from labkit.monitor.history import History
@@ -62,7 +62,7 @@ def _import() -> None:
 
 
 @contextlib.contextmanager
-def _without_a_grammar() -> Iterator[None]:
+def without_a_grammar() -> Iterator[None]:
     """Have whoever imports `rfc3987_syntax` meanwhile get it when he first calls it.
 
     The problem: Plotly's widget asks for nbformat's version, that imports jsonschema, and that, where Jupyter's server
