@@ -266,12 +266,14 @@ def of_ray(nodeid: str) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests run file by file; those that need Ray after each other, for a cluster takes half a minute to begin."""
+    """Tests run file by file; those that need Ray after each other, for a cluster takes half a minute to begin; lessons
+    on whichever worker comes to them."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "ray" if of_ray(nodeid) else super()._split_scope(nodeid)
+            is_lesson = "::test_a_lesson_runs_headless" in nodeid
+            return "ray" if of_ray(nodeid) else nodeid if is_lesson else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
