@@ -260,8 +260,8 @@ def pytest_runtest_teardown(nextitem):
 
 
 def of_ray(nodeid: str) -> bool:
-    """Whether a test may need Ray, by its name: "ray" is a word in it."""
-    return re.search("(?<![a-z])ray(?![a-z])", nodeid) is not None
+    """Whether a test may need Ray, by its name."""
+    return re.search(r"/test_ray\.py::|_on_(a_)?ray_|\[ray\]$", nodeid) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
