@@ -147,7 +147,6 @@ def serve(sock: socket.socket) -> None:
     """Fork a process for each request, until nobody can ask any more. Returns only in the new processes."""
     gc.collect()
     gc.freeze()  # so that collecting there writes to no page that is shared
-    _take_huge_pages()
     while True:
         message, received, _, _ = socket.recv_fds(sock, 1 << 20, MOST)
         if not message:
@@ -382,4 +381,5 @@ if __name__ == "__main__":
         for name in sys.argv[2:-1]:
             importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_huge_pages()
     serve(socket.socket(fileno=int(sys.argv[1])))
