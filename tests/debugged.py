@@ -82,7 +82,10 @@ class Ranks(FakeEngine):
 
     def until(self, condition):
         deadline = time.monotonic() + LONG_S
-        while not condition():
+        while True:
+            with self.debugger._changed:  # not between a question and its text
+                if condition():
+                    return
             assert time.monotonic() < deadline, (self.debugger.said, self.debugger.where, self.debugger.prompt)
             time.sleep(0.002)
 

@@ -289,7 +289,8 @@ def launch(function, *args, world_size, on, **options):
 def until_asked(run, count):
     def asked():
         assert not run.over.is_set(), (run.error, run.output)
-        return len(debugger(run)._asking) == count and debugger(run).prompt
+        with debugger(run)._changed:
+            return len(debugger(run)._asking) == count and debugger(run).panel and debugger(run).panel.prompt
 
     wait_until(asked, LONG_S)
 

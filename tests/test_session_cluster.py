@@ -389,8 +389,7 @@ def test_a_session_that_waits_says_why_and_what_is_launched_on_it_can_be_stopped
         assert {each.state for each in session.ranks} == {"queued"}
         assert session.idle_left_s == float("inf"), "who waits is not idle"
         run = launch(session, workloads.fit, wait=False, timeout_s=0.1)
-        assert run.status == "queued"
-        assert "waits, place" in run.notice
+        wait_until(lambda: run.status == "queued" and "waits, place" in run.notice, LONG_S)
         run.stop()
         assert (run.status, run.error) == ("stopped", None)
     wait_until(lambda: job_of(session) not in slurm.jobs())
