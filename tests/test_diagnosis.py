@@ -313,6 +313,15 @@ MISMATCHES = {
         1,
         "ranks met in all_reduce at Cell In[3], line 1 with tensors of different sizes; rank 1 noticed",
     ),
+    "the same line, other sizes, and one that has not come yet": (
+        [
+            raised(0, 1.0, CLOSED, stack=reduces(0)),
+            died(1, 1.1, -signal.SIGABRT, output_end=GLOO_ABORT, stack=reduces(1)),
+            raised(2, 1.2, CLOSED, stack=RankStack(2, [Frame("<library>", 1, "join")], TITLED)),
+        ],
+        1,
+        "ranks met in all_reduce at Cell In[3], line 1 with tensors of different sizes; rank 1 noticed",
+    ),
     "no rank's place is known": (
         [lost(0, 1.0), raised(1, 1.1, GLOO_SIZES)],
         1,

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from labkit.engines.local import LocalEngine
@@ -23,6 +24,7 @@ from labkit.engines.spawn import RankProcess, spawn
 from labkit.plugins import leaving
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
+from labkit.rank.store import open_store
 from tests.conftest import LONG_S, wait_until
 
 
@@ -215,24 +217,41 @@ def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monke
     assert rank.process._popen.returncode == 255
 
 
-def test_a_rank_that_has_returned_stays_until_the_others_have_joined():
-    """One that leaves earlier closes connections that another is making: its process group could not be made."""
-    store, left = dist.HashStore(), []
-    store.add("labkit/joined", 1)
-    job, info = SimpleNamespace(world_size=2, port=1), SimpleNamespace(rank=1)
-    leaving = (job, info, store, False, lambda: left.append("alone"))
-    thread = threading.Thread(target=lambda: left.append(process_group.leave_together(*leaving)))
+def test_a_rank_has_joined_when_all_have(monkeypatch):
+    """One that goes on, fails and is gone closes connections that another is making: its group could not be made."""
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    store, joined = dist.HashStore(), []
+
+    def join(rank):
+        process_group.join(SimpleNamespace(rank=rank, world_size=2), torch.device("cpu"), store, "gloo")
+        joined.append(rank)
+
+    thread = threading.Thread(target=join, args=(1,))
     thread.start()
-    thread.join(2 * process_group.LEAVE_TOGETHER_S)
-    assert left == []
-    store.add("labkit/joined", 1)
+    thread.join(0.2)
+    assert joined == []
+    join(0)
     thread.join(LONG_S)
-    assert left == ["alone", None], "the other goes on"
+    assert sorted(joined) == [0, 1]
+
+
+def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    opened, port = open_store(2)
+    keeper = [opened]
+    mine = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+    thread = threading.Thread(
+        target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), torch.device("cpu"), mine, "gloo")
+    )
+    thread.start()
+    wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
+    del opened, keeper[0]
+    thread.join(LONG_S)
+    assert not thread.is_alive()
 
 
 def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
     store, left = dist.HashStore(), []
-    store.add("labkit/joined", 2)
     job = SimpleNamespace(world_size=2, port=1)
     process_group.leave_together(job, SimpleNamespace(rank=0), store, True, lambda: left.append("of the failed"))
     process_group.leave_together(job, SimpleNamespace(rank=1), store, False, lambda: left.append("alone"))

@@ -19,7 +19,11 @@ LEAVE_TOGETHER_S = 0.25
 
 
 def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str | None) -> None:
-    """Join the group of a job, whose ranks meet through this store."""
+    """Join the group of a job, whose ranks meet through this store, and wait until all have.
+
+    A rank that fails, or leaves, while another still makes its connections would break those off: the other could not
+    make its process group, and would not come to where the first one failed.
+    """
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", store),
@@ -27,23 +31,24 @@ def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str |
         world_size=info.world_size,
         device_id=device if backend == "nccl" else None,
     )
-    store.add("labkit/joined", 1)
+    with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left: so all had joined
+        if store.add("labkit/joined", 1) >= info.world_size:
+            store.set("labkit/all have joined", "")
+        store.wait(["labkit/all have joined"], dist.default_pg_timeout)
 
 
 def leave_together(job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None]) -> None:
-    """Wait until the other ranks have joined, and a moment for them to return, then leave the process group.
+    """Wait a moment for the other ranks to return, then leave the process group.
 
-    A rank that closes its connections while another still makes its own, or reads the last collective, can make that
-    one fail. Ranks that return much later are not waited for: if they are in a collective, they must learn that this
-    rank is gone; `alone` is called then. Nor is one that has failed, which says so here.
+    A rank that closes its connections while another still reads the last collective can make that one fail. Ranks that
+    return much later are not waited for: if they are in a collective, they must learn that this rank is gone; `alone`
+    is called then. Nor is one that has failed, which says so here.
     """
     together = False
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left
-        if has_failed:
-            store.add("labkit/returned", 1)
-            return
-        _wait_for(store, "labkit/joined", 0, job.world_size, float("inf"))
-        together = _wait_for(store, "labkit/returned", 1, job.world_size)
+        together = _wait_for(store, "labkit/returned", 1, 0 if has_failed else job.world_size)
+    if has_failed:
+        return
     if not together:
         alone()
     leave()
@@ -65,10 +70,9 @@ def leave() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
-def _wait_for(store: dist.Store, key: str, mine: int, expected: int, for_s: float = LEAVE_TOGETHER_S) -> bool:
+def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
     """Count oneself, and wait a moment until all have been counted."""
-    count = store.add(key, mine)
-    deadline = time.monotonic() + for_s
+    count, deadline = store.add(key, mine), time.monotonic() + LEAVE_TOGETHER_S
     while count < expected and time.monotonic() < deadline:
         time.sleep(0.002)
         count = store.add(key, 0)

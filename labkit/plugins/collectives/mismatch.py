@@ -39,7 +39,7 @@ def _met_in_different_collectives(
     """Name the odd one out, and say in which collectives ranks met that do not fit."""
     if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
         return None
-    met = Stacks(r.stack for r in ranks if r.stack)
+    met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # who is outside the function has not come yet
     blamed, *_ = met.outliers or [culprit.rank]
     if difference := differing(calls):
         blamed, *_ = difference.blamed or [blamed]
