@@ -48,7 +48,7 @@ def launch(
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
-    value. Each rank has joined a process group when the function begins; `worker` says which rank it is. On this
+    value. All ranks have joined a process group when the function begins; `worker` says which rank it is. On this
     machine it computes with its share of the cores, or of OMP_NUM_THREADS where that is less.
 
     Args:
