@@ -68,6 +68,11 @@ def test_a_rank_that_the_run_ended_has_not_failed():
     assert (state.ranks[0].phase, state.has_failed, state.end_by_s) == ("ended", False, float("inf"))
 
 
+def test_a_rank_that_failed_as_a_stopped_run_ended_it_has_ended_too():
+    state = after(Started(0), Started(1), FAILURE, Exit(1, -9), stop_asked=True, ended_by_us={1})
+    assert (state.ranks[1].phase, state.has_failed) == ("ended", False)
+
+
 @pytest.mark.parametrize("failed", [FAILURE, Exit(1, 3)])
 def test_after_the_first_failure_the_others_have_a_moment_to_report(failed):
     state = after(Started(0), Started(1), failed)

@@ -20,6 +20,9 @@ from labkit.protocol.events import Answered, Event, Exit, Stack
 # in a collective and are woken at once, while the loop has used up its share. So the rank's own time is counted: while
 # it is at work, what it has of a processor; while it is not, and could have one, the time that passes.
 #
+# Nor does what this process misses count: it may be what gets no core, with the answer waiting to be read. So of what
+# passes between two of its looks half of the limit counts, at most, and it reads in between.
+#
 # What still fails: a rank that waits for a disk has all of the engine's `stacks_s`; where the system tells nothing of
 # its processes (Linux does), it is our clock after all.
 
@@ -76,7 +79,7 @@ class Silence:
         """Look once more; return whether the rank has had the time for an answer."""
         before, now = self._last, self._look()
         passed_s, used_s = now.now_s - before.now_s, max(0.0, now.used_s - before.used_s)
-        self._own_s += min(used_s, passed_s) if now.at_work else passed_s
+        self._own_s += min(MUTE_S / 2, passed_s, used_s if now.at_work else passed_s)
         self._last = now
         return self._own_s >= MUTE_S
 
