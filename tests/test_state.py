@@ -71,6 +71,8 @@ def test_a_rank_that_the_run_ended_has_not_failed():
 def test_a_rank_that_failed_as_a_stopped_run_ended_it_has_ended_too():
     state = after(Started(0), Started(1), FAILURE, Exit(1, -9), stop_asked=True, ended_by_us={1})
     assert (state.ranks[1].phase, state.has_failed) == ("ended", False)
+    state = after(Started(0), Started(1), FAILURE, Exit(1, -9), ended_by_us={1})
+    assert (state.ranks[1].phase, state.has_failed) == ("failed", True), "of itself, before the run ended it"
 
 
 @pytest.mark.parametrize("failed", [FAILURE, Exit(1, 3)])

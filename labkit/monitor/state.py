@@ -150,7 +150,7 @@ class RunState:
         if rank.phase in ("queued", "starting", "running", "failed"):
             if not ended_by_us:
                 self._note_failed(event.rank, now_s)
-            elif self.stop_asked or rank.phase != "failed":  # as the others ended: a consequence
+            elif rank.phase != "failed" or not self.has_failed:  # as the others ended: a consequence
                 rank.phase = "ended"
 
     def _note_failed(self, rank: int, now_s: float) -> None:

@@ -31,7 +31,7 @@ def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str |
         world_size=info.world_size,
         device_id=device if backend == "nccl" else None,
     )
-    with contextlib.suppress(RuntimeError):  # the rank that keeps the store has left: so all had joined
+    with contextlib.suppress(RuntimeError):  # the rank that keeps the store has gone, as the function finds out
         if store.add("labkit/joined", 1) >= info.world_size:
             store.set("labkit/all have joined", "")
         store.wait(["labkit/all have joined"], dist.default_pg_timeout)
