@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -118,9 +117,7 @@ def launch(
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     watcher = None
-    with contextlib.ExitStack() as showing:
-        for companion in run.companions:
-            showing.enter_context(companion.showing())
+    with run.companions.showing():
         try:
             watcher = present.watch(run, live, wait)
             if hasattr(run.engine, "work"):  # in this very process, and thread
@@ -133,7 +130,7 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
             except KeyboardInterrupt:
                 run.stop(0)
         finally:
-            if watcher is not None and (wait or run.over.is_set()):
+            if watcher is not None and run.over.is_set():
                 watcher.finish()
     return run
 

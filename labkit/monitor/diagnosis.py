@@ -117,15 +117,18 @@ def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts])
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 
 
-def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
+def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended: str = "") -> Diagnosis:
     """Say that labkit itself could not go on: no rank is to blame.
 
-    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended.
+    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended; `not_ended`
+    says why they could not be.
     """
-    after = (
-        f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
-        if folder
-        else "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
-    )
+    after = "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
+    if not_ended:
+        after = f"The ranks could not be ended ({not_ended}): `run.pids` are their processes. What had come is kept."
+    if folder:
+        after = (
+            f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
+        )
     headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
     return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [], "labkit_failed")

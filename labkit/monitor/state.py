@@ -53,6 +53,8 @@ class RunState:
         """What was logged, in the form that charts draw."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
+        self.troubles: list[str] = []
+        """What labkit could not do for the ranks, a sentence each."""
         self.attempt = 0
         """How often all ranks have been started again."""
         self.ended: Diagnosis | None = None
@@ -80,6 +82,12 @@ class RunState:
     def at_work(self) -> set[int]:
         """The ranks that may still do something."""
         return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
+
+    def end_all(self) -> None:
+        """Note that ranks whose end nobody has seen were ended."""
+        for rank in self.ranks:
+            if rank.exit_code is None and rank.phase in ("queued", "starting", "running"):
+                rank.phase = "ended"
 
     def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
         """Note that whoever carries the ranks has ended them; `rank` is the one that it happened to, or -1."""
@@ -113,6 +121,8 @@ class RunState:
                 rank.phase = "stopped"
             case events.Memory():
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
+            case events.Trouble():
+                self.troubles.append(event.text)
             case events.Attached():
                 rank.attached[event.kind] = event.blob
 

@@ -115,6 +115,13 @@ class Attached(NamedTuple):
     blob: bytes
 
 
+class Trouble(NamedTuple):
+    """What labkit could not do for a rank: a sentence for the run's report."""
+
+    rank: int
+    text: str
+
+
 class Exit(NamedTuple):
     """The rank's process is gone or, on reserved ranks, has done its part. The last record of a rank."""
 
@@ -156,6 +163,7 @@ Event = (
     | Stack
     | Answered
     | Attached
+    | Trouble
     | Exit
     | Change
 )

@@ -105,6 +105,9 @@ class CellRuns:
                 lost = [rank for rank in asked if run.states[rank] == "ended"]
                 print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
                 raise
+            except BaseException:
+                run.kill()  # nobody watches it any longer
+                raise
             finally:
                 run.over.wait()
                 print_output(run)

@@ -60,7 +60,7 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline)))
+    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline, *run.troubles)))
 
 
 def as_html(run: Run) -> str:
@@ -80,6 +80,7 @@ def as_html(run: Run) -> str:
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
         parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
+    parts += [f"<div>{html.escape(each)}</div>" for each in run.troubles]
     output = {rank: text for rank, text in enumerate(run.output) if text}
     shown = [rank for rank in dict.fromkeys([0, *run.recorded.listed(run.states)]) if rank in output]
     if others := len(output) - len(shown):

@@ -36,6 +36,8 @@ class MemorySeen(events.Change):
 class Memory(Companion):
     """Looks at the memory of ranks on this machine, and whether the system ends processes for want of it."""
 
+    title = "memory observer"
+
     def __init__(self) -> None:
         self._before = 0
         self._look_due_s = 0.0
