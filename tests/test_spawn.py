@@ -192,10 +192,11 @@ def test_the_queue_of_a_rank_needs_no_name_in_the_system():
     assert named == []
     assert not before or set(os.listdir("/dev/shm")) - before == set()
     queue.put("well")
-    assert queue.get() == "well"
+    assert queue.receive() == ["well"]
+    assert queue.receive() == []
     queue.close_writer()
     with pytest.raises(EOFError):
-        queue.get()
+        queue.receive()
     queue.close()
 
 

@@ -25,9 +25,10 @@ import torch.distributed as dist
 from labkit.cluster.run_directory import FileSender, RunDirectory
 from labkit.plugins.as_script import process_begins
 from labkit.plugins.name_service.stores import join_store, open_store
+from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit, end_children
+from labkit.rank.main import Part, do_and_exit, leave
 from labkit.rank.signals import handle_signals
 
 RENDEZVOUS_S = 300.0
@@ -49,8 +50,11 @@ class FileChannel(Channel):
     def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
         super().__init__()
         self.rank = rank
-        self.send = FileSender(directory.file(rank, attempt, "records")).send  # type: ignore[method-assign]
+        self._sender = FileSender(directory.file(rank, attempt, "records"))
         listen(self.receive)
+
+    def _send(self, event: events.Event) -> None:
+        self._sender.send(event)
 
 
 def listen(receive: Callable[[str], None]) -> None:
@@ -63,8 +67,7 @@ def _listen(receive: Callable[[str], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
         for word in words:
             receive(word.strip())
-    end_children()
-    os._exit(1)  # the supervisor is gone, and its launcher with it
+    leave(1)  # the supervisor is gone, and its launcher with it
 
 
 def main() -> NoReturn:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
-import os
 import queue
 import threading
-from multiprocessing.connection import Connection, wait
+import time
 
 import psutil
 import torch.distributed as dist
 
+from labkit.engines.listener import Listener
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
@@ -20,6 +19,9 @@ from labkit.rank.store import open_store
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
+
+LISTENERS_S = 2.0
+"""How long threads that listen to ranks which have ended may take to notice it."""
 
 
 class LocalEngine:
@@ -43,6 +45,7 @@ class LocalEngine:
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
+        self._is_closed = False
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
@@ -87,10 +90,16 @@ class LocalEngine:
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
+        errors: list[Exception] = []
         for rank, process in self._at_work():
-            if process.is_alive:
-                self._killed.add(rank)
-                process.kill()
+            try:
+                if process.is_alive:
+                    self._killed.add(rank)
+                    process.kill()
+            except Exception as error:  # the others are to be ended all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _at_work(self) -> list[tuple[int, RankProcess]]:
         """Return the processes that have not done their part, with their ranks."""
@@ -104,14 +113,18 @@ class LocalEngine:
         """End what is left and let go of every process, thread, pipe and port."""
         if not self._ranks:
             return
-        self.kill()
-        for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
-            self._ranks[rank].wait_for_exit()
-        for thread in self._listeners:
-            thread.join(timeout=2)
-        ranks, self._ranks = self._ranks, []
-        del self._store
-        self._give_back(ranks)
+        try:
+            self.kill()
+        finally:
+            for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
+                self._ranks[rank].wait_for_exit()
+            deadline = time.monotonic() + LISTENERS_S
+            for thread in self._listeners:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            self._is_closed = True
+            ranks, self._ranks = self._ranks, []
+            del self._store
+            self._give_back(ranks)
 
     def _open_store(self) -> tuple[dist.TCPStore, int]:
         """Return the store through which the ranks meet, and its port."""
@@ -129,49 +142,20 @@ class LocalEngine:
         for done in plugins.those_with("ranks_done"):
             done(self.world_size)
 
+    def _put(self, event: events.Event) -> None:
+        """Bring an event to the notebook. Waits while it is behind; drops the event once nobody takes any."""
+        while not self._is_closed:
+            with contextlib.suppress(queue.Full):
+                self._events.put(event, timeout=0.1)
+                return
+
     def _listen(self, rank: int, job: Job) -> None:
-        """Send the rank its job, then turn what comes from it into records, until it is gone."""
-        mine = self._ranks[rank]
-        mine.send_job(rank, job)
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        process, output, stacks, reader = mine.process, mine.output, mine.stacks, mine.queue._reader
-        sources = {reader, output, stacks, process.sentinel}
-        while True:
-            ready = wait(list(sources))
-            # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
-            is_last = process.sentinel in ready
-            # What a rank had printed when it sent a event comes before it. A pipe holds no more than one read takes.
-            if output in ready or (reader in ready and output in sources and output.poll()):
-                data = _read(output)
-                if text := decoder.decode(data, final=not data):
-                    self._events.put(events.Output(rank, text))
-                if not data or is_last:
-                    sources.discard(output)
-            if stacks in ready:
-                if data := _read(stacks):
-                    self._events.put(events.Stack(rank, data.decode("utf-8", "replace")))
-                else:
-                    sources.discard(stacks)
-            if reader in ready:
-                try:
-                    event = mine.queue.get()
-                except (EOFError, OSError):
-                    sources.discard(reader)
-                else:
-                    if isinstance(event, events.Exit):  # the process stays
-                        self._done.add(rank)
-                        self._events.put(event)
-                        return
-                    self._events.put(event)
-            if ready == [process.sentinel]:
-                break
-        self._events.put(events.Exit(rank, mine.wait_for_exit()))
-
-
-def _read(connection: Connection) -> bytes:
-    with contextlib.suppress(OSError):
-        return os.read(connection.fileno(), 1 << 16)
-    return b""
+        """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
+        listener = Listener(rank, self._ranks[rank], self._put)
+        last = listener.listen(job)
+        if listener.last is not None:  # the process stays
+            self._done.add(rank)
+        self._put(last)
 
 
 @functools.cache

@@ -133,7 +133,7 @@ class ScriptChannel(Channel):
                 return folder
         raise FileExistsError(f"{self._log} is full of runs of this second")
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Write one record down."""
         rank = self._info.rank
         if isinstance(event, events.Log):

@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -19,17 +20,17 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue as JobQueue
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.protocol import events
+from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import failure, process_group
+from labkit.rank import descendants, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals, leave_children_alone
@@ -62,6 +63,9 @@ class Inbox:
     def __init__(self, ends: RankPipes) -> None:
         self._ends = ends
         self._parts: JobQueue[Part | None] = JobQueue()
+        self._comes: dict[str, Any] | None = None
+        """What was said of the newest job, before it came."""
+        self._channel: PipeChannel | None = None
         threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
 
     def next_part(self) -> Part | None:
@@ -74,23 +78,51 @@ class Inbox:
         return self._parts.empty()
 
     def _listen(self) -> None:
-        channel: PipeChannel | None = None
         while True:
             try:
-                word = self._ends.inbox.recv()
+                word = self._ends.inbox.recv_bytes()
             except (EOFError, OSError):
-                end_children()
-                os._exit(1)  # the notebook is gone: nobody is left to report to
-            if word == "leave":
-                self._parts.put(None)
-            elif isinstance(word, tuple):
-                rank, job = word
-                # What is said from now on is of this job, and not of the last.
-                channel = PipeChannel(self._ends.queue, rank)
-                info = RankInfo(rank, rank, job.world_size, job.world_size)
-                self._parts.put(Part(job, info, channel, _rendezvous_in_the_notebook))
-            elif channel is not None:
-                channel.receive(word)
+                leave(1)  # the notebook is gone: nobody is left to report to
+            try:
+                self._take(pickle.loads(word))
+            except BaseException as error:
+                self._report(error)
+                leave(1)
+
+    def _take(self, word: Any) -> None:
+        if word == "leave":
+            self._parts.put(None)
+        elif isinstance(word, dict):
+            self._comes = word
+        elif isinstance(word, Job) and self._comes is not None:
+            rank = self._comes["rank"]
+            # What is said from now on is of this job, and not of the last.
+            self._channel = PipeChannel(self._ends.queue, rank)
+            info = RankInfo(rank, rank, word.world_size, word.world_size)
+            self._parts.put(Part(word, info, self._channel, _rendezvous_in_the_notebook))
+        elif not isinstance(word, str):
+            raise TypeError(f"the notebook has sent {word!r:.200}")
+        elif self._channel is not None:
+            self._channel.receive(word)
+
+    def _report(self, error: BaseException) -> None:
+        """Say that what the notebook has sent cannot be read, a job most likely."""
+        traceback.print_exception(error)
+        print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
+        if self._comes is not None:
+            rank, kernels, start_s = (self._comes[name] for name in ("rank", "labkit", "start_s"))
+            with contextlib.suppress(OSError):
+                self._ends.queue.put(unreadable_job(error, rank, time.time() - start_s, versions.Version(*kernels)))
+
+
+def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: versions.Version) -> events.Failure:
+    """Return what a rank reports that cannot read its job."""
+    what = f"{type(error).__name__}: {error}"
+    to_do = versions.restart(kernels, versions.on_disk())
+    summary = f"{to_do}: {what}" if to_do else what
+    hint = "Restart the kernel if labkit, or what the job names, was changed since the kernel imported it."
+    trace = "".join(traceback.format_exception(error))
+    return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
 
 
 def main(
@@ -129,12 +161,41 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process."""
     code = 1
     try:
+        descendants.adopt()
         code = do_jobs(prepare())
     except BaseException:
         traceback.print_exc()
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, and what it has started, now."""
+    try:
+        end_children()
+        descendants.end()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code)
+
+
+def end_if_forked(channel: Channel) -> None:
+    """End a process that the launched function has forked and that returns from it: it is not the rank."""
+    if not channel.is_copy:
+        return
+    error, code = sys.exc_info()[1], 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
         os._exit(code)
 
 
@@ -184,7 +245,10 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"
-            result = function(Worker(info, device, log, channel), *args, **kwargs)
+            try:
+                result = function(Worker(info, device, log, channel), *args, **kwargs)
+            finally:
+                end_if_forked(channel)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))
@@ -197,7 +261,10 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         log.close()
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
-    channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
+    try:
+        channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
+    except Exception:  # no reason to fail
+        traceback.print_exc()
     if job.group is None and store is not None:
         process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
     _tidy_up(at_exit=job.surroundings is None)

@@ -30,7 +30,7 @@ class JobChannel(Channel):
         self.rank = rank
         self._sender = FileSender(directory.file(rank, 0, "records"))
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Append one event. What a thread sends that outlives its job is dropped: it is no other job's."""
         self._sender.send(event)
 
