@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,8 +14,8 @@ from packaging.requirements import Requirement
 
 import labkit
 from tests.conftest import LONG_S
+from tests.repository import ROOT, tracked
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -79,12 +78,11 @@ def test_the_tests_with_the_oldest_versions_exist():
 @pytest.mark.spawns
 @pytest.mark.check
 def test_the_top_level_holds_what_it_should():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    top = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    top = {name.split("/")[0] for name in tracked()}
     visible = {name for name in top if not name.startswith(".")}
     assert visible <= {
         *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
-        *("pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "setup.py", "Makefile", "LICENSE", "CHANGELOG.md"),
     }
 
 
