@@ -13,6 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import labkit
+from tests import programs
 from tests.conftest import LONG_S
 from tests.repository import ROOT, tracked
 
@@ -150,8 +151,11 @@ print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "
     assert done.stdout.strip() == "[]"
 
 
-def test_ci_forbids_skips_and_installs_its_browser():
+def test_ci_forbids_skips_and_installs_what_all_tests_need():
     script = (ROOT / ".ci" / "run").read_text()
     forbidding, testing = "export LABKIT_FORBID_SKIPS=1\n", "\ntested test "
-    assert 0 < script.index(forbidding) < script.index(testing)
-    assert "chromium" in script
+    assert 0 < script.index(forbidding) < script.index("\nHOME=$(mktemp -d) make check\n") < script.index(testing)
+    for program in programs.NEEDED.values():
+        for package in program.install.removeprefix("apt install ").split():
+            assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
+            assert package in README

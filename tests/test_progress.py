@@ -167,3 +167,34 @@ def test_the_list_of_fonts_which_takes_a_process_is_there_before_the_first_test(
     places = {"HOME": str(home), "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
     assert "1 passed" in pytest_on(tmp_path, test, **places)
     assert list(home.glob("**/fontlist-*.json")), "the home was used"
+
+
+WITH_PROGRAMS = """
+    import pytest
+
+    @pytest.mark.browser
+    def test_of_a_page(page_that_cannot_be):
+        pass
+
+    @pytest.mark.cluster
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_of_a_job(nodes, cluster_that_cannot_be):
+        pass
+
+    def test_of_neither():
+        pass
+"""
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
+def test_without_chromium_and_slurm_their_tests_are_skipped_and_the_last_lines_say_how_many(tmp_path, workers):
+    nothing = tmp_path / "bin"
+    nothing.mkdir()
+    without = {"PATH": str(nothing), "LABKIT_CHROMIUM": "", "LABKIT_FORBID_SKIPS": ""}
+    shown = pytest_on(tmp_path, WITH_PROGRAMS, *workers, **without)
+    assert "1 passed, 3 skipped" in shown
+    assert shown.splitlines()[-2:] == [
+        "1 test of the browser did not run: apt install chromium",
+        "2 tests on SLURM did not run: apt install slurmctld slurmd slurm-client munge",
+    ]
