@@ -1,5 +1,8 @@
-"""Programs that some tests need and that no package of Python brings. A test whose program is missing is skipped, before
-any of its fixtures; the last lines of the run say how many were, and how to have them run."""
+"""Programs that some tests need and that no package of Python brings.
+
+A test whose program is missing is skipped, before any of its fixtures; the last lines of the run say how many were, and
+how to have them run.
+"""
 
 from __future__ import annotations
 
