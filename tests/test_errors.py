@@ -70,7 +70,7 @@ def refused(kind, function, *arguments, **options):
 
 
 def out_of_memory(_):
-    killed = died(1, 1.0, -signal.SIGKILL, last_step=5, peak_bytes=int(11.5 * 2**30), out_of_memory=True)
+    killed = died(1, 1.0, -signal.SIGKILL, last_step=5, peak_bytes=int(11.5 * 2**30), out_of_memory="killed")
     return failed(diagnose([lost(0, 1.1), killed]))
 
 

@@ -1029,8 +1029,6 @@ def test_workers_from_a_fork_server_load_the_scripts_data(exported, tmp_path):
 @pytest.mark.cluster
 @pytest.mark.spawns
 def test_sbatch_gives_the_notebooks_weights(moved):
-    if missing := cluster.missing():
-        pytest.skip(missing)
     folder, weights = moved
     with cluster.running() as slurm:
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.PATH])

@@ -98,6 +98,8 @@ def fake_slurm(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield tmp_path
     signal.signal(signal.SIGINT, before)
+    # What was asked last is answered before the next test, which may start no process.
+    wait_until(lambda: not any(thread.name == "labkit-slurm" for thread in threading.enumerate()))
 
 
 def interrupt_once(there):

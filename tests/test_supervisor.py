@@ -20,6 +20,7 @@ from labkit.cluster.rank_entry import SIGCONT_SINCE_S
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol.job import Job
 from labkit.session import cluster_reserve
+from tests import fake_system
 from tests.conftest import LONG_S, wait_until
 
 pytestmark = pytest.mark.spawns
@@ -53,6 +54,7 @@ def start(directory, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    fake_system.v2(tmp_path)
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "squeue").write_text(f'#!/bin/sh\necho asked >> "{tmp_path}/asked"\ncat "{tmp_path}/state"\n')
     (tmp_path / "squeue").chmod(0o755)
@@ -60,7 +62,10 @@ def start(directory, tmp_path, monkeypatch):
     script = f"""
 import pathlib, sys
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
+import functools
 from labkit.cluster import supervisor
+from labkit.protocol.system import OutOfMemoryKills
+supervisor.OutOfMemoryKills = functools.partial(OutOfMemoryKills, pathlib.Path({str(tmp_path)!r}))
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
 supervisor.STATE_EVERY_S = 0.05
 sys.exit(supervisor.main(pathlib.Path({str(directory.path)!r})))
@@ -81,7 +86,7 @@ sys.exit(supervisor.main(pathlib.Path({str(directory.path)!r})))
 def exit_of(directory):
     lines = directory.file(0, 0, "records").read_text().splitlines()
     (found,) = [json.loads(line) for line in lines if line.startswith('["Exit"')]
-    return {"code": found[2], "ended": found[4]}
+    return {"code": found[2], "ended": found[4]} | ({"out_of_memory": found[3]} if found[3] else {})
 
 
 def received(directory):
@@ -138,6 +143,18 @@ def test_a_rank_that_fails_leaves_word_for_the_others(directory, start):
     assert process.wait(LONG_S) == 3
     assert (directory.path / "failed.0").exists()
     assert exit_of(directory) == {"code": 3, "ended": False}
+
+
+@pytest.mark.parametrize(
+    ("kills", "said"), [({"cgroup": 1, "host": 1}, {"out_of_memory": "killed"}), ({"host": 1}, {})]
+)
+def test_a_rank_that_is_killed_ran_out_of_memory_if_its_cgroup_says_so(directory, start, tmp_path, kills, said):
+    process = start()
+    fake_system.count(tmp_path, **kills)
+    (rank,) = psutil.Process(process.pid).children()
+    rank.kill()
+    assert process.wait(LONG_S) == 128 + signal.SIGKILL
+    assert exit_of(directory) == {"code": -9, "ended": False, **said}
 
 
 def test_under_torchrun_which_starts_all_again_a_rank_is_ended_at_once(directory, start, monkeypatch):

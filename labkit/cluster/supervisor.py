@@ -1,8 +1,8 @@
 """Stands between a launcher (SLURM, torchrun, Ray) and one rank: starts it, passes requests on, records how it ended.
 
-Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, so that
-it is there at once and does not fail with the rank. What it writes, and where, is `run_directory`'s to read. That of a
-reserved rank, `labkit.session.supervisor`, is made of the same parts.
+Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, and of
+labkit a module that needs no more, so that it is there at once and does not fail with the rank. What it writes, and
+where, is `run_directory`'s to read. That of a reserved rank, `labkit.session.supervisor`, is made of the same parts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
+
+from labkit.protocol.system import OutOfMemoryKills
 
 # A signal from the launcher. SLURM sends SIGTERM when it takes the machines away (preemption, `scancel`, the time
 # limit, `scontrol requeue`), and SIGKILL only when its grace is over: KillWait, 30 s unless the cluster says otherwise,
@@ -168,7 +173,7 @@ class Child:
         self.records = Path(f"{base}.records")
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
-        self._starved_before = out_of_memory_kills()
+        self._memory_kills = OutOfMemoryKills()
         with open(f"{base}.out", "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
@@ -200,8 +205,8 @@ class Child:
     def end(self, rank: str, was_ended: bool) -> list[Any]:
         """Return the record of how the process ended; `was_ended` is whether that was done from outside."""
         code = self.process.returncode
-        starved = code == -signal.SIGKILL and not was_ended and out_of_memory_kills() > self._starved_before
-        return ["Exit", int(rank), code, starved, was_ended, time.time()]
+        out_of_memory = self._memory_kills.seen() if code == -signal.SIGKILL and not was_ended else ""
+        return ["Exit", int(rank), code, out_of_memory, was_ended, time.time()]
 
 
 def append(records: Path, event: list[Any]) -> None:
@@ -244,15 +249,6 @@ def _is_of_attempt(path: Path) -> bool:
     except FileExistsError:
         return os.readlink(path) == here
     return True
-
-
-def out_of_memory_kills() -> int:
-    """Return how many processes Linux has ended for want of memory."""
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

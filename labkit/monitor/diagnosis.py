@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from labkit.protocol import plugins
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
+from labkit.protocol.system import OutOfMemory
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -35,8 +36,8 @@ class RankFacts:
     """The run ended this rank's process, after another rank had failed, say."""
     peak_bytes: int = 0
     """Peak resident memory of the process, as far as it was seen."""
-    out_of_memory: bool = False
-    """The system was ending processes for want of memory, and this one was killed."""
+    out_of_memory: OutOfMemory = ""
+    """Whether the system killed the process because memory had run out."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
     last_step: int | None = None

@@ -10,6 +10,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from labkit.protocol.system import OutOfMemory
+
 RESERVED_NAMES = ("rank", "step", "time_s")
 """Columns of the history that `worker.log` fills in itself."""
 
@@ -128,8 +130,8 @@ class Exit(NamedTuple):
     rank: int
     code: int
     """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
-    out_of_memory: bool = False
-    """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
+    out_of_memory: OutOfMemory = ""
+    """Whether it was killed because memory had run out."""
     ended: bool = False
     """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
     at_s: float = 0.0

@@ -193,7 +193,7 @@ class Supervisor:
     def _never_ends(self, records: Path) -> None:
         """Record that a process is gone that could not be seen to end: its node was lost, or taken away."""
         if not has_exit(records):
-            append(records, ["Exit", int(self._rank), -9, False, True, time.time(), True])
+            append(records, ["Exit", int(self._rank), -9, "", True, time.time(), True])
 
     def _records_of(self, job: str) -> Path:
         return self._directory / "jobs" / job / "ranks" / f"{self._rank}.0.records"
