@@ -11,7 +11,7 @@ import pytest
 import labkit
 from labkit.cluster import job_events, slurm_commands
 from labkit.cluster.launcher_job import LauncherJob
-from labkit.cluster.run_directory import FileSender
+from labkit.cluster.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo

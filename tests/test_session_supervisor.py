@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.cluster.supervisor import has_exit
+from labkit.cluster.files import has_exit
 from labkit.protocol import events
 from labkit.session.cluster_reserve import SUPERVISOR
 from labkit.session.processes import read_process

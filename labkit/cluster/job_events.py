@@ -31,6 +31,19 @@ class Notice(Change):
 
 
 @dataclass(frozen=True)
+class Warned(Change):
+    """Something went wrong that does not end the run: what cannot be written or read, a clock that is off."""
+
+    topic: str
+    text: str
+    """One line; "" once there is no more to say of the topic."""
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Keep the newest of each topic."""
+        state.warned[self.rank, self.topic] = self.text
+
+
+@dataclass(frozen=True)
 class Restarted(Change):
     """All ranks begin again; whatever they reported before is void, but what they logged is not."""
 

@@ -51,7 +51,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         added = "".join(f"\n\n{text}" for text, _ in self.added if text)
         text = f"{self.diagnosis.headline}\n\n{self.cause}{added}\n{others}".rstrip()
-        return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
+        return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do)))
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -188,10 +188,15 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
-        logged anything for a minute after they began.
+        """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks
+        stand, if none of them has logged anything for a minute after they began.
         """
-        return "\n".join(filter(None, (self._state.notice, *(companion.notice for companion in self.companions))))
+        return "\n".join(filter(None, (self._state.said, *(companion.notice for companion in self.companions))))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong without ending the run, a line each: records that could not be written, say."""
+        return self._state.warnings
 
     @property
     def attempt(self) -> int:
