@@ -27,6 +27,9 @@ LOOK_AT_FOLDER_S = 1.0
 GONE_S = 3.0
 """How long the directory must be missing to count as deleted."""
 
+CLOCK = ".labkit-clock"
+"""In a copy of a run's directory, how far the clock there is ahead of the notebook's, in s."""
+
 CLOCK_S = 3.0
 """From which difference on clocks count as different; a file system may keep times in steps of 2 s."""
 
@@ -159,6 +162,11 @@ def limit_output(path: Path) -> None:
         return
 
 
+def was_cut(descriptor: int, offset: int) -> bool:
+    """Whether `limit_output` has cut a file since it was read up to that offset."""
+    return offset >= OUTPUT_BYTES // 2 and os.fstat(descriptor).st_size < offset
+
+
 def clock_ahead_s(path: Path) -> float:
     """Return how far this machine's clock is ahead of that of the file system on which this file lies, in s.
 
@@ -171,11 +179,12 @@ def clock_ahead_s(path: Path) -> float:
 def clock_off_s(directory: Path, mine: Path) -> float:
     """Return how far this machine's clock is ahead of the notebook's, in s; 0 if hardly, or if nobody can tell.
 
-    `mine` is a file there that this machine may touch. Where the directory is a copy, its keeper has written `clock`.
+    `mine` is a file there that this machine may touch. Where the directory is a copy, its keeper has written `CLOCK`.
     """
+    told = [folder / CLOCK for folder in (directory, directory.parents[1])]  # a job's, or its session's
     try:
-        if (told := directory / "clock").exists():
-            off_s = float(told.read_text())
+        if found := [file for file in told if file.exists()]:
+            off_s = float(found[0].read_text())
         else:
             off_s = clock_ahead_s(mine) - json.loads((directory / "run.json").read_text())["clock_ahead_s"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster import job_events
-from labkit.cluster.files import OUTPUT_BYTES, Folder
+from labkit.cluster.files import Folder, was_cut
 from labkit.cluster.records import CUT, Stored, decoded
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol import events
@@ -51,8 +51,8 @@ class Growing:
         data, self.error = b"", None
         try:
             with open(self.path, "rb", buffering=0) as file:
-                if self._offset >= OUTPUT_BYTES // 2 and os.fstat(file.fileno()).st_size < self._offset:
-                    self._offset = 0  # `supervisor.limit_output` has cut it
+                if was_cut(file.fileno(), self._offset):
+                    self._offset = 0
                 file.seek(self._offset)
                 data = file.read(BLOCK_BYTES)
         except FileNotFoundError:

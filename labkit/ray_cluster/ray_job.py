@@ -116,6 +116,8 @@ class RayJob(LauncherJob):
             if word["kind"] == "notice":
                 self._notice = word["text"]
                 self.emit(job_events.Notice(-1, word["text"], queued=word["queued"]))
+            elif word["kind"] == "warned":
+                self.emit(job_events.Warned(-1, word["topic"], word["text"]))
             elif word["kind"] == "ended":
                 self._ended = job_events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
         self._driver.wait()
