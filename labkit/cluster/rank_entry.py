@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -22,7 +23,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.cluster.files import clock_off_s
+from labkit.cluster.run_directory import RunDirectory
+from labkit.cluster.sender import FileSender, printing_never_fails
 from labkit.plugins.as_script import process_begins
 from labkit.plugins.name_service.stores import join_store, open_store
 from labkit.protocol import events
@@ -50,11 +53,11 @@ class FileChannel(Channel):
     def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
         super().__init__()
         self.rank = rank
-        self._sender = FileSender(directory.file(rank, attempt, "records"))
+        self.sender = FileSender(directory.file(rank, attempt, "records"))
         listen(self.receive)
 
     def _send(self, event: events.Event) -> None:
-        self._sender.send(event)
+        self.sender.send(event)
 
 
 def listen(receive: Callable[[str], None]) -> None:
@@ -77,8 +80,10 @@ def main() -> NoReturn:
     def prepare() -> Callable[[], Part | None]:
         begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         channel = FileChannel(directory, rank, attempt)
+        atexit.register(channel.sender.close)  # first, so that it is called last
         info = rank_info_here()
         job = directory.job()
+        correct_clock(channel.sender, info, directory)
         about = directory.about()  # the notebook's own folder and modules, where they are here too
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
@@ -88,14 +93,21 @@ def main() -> NoReturn:
     do_and_exit(prepare)
 
 
+def correct_clock(sender: FileSender, info: RankInfo, directory: RunDirectory) -> None:
+    """Have the times that a rank reports be by the notebook's clock, should this machine's be off; say so then."""
+    sender.clock_off_s = clock_off_s(directory.path, sender.path)
+    if sender.clock_off_s and info.local_rank == 0:
+        how = f"{abs(sender.clock_off_s):,.0f} s {'ahead of' if sender.clock_off_s > 0 else 'behind'} the notebook's"
+        sender.warn("clock", f"the clock of {os.uname().nodename} is {how}; times from there are corrected", info.rank)
+
+
 def begin(stacks: int) -> None:
     """Prepare this process, whose stacks go to that file when it is asked where it stands."""
     process_begins()
     handle_signals(stacks)
     outlive_the_launchers_signal()
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = printing_never_fails(sys.stdout), printing_never_fails(sys.stderr)
 
 
 def outlive_the_launchers_signal() -> None:

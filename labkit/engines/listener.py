@@ -121,8 +121,8 @@ class Listener:
     def _leave_behind(self) -> events.Exit:
         pid = self._process.pid
         self._put(
-            events.Trouble(
-                self._rank, f"rank {self._rank} was killed, and its process {pid} is still there: {_held(pid)}"
+            events.Warned(
+                self._rank, "end", f"rank {self._rank} was killed, and its process {pid} is still there: {_held(pid)}"
             )
         )
         return events.Exit(self._rank, UNKNOWN)

@@ -38,7 +38,8 @@ PACKAGE = Path(labkit.__file__).parent
 RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
 RANK_SIDE_PLUGINS = {"as_script", "name_service"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
+    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
+    *("cluster.files", "cluster.records"),
     *("exporting", "exporting.script", "plugins"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }

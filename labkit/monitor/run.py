@@ -57,9 +57,8 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     def __str__(self) -> str:
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         added = "".join(f"\n\n{text}" for text, _ in self.added if text)
-        troubles = "".join(f"\n\n{each}" for each in self.run.troubles)
-        text = f"{self.diagnosis.headline}\n\n{self.cause}{added}{troubles}\n{others}".rstrip()
-        return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
+        text = f"{self.diagnosis.headline}\n\n{self.cause}{added}\n{others}".rstrip()
+        return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do)))
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -196,15 +195,17 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
-        logged anything for a minute after they began.
+        """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks
+        stand, if none of them has logged anything for a minute after they began.
         """
-        return "\n".join(filter(None, (self._state.notice, *self._state.troubles, self.companions.notice)))
+        return "\n".join(filter(None, (self._state.said, self.companions.notice)))
 
     @property
-    def troubles(self) -> list[str]:
-        """What labkit itself could not do for the run, a sentence each: an observer that failed, say."""
-        return [*self._state.troubles, *self.companions.failed]
+    def warnings(self) -> list[str]:
+        """What went wrong without ending the run, a line each: records that could not be written, an observer of
+        labkit's own that failed and was switched off.
+        """
+        return [*self._state.warnings, *self.companions.failed]
 
     @property
     def attempt(self) -> int:

@@ -12,6 +12,9 @@ from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
 from labkit.protocol import events, plugins
 
+WARNINGS = 3
+"""Of one kind that are shown at most; of the other ranks it is only said how many there are."""
+
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
 
@@ -53,8 +56,8 @@ class RunState:
         """What was logged, in the form that charts draw."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
-        self.troubles: list[str] = []
-        """What labkit could not do for the ranks, a sentence each."""
+        self.warned: dict[tuple[int, str], str] = {}
+        """What went wrong without ending the run, by rank (-1: of all) and topic."""
         self.attempt = 0
         """How often all ranks have been started again."""
         self.ended: Diagnosis | None = None
@@ -67,6 +70,26 @@ class RunState:
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
+
+    @property
+    def said(self) -> str:
+        """What there is to say of all ranks: the notice, in its first line with what went wrong."""
+        first, newline, rest = self.notice.partition("\n")
+        return " · ".join(filter(None, (first, *self.warnings))) + newline + rest
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong without ending the run, a line each; of many ranks with the same only some."""
+        by_topic: dict[str, list[str]] = {}
+        for (_, topic), text in sorted(self.warned.items()):
+            if text:
+                by_topic.setdefault(topic, []).append(text)
+        found = []
+        for texts in by_topic.values():
+            found += texts[:WARNINGS]
+            if (more := len(texts) - WARNINGS) > 0:
+                found.append(f"likewise {more:,} more rank{'' if more == 1 else 's'}")
+        return found
 
     @property
     def is_over(self) -> bool:
@@ -121,8 +144,8 @@ class RunState:
                 rank.phase = "stopped"
             case events.Memory():
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
-            case events.Trouble():
-                self.troubles.append(event.text)
+            case events.Warned():  # the newest of each topic
+                self.warned[event.rank, event.topic] = event.text
             case events.Attached():
                 rank.attached[event.kind] = event.blob
 

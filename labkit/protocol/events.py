@@ -117,11 +117,14 @@ class Attached(NamedTuple):
     blob: bytes
 
 
-class Trouble(NamedTuple):
-    """What labkit could not do for a rank: a sentence for the run's report."""
+class Warned(NamedTuple):
+    """Something went wrong that does not end the run: what cannot be written or read, a clock that is off."""
 
     rank: int
+    """-1: of all ranks."""
+    topic: str
     text: str
+    """One line, for the run's report; "" once there is no more to say of the topic."""
 
 
 class Exit(NamedTuple):
@@ -165,7 +168,7 @@ Event = (
     | Stack
     | Answered
     | Attached
-    | Trouble
+    | Warned
     | Exit
     | Change
 )

@@ -17,6 +17,7 @@ from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
+from labkit.protocol import events
 from labkit.protocol.pages import more
 from labkit.ray_cluster.orders import Orders
 
@@ -116,6 +117,8 @@ class RayJob(LauncherJob):
             if word["kind"] == "notice":
                 self._notice = word["text"]
                 self.emit(job_events.Notice(-1, word["text"], queued=word["queued"]))
+            elif word["kind"] == "warned":
+                self.emit(events.Warned(-1, word["topic"], word["text"]))
             elif word["kind"] == "ended":
                 self._ended = job_events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
         self._driver.wait()

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster.files import has_exit
 from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.supervisor import has_exit
 
 
 class SessionDirectory(RunDirectory):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import job_events
-from labkit.cluster.directory_engine import DirectoryEngine
+from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
 from labkit.plugins.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -190,7 +190,11 @@ class JobEngine(DirectoryEngine):
                 if not self._awaited:
                     found.append(job_events.Notice(-1, self._reserve.notice))
             found.append(event)
-        if not read and not self._is_told:
+        if self._reader.is_gone and ending is None:
+            ending = folder_gone(self.directory.path)
+            self.end_with(ending)
+            self.kill()
+        if not read and not self._reader.is_behind and not self._is_told:
             found += self._last_events(ending)
         return found
 

@@ -60,14 +60,14 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline, *run.troubles)))
+    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), *run.warnings, headline)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
-    if remark(run):
-        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(remark(run))}</div>')
+    for said in filter(None, (remark(run), *run.warnings)):
+        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]
@@ -80,7 +80,6 @@ def as_html(run: Run) -> str:
                 f"<details><summary>{_others_title(diagnosis, run.world_size - 1)}</summary><ul>{items}</ul></details>"
             )
         parts.append(f"<div>{html.escape(diagnosis.what_to_do, quote=False)}</div>")
-    parts += [f"<div>{html.escape(each)}</div>" for each in run.troubles]
     output = {rank: text for rank, text in enumerate(run.output) if text}
     shown = [rank for rank in dict.fromkeys([0, *run.recorded.listed(run.states)]) if rank in output]
     if others := len(output) - len(shown):
