@@ -129,9 +129,8 @@ class Listener:
 
     def _give_up(self, error: BaseException, job: Job) -> events.Exit:
         """End a rank that cannot be heard any longer, and say why."""
-        trace = "".join(traceback.format_exception(error))
-        summary = f"{type(error).__name__}: {error}".rstrip(" :")
-        cause = f"{self._explained(error)}\n\n{trace}"
+        summary, hint = self._explained(error)
+        cause = f"{hint}\n\n{''.join(traceback.format_exception(error))}"
         self._put(events.Failure(self._rank, time.time() - job.start_s, self._doing, summary.splitlines()[0], cause))
         code = UNKNOWN
         with contextlib.suppress(Exception):
@@ -139,18 +138,18 @@ class Listener:
             code = self._process.wait_for_exit()
         return events.Exit(self._rank, code)
 
-    def _explained(self, error: BaseException) -> str:
+    def _explained(self, error: BaseException) -> tuple[str, str]:
+        what = f"{type(error).__name__}: {error}".rstrip(" :")
         if isinstance(error, MemoryError):
-            return (
-                f"The notebook's process has not enough memory for what rank {self._rank} sends it. Return less, or "
-                "save it to a file there and return the path."
+            return what, (
+                f"The notebook's process has not enough memory for what rank {self._rank} sent. Return less, or save "
+                "it to a file there and return the path."
             )
         if isinstance(error, Garbled):
             changed = versions.restart(versions.loaded(), versions.on_disk())
-            return f"What came from rank {self._rank} is no event. " + (
-                changed or "Two processes wrote into its channel at once?"
-            )
-        return "The rank was ended, for the notebook could not speak with it. This is a mistake of labkit's own."
+            why = changed or "two processes wrote into its channel at once?"
+            return f"{error}; {why}", f"What came from rank {self._rank} is no event."
+        return what, f"labkit could not speak with rank {self._rank} any longer, and ended it."
 
 
 def _read(connection: Connection) -> bytes:

@@ -97,6 +97,7 @@ class LocalEngine:
                     self._killed.add(rank)
                     process.kill()
             except Exception as error:  # the others are to be ended all the same
+                self._killed.discard(rank)
                 errors.append(error)
         if errors:
             raise errors[0]

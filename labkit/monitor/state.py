@@ -151,6 +151,8 @@ class RunState:
 
     def _take_log(self, log: events.Log, now_s: float) -> None:
         rank = self.ranks[log.rank]
+        if not len(log.steps) == len(log.times_s) == len(log.values) / max(1, len(log.names)):
+            raise ValueError(f"rank {log.rank} has sent log calls that cannot be told apart: {log!r:.500}")
         if rank.begins_again:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])

@@ -255,6 +255,7 @@ class PipeChannel(Channel):
 
     def end(self, event: events.Exit) -> None:
         """Put the last one."""
+        self.check_process("Exit was to be sent")
         with self._lock:
             self._is_over = True
             self._queue.put(event)
