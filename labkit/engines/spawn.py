@@ -21,12 +21,20 @@ import torch.multiprocessing as mp
 
 from labkit.protocol import plugins
 from labkit.protocol.job import Job
+from labkit.protocol.system import raise_open_files_limit
 from labkit.rank import main
 from labkit.rank.channels import EventQueue, RankPipes
 from labkit.rank.signals import STACKS_SIGNAL
 
 EXIT_CODE_S = 1.0
 """How long the exit code of a process that has ended may take to come."""
+
+
+OPEN_FILES = 12
+"""What each rank takes of the notebook's process while it starts: both ends of four pipes, what `Process` keeps."""
+
+SPARE_OPEN_FILES = 32
+"""What a launch takes besides, whatever the number of ranks."""
 
 
 class RankProcess:
@@ -151,7 +159,11 @@ class RankProcess:
 
 
 def spawn(count: int) -> list[RankProcess]:
-    """Start processes that wait for a job. Returns once they exist, not once they are ready."""
+    """Start processes that wait for a job. Returns once they exist, not once they are ready.
+
+    Raises OSError if this process may not have so many files open.
+    """
+    allow_open_files(count)
     starting = in_spawner_thread(lambda: _spawn(count))
     try:
         return starting.result()
@@ -163,15 +175,48 @@ def spawn(count: int) -> list[RankProcess]:
         raise
 
 
+def allow_open_files(ranks: int, each: int = OPEN_FILES) -> None:
+    """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
+    if not hasattr(psutil.Process, "num_fds"):
+        return  # Windows has no limit
+    others = psutil.Process().num_fds() + SPARE_OPEN_FILES
+    needed = others + each * ranks
+    limit = raise_open_files_limit(needed)
+    if limit < needed:
+        fit = max(0, limit - others) // each
+        raise OSError(
+            f"{ranks} ranks need {needed} open files in the notebook's process, {each} for each rank and {others} "
+            f"besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
+            "Launch fewer ranks, or start Jupyter again with a higher limit: `nofile` in /etc/security/limits.conf, "
+            "LimitNOFILE= in a systemd service, --ulimit nofile=65536 for a container"
+        )
+
+
 def _spawn(count: int) -> list[RankProcess]:
+    with contextlib.ExitStack() as opened:
+        processes = _start(count, opened)
+        opened.pop_all()
+    return processes
+
+
+def _start(count: int, opened: contextlib.ExitStack) -> list[RankProcess]:
+    """Start processes; `opened` closes their channels, at which they end, should there not be files for all of them."""
     context = mp.get_context("spawn")
     ends, mine = [], []
+
+    def pipe() -> tuple[Connection, Connection]:
+        reader, writer = context.Pipe(duplex=False)
+        opened.callback(reader.close)
+        opened.callback(writer.close)
+        return reader, writer
+
     for _ in range(count):
-        inbox_reader, inbox_writer = context.Pipe(duplex=False)
-        output_reader, output_writer = context.Pipe(duplex=False)
-        stacks_reader, stacks_writer = context.Pipe(duplex=False)
+        inbox_reader, inbox_writer = pipe()
+        output_reader, output_writer = pipe()
+        stacks_reader, stacks_writer = pipe()
         # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
         queue = EventQueue()
+        opened.callback(queue.close)
         ends.append(RankPipes(inbox_reader, queue, output_writer, stacks_writer))
         mine.append((inbox_writer, queue, output_reader, stacks_reader))
     if STACKS_SIGNAL is not None:
