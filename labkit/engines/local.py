@@ -12,7 +12,7 @@ import psutil
 import torch.distributed as dist
 
 from labkit.engines.listener import Listener
-from labkit.engines.spawn import RankProcess, spawn
+from labkit.engines.spawn import RankProcess, allow_open_files, spawn
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
 from labkit.rank.store import open_store
@@ -49,6 +49,7 @@ class LocalEngine:
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
+        allow_open_files(self.world_size, each=1)  # the store's; it would try for minutes to have them
         with job.connecting("127.0.0.1"):
             self._store, port = self._open_store()
         job = job._replace(port=port, environment={**loopback_environment(), **job.environment})

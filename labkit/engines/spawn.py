@@ -22,6 +22,7 @@ import torch.multiprocessing as mp
 
 from labkit.protocol import plugins, versions
 from labkit.protocol.job import Job
+from labkit.protocol.system import raise_open_files_limit
 from labkit.rank import descendants, main
 from labkit.rank.channels import EventQueue, Garbled, RankPipes
 from labkit.rank.signals import STACKS_SIGNAL
@@ -38,6 +39,13 @@ LOOK_EVERY_S = 0.02
 
 UNKNOWN = 255
 """The exit code of a process whose own did not come."""
+
+
+OPEN_FILES = 12
+"""What each rank takes of the notebook's process while it starts: both ends of four pipes, what `Process` keeps."""
+
+SPARE_OPEN_FILES = 32
+"""What a launch takes besides, whatever the number of ranks."""
 
 
 class RankProcess:
@@ -192,7 +200,11 @@ class RankProcess:
 
 
 def spawn(count: int) -> list[RankProcess]:
-    """Start processes that wait for a job. Returns once they exist, not once they are ready."""
+    """Start processes that wait for a job. Returns once they exist, not once they are ready.
+
+    Raises OSError if this process may not have so many files open.
+    """
+    allow_open_files(count)
     starting = in_spawner_thread(lambda: _spawn(count))
     try:
         return starting.result()
@@ -202,6 +214,23 @@ def spawn(count: int) -> list[RankProcess]:
             for process in starting.result():
                 process.close()
         raise
+
+
+def allow_open_files(ranks: int, each: int = OPEN_FILES) -> None:
+    """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
+    if not hasattr(psutil.Process, "num_fds"):
+        return  # Windows has no limit
+    others = psutil.Process().num_fds() + SPARE_OPEN_FILES
+    needed = others + each * ranks
+    limit = raise_open_files_limit(needed)
+    if limit < needed:
+        fit = max(0, limit - others) // each
+        raise OSError(
+            f"{ranks} ranks need {needed} open files in the notebook's process, {each} for each rank and {others} "
+            f"besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
+            "Launch fewer ranks, or start Jupyter again with a higher limit: `nofile` in /etc/security/limits.conf, "
+            "LimitNOFILE= in a systemd service, --ulimit nofile=65536 for a container"
+        )
 
 
 def _spawn(count: int) -> list[RankProcess]:

@@ -1,4 +1,4 @@
-"""What the system says of this machine: cores and memory."""
+"""What the system says of this machine: cores, open files and memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ def threads(world_size: int) -> int:
     """
     allowed = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, min(cores(), int(allowed) if allowed.isdecimal() else cores()) // world_size)
+
+
+def raise_open_files_limit(needed: int) -> int:
+    """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.
+
+    No further than needed: code that calls `select` cannot handle a file's number above 1,023.
+    """
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return needed
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= needed:
+        return needed if soft == unlimited else soft
+    allowed = needed if hard == unlimited else min(needed, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError):  # macOS has another limit, lower than the one it gives
+        return soft
+    return allowed
 
 
 def peak_resident_bytes(pid: int) -> int:
