@@ -288,6 +288,18 @@ def ray_cluster(request, shared_ray):
 
 
 @pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 12 MB."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "labkit-test", str(tmp_path / "disk")]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}): run as root, in a container that may")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
+
+
+@pytest.fixture
 def busy_cores():
     """Other programs, none of them ours, that keep every core busy meanwhile."""
     spin = shlex.join([sys.executable, "-c", "while True: pass"])

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import shutil
-import subprocess
 import time
 from itertools import pairwise
 
@@ -239,18 +238,6 @@ def test_an_exception_of_odd_characters_arrives(start):
 
 
 # What happens to the folder
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 12 MB with a folder for runs."""
-    (tmp_path / "disk").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "labkit-test", str(tmp_path / "disk")]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}): run as root, in a container that may")
-    yield tmp_path / "disk"
-    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
 
 
 @pytest.mark.parametrize("kind", ON_FILES)

@@ -139,9 +139,9 @@ class LaunchedEngine(DirectoryEngine):
         all_well = all_ended and not any(exit.code or exit.ended for exit in self._exits.values())
         is_over = is_settled or (all_ended and (self.launched.is_over or self._nobody_answers()))
         no_more = is_over and not (read or self._reader.is_behind)
-        if self._reader.is_gone and self._gone is None:
+        if self._reader.is_gone:
             self._gone = folder_gone(self.directory.path)
-            self.kill()
+            self.kill()  # again, should the launcher not have obeyed
         if (all_well or no_more) and not self._is_told:
             self._is_told = True
             found += self._last_events()

@@ -98,6 +98,11 @@ class Folder:
         self.is_gone = False
 
     @property
+    def was_seen(self) -> bool:
+        """Whether it has been seen to be there."""
+        return self._device is not None
+
+    @property
     def gone_in_words(self) -> str:
         """That it is gone, for whoever reads what this process writes."""
         return f"the run's folder {self._directory} has gone: it was deleted or moved"

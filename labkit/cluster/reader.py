@@ -297,7 +297,7 @@ class DirectoryReader:
             names = os.listdir(self._directory.ranks)
         except OSError as error:
             self._listing_error = error
-        if not names:
+        if not names or not self._folder.was_seen:
             self._folder.look_now()
         found = (re.fullmatch(r"(\d+)\.(\d+)\.records", name) for name in names)
         return sorted((int(name[1]), int(name[2])) for name in found if name)

@@ -342,9 +342,9 @@ def _size(value: Any) -> str:
 class Output(io.RawIOBase):
     """A rank's stdout or stderr: what cannot be written, on a full disk, is counted, and ends no training."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, stream: Any) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._stream, self._descriptor = stream, stream.fileno()  # both: without a stream it would be closed
         self._lost_bytes = 0
         self._error = ""
 
@@ -373,5 +373,5 @@ class Output(io.RawIOBase):
 def printing_never_fails(stream: Any) -> io.TextIOWrapper:
     """Return a stream in the place of this one, line by line, that does not fail on a full disk."""
     stream.flush()
-    raw = io.BufferedWriter(Output(stream.fileno()))
+    raw = io.BufferedWriter(Output(stream))
     return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)
