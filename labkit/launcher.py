@@ -89,8 +89,9 @@ def launch(
     plugins.first("check", asked, gpus)
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
+    function = pack_call(fn, args, kwargs)
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=function,
         world_size=world_size,
         backend=backend_for(backend, world_size, gpus),
         cuda_devices=gpus,
@@ -99,7 +100,7 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=kernel.cells(),
+        cells=kernel.cells(function),  # and not what other cells have: a key, say
     )
     beside = companions(asked._replace(world_size=world_size))
     name = name or name_of(fn)

@@ -9,9 +9,8 @@ from array import array
 
 import cloudpickle
 import pytest
-import torch.distributed as dist
 
-from labkit.cluster import job_events, rank_entry, supervisor
+from labkit.cluster import job_events, supervisor
 from labkit.cluster.directory_engine import LaunchedEngine, new_directory
 from labkit.cluster.launcher_job import LauncherJob
 from labkit.cluster.rank_entry import _counts
@@ -20,7 +19,7 @@ from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
-from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.job import Job
 from labkit.rank.signals import STACKS_SIGNAL
 from tests.conftest import LONG_S, wait_until
 
@@ -201,14 +200,6 @@ def test_ranks_under_slurm_take_its_count_of_attempts(directory, monkeypatch):
     assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 2
-
-
-def test_who_meets_at_env_joins_the_store_that_rank_0_has_opened(directory, monkeypatch):
-    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")})
-    store = rank_entry.rendezvous(RankInfo(0, 0, 1, 1), directory, 0)
-    again, *_ = next(dist.rendezvous("env://", rank=0, world_size=1))
-    again.set("said", "there")
-    assert store.get("said") == b"there"
 
 
 def test_supervisor_and_rank_mean_the_same_signal():

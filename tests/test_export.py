@@ -402,16 +402,15 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "plugins", "system"),
+        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system"),
         "rank": (
             *("channels", "die_with_parent", "failure", "log_batcher", "main"),
-            *("process_group", "signals", "store", "worker"),
+            *("local_rendezvous", "process_group", "signals", "worker"),
         ),
         "plugins": (),
         "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),
-        "cluster": ("job_events", "rank_entry", "run_directory"),
+        "cluster": ("job_events", "name_service", "private", "rank_entry", "run_directory", "tcp_store"),
         "exporting": ("script",),
-        "plugins/name_service": ("hooks", "lookup", "stores"),
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}

@@ -19,13 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.cluster.tcp_store import open_store
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.monitor.run import Run
 from labkit.plugins import leaving
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
-from labkit.rank.store import open_store
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB as A_SMALL_JOB
 
@@ -69,7 +69,7 @@ def rank():
 
 def test_a_rank_that_is_done_just_when_it_is_ended_is_gone_before_it_is_given_back(rank, monkeypatch):
     engine, order = LocalEngine(1), []
-    engine._ranks, engine._store = [rank], None
+    engine._ranks = [rank]
 
     def kill():
         engine._done.add(0)  # what it had said comes now
@@ -294,15 +294,14 @@ def test_a_rank_has_joined_when_all_have(monkeypatch):
 
 def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    opened, port = open_store(2)
-    keeper = [opened]
-    mine = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+    keeper = [open_store(2)]
+    mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
     thread = threading.Thread(
         target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), torch.device("cpu"), mine, "gloo")
     )
     thread.start()
     wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
-    del opened, keeper[0]
+    keeper.clear()
     thread.join(LONG_S)
     assert not thread.is_alive()
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster.private import private
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk, or of a quota that is used up."""
 
@@ -157,8 +159,8 @@ def limit_output(path: Path) -> None:
             return
         head = Path(f"{path}.head")
         if not head.exists():
-            with open(path, "rb") as output:
-                head.write_bytes(output.read(HEAD_BYTES))
+            with open(path, "rb") as output, open(head, "wb", opener=private) as kept:
+                kept.write(output.read(HEAD_BYTES))
         os.truncate(path, 0)
         with open(path, "ab") as output:
             said = f"\n... {length:,} bytes of output were dropped here; the first of them are in {head.name} ...\n"

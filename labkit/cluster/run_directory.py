@@ -15,6 +15,7 @@ or write in there. Over a network's file system what is written is seen after se
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.cluster.files import clock_ahead_s
+from labkit.cluster.private import check_mine, make_run_folder, private
 from labkit.protocol.job import Job
 
 
@@ -37,15 +39,14 @@ class RunDirectory:
         self.asked = self.path / "asked"
 
     def create(self, job: Job, about: dict[str, Any]) -> None:
-        """Make the directory with a job in it. Raises OSError with what to do."""
+        """Make the directory with a job in it. Raises OSError or ValueError with what to do."""
         self._make(about, lambda: self.write("job.pkl", cloudpickle.dumps(job)))
 
     def _make(self, about: dict[str, Any], fill: Callable[[], None]) -> None:
         try:
-            self.path.mkdir(parents=True)
-            self.path.chmod(0o700)
-            self.ranks.mkdir()
-            self.asked.touch()
+            make_run_folder(self.path)
+            self.ranks.mkdir(mode=0o700)
+            open(self.asked, "x", opener=private).close()
             fill()
             about["clock_ahead_s"] = clock_ahead_s(self.asked)
         except OSError as error:
@@ -54,11 +55,13 @@ class RunDirectory:
                 "notebook and every node can write: give another with folder=…"
             ) from error
         self.note(about)
+        self._check()  # now, and not in the ranks, where the file system does not tell whose files are
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that whoever sees it sees all of it."""
         aside = self.path / f".{name}.{os.getpid()}"
-        aside.write_bytes(content)
+        with open(aside, "wb", opener=private) as file:
+            file.write(content)
         aside.replace(self.path / name)
 
     def note(self, about: dict[str, Any]) -> None:
@@ -66,29 +69,34 @@ class RunDirectory:
         self.write("run.json", json.dumps(about, indent=1).encode())
 
     def about(self) -> dict[str, Any]:
-        """Return what was noted. Raises ValueError if this is no run's folder, or somebody else's."""
+        """Return what was noted. Raises ValueError if this is no run's folder, or others could have written there."""
         try:
-            found: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            with open(self.path / "run.json") as file:
+                status, text = os.fstat(file.fileno()), file.read()
+            found: dict[str, Any] = json.loads(text)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"{self.path} is not the folder of a run: run.json cannot be read ({error}). Give the folder that "
                 "`run.folder` named, or the number of a SLURM job that SLURM still knows"
             ) from error
-        self._check_owner(os.stat(self.path))
+        self._check()
+        check_mine(self.path / "run.json", status)  # which says where the ranks look for modules
         return found
 
     def job(self) -> Job:
         """Return what the ranks are to do. Raises ValueError if anybody else could have written it."""
-        self._check_owner(os.stat(self.path))
+        self._check()
         with open(self.job_file, "rb") as file:
             # Of the file that is open, not of its name: that may stand for another file by the time it is read.
-            self._check_owner(os.fstat(file.fileno()))
+            check_mine(self.job_file, os.fstat(file.fileno()))
             found: Job = cloudpickle.load(file)
         return found
 
-    def _check_owner(self, status: os.stat_result) -> None:
-        if hasattr(os, "getuid") and status.st_uid != os.getuid():
-            raise ValueError(f"{self.path} belongs to another user; what lies there would be run as code: not read")
+    def _check(self) -> None:
+        """Raise ValueError if anybody else could have written what is here: results are unpickled, too."""
+        for folder in (self.path, self.ranks):
+            with contextlib.suppress(FileNotFoundError):
+                check_mine(folder, os.stat(folder))
 
     def ask(self, word: str) -> None:
         """Append a word for every rank. Raises OSError, on a full disk, say."""

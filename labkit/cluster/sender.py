@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster.files import NO_ROOM, free_reserve
+from labkit.cluster.private import private
 from labkit.cluster.records import CUT, encoded, plain
 from labkit.protocol import events
 
@@ -239,7 +240,7 @@ class FileSender:
         reserve = self.path.with_suffix(".reserve")
         try:
             if not reserve.exists():
-                with open(reserve, "xb", buffering=0) as file:
+                with open(reserve, "xb", buffering=0, opener=private) as file:
                     file.write(os.urandom(self._reserve_bytes))
         except OSError:
             free_reserve(self.path)  # less than was asked for is better used by others

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
 
 from labkit.cluster.files import Folder, append, clock_off_s, free_reserve
+from labkit.cluster.private import private
 from labkit.protocol.system import OutOfMemoryKills
 
 # A signal from the launcher. SLURM sends SIGTERM when it takes the machines away (preemption, `scancel`, the time
@@ -105,7 +106,7 @@ def main(directory: Path) -> int:
     code = child.process.returncode
     if code and not (was_ended or signals):
         with contextlib.suppress(OSError):  # a full disk, say; the others then have the launcher's grace
-            peer_failed.touch()
+            peer_failed.touch(0o600)
     append(child.records, child.end(rank, was_ended or bool(signals)), LAST_WORD_S)
     free_reserve(child.records)
     if was_asked and not code and rank == "0":
@@ -192,7 +193,7 @@ class Child:
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
         self._memory_kills = OutOfMemoryKills()
-        with open(self.output, "ab") as output:
+        with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
                 stdin=subprocess.PIPE,

@@ -9,13 +9,12 @@ import threading
 import time
 
 import psutil
-import torch.distributed as dist
 
 from labkit.engines.listener import Listener
-from labkit.engines.spawn import RankProcess, allow_open_files, spawn
+from labkit.engines.spawn import RankProcess, spawn
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
-from labkit.rank.store import open_store
+from labkit.rank.local_rendezvous import LocalRendezvous
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
@@ -42,6 +41,7 @@ class LocalEngine:
         """Process id of each rank."""
         self._ranks: list[RankProcess] = []
         self._listeners: list[threading.Thread] = []
+        self._rendezvous: LocalRendezvous | None = None
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
@@ -49,14 +49,16 @@ class LocalEngine:
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
-        allow_open_files(self.world_size, each=1)  # the store's; it would try for minutes to have them
-        with job.connecting("127.0.0.1"):
-            self._store, port = self._open_store()
-        job = job._replace(port=port, environment={**loopback_environment(), **job.environment})
+        self._rendezvous = self._new_rendezvous()
+        job = job._replace(
+            port=self._rendezvous.port,
+            store=str(self._rendezvous.file),
+            environment={**loopback_environment(), **job.environment},
+        )
         try:
             self._ranks = self._take()
         except BaseException:
-            del self._store
+            self._close_rendezvous()
             raise
         self.pids = [process.pid for process in self._ranks]
         for rank, _ in self._at_work():
@@ -125,12 +127,17 @@ class LocalEngine:
                 thread.join(max(0.0, deadline - time.monotonic()))
             self._is_closed = True
             ranks, self._ranks = self._ranks, []
-            del self._store
+            self._close_rendezvous()
             self._give_back(ranks)
 
-    def _open_store(self) -> tuple[dist.TCPStore, int]:
-        """Return the store through which the ranks meet, and its port."""
-        return open_store(self.world_size)
+    def _new_rendezvous(self) -> LocalRendezvous:
+        """Return where the ranks meet."""
+        return LocalRendezvous()
+
+    def _close_rendezvous(self) -> None:
+        """Let go of where they met."""
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""

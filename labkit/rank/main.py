@@ -32,9 +32,9 @@ from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
 from labkit.rank import descendants, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
+from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals, leave_children_alone
-from labkit.rank.store import join_store
 from labkit.rank.worker import Stopped, Worker
 
 if TYPE_CHECKING:
@@ -339,12 +339,11 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> tuple[dist.Store, str | None]:
-    # With the third, nobody starts ranks once more (Lightning would); with the last, who meets at env:// (`init_rpc`)
-    # joins the notebook's store, and opens none at its port.
+    # With the third, nobody starts ranks once more (Lightning would).
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
-    with job.connecting("127.0.0.1"):
-        return join_store("127.0.0.1", job.port, info.world_size), job.backend
+    store = open_file_store(job.store, job.backend == "gloo")
+    serve_master_port(store)
+    return store, job.backend
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:

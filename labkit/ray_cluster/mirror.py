@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labkit.cluster.files import limit_output, was_cut
+from labkit.cluster.private import make_folders
 
 BLOCK_BYTES = 1 << 22
 """Of one file at once at most, so that memory stays bounded however much a rank writes."""
@@ -199,7 +200,7 @@ class RankSide:
         for piece in pieces:
             if _GROWS.fullmatch(piece.name):
                 self._sent[piece.name] = len(piece.data)
-        (directory / "ranks").mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(directory / "ranks")
         self.take(pieces)
         if self._written.error is not None:
             raise self._written.error
@@ -212,7 +213,7 @@ class RankSide:
             elif piece.name.startswith("jobs/"):
                 folder = "/".join(piece.name.split("/")[:2]) + "/"
                 with contextlib.suppress(OSError):  # the rank will say so
-                    (self._directory / folder / "ranks").mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_folders(self._directory / folder / "ranks")
                 if folder not in self._jobs:
                     self._jobs.append(folder)
             if _WHOLE.fullmatch(piece.name):

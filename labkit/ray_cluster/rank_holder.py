@@ -27,6 +27,7 @@ from typing import NamedTuple
 import psutil
 
 from labkit.cluster.files import CLOCK
+from labkit.cluster.private import private
 from labkit.ray_cluster.mirror import BLOCK_BYTES, Piece, RankSide
 from labkit.ray_cluster.placement import Place
 
@@ -95,7 +96,7 @@ class RankHolder:
 
     def _mind(self, command: list[str], environment: dict[str, str], started: threading.Event) -> None:
         try:
-            with open(self._directory / "supervisor.out", "ab") as output:
+            with open(self._directory / "supervisor.out", "ab", opener=private) as output:
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )

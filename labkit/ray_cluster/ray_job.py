@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
+from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
@@ -83,7 +84,7 @@ class RayJob(LauncherJob):
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-        with open(self.directory.path / "ray.out", "ab") as output:
+        with open(self.directory.path / "ray.out", "ab", opener=private) as output:
             return subprocess.Popen(
                 [sys.executable, "-c", START],
                 stdin=subprocess.PIPE,

@@ -120,7 +120,7 @@ class ClusterReserve:
         about = self.directory.of_job(number).about()
         return JobEngine(self, about["only"], about["world_size"], turn, about, number)
 
-    def new_group_store(self) -> None:
+    def new_rendezvous(self) -> None:
         """Return nothing: rank 0 opens the store through which ranks join a group."""
 
     def take(self, engine: JobEngine) -> None:

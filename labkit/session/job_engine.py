@@ -251,8 +251,8 @@ class CellEngine(JobEngine):
     """Carries one cell on some of a session's ranks, in the process group that stays from cell to cell."""
 
     failure_grace_s = float("inf")  # the session's to decide: who is not stuck keeps its variables
-    group_store: Any = None
-    """None: rank 0 keeps it."""
+    rendezvous: None = None
+    """Rank 0 makes it."""
 
     def start(self, job: Job) -> None:
         """Send the cell to those that have a part in it; say so if they wait for machines."""
