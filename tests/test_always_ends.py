@@ -183,7 +183,7 @@ class Outcome:
     @property
     def said(self):
         """What the reader is told."""
-        said = [*map(str, self.raised), str(self.run.error or ""), *self.run.troubles, *self.run.output]
+        said = [*map(str, self.raised), str(self.run.error or ""), *self.run.warnings, *self.run.output]
         return "\n".join(said + [failure.traceback for failure in self.run.failures if failure])
 
 

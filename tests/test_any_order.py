@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.cluster import job_events
 from labkit.cluster.reader import DirectoryReader
 from labkit.cluster.records import CUT, decoded, encoded, plain
 from labkit.cluster.run_directory import RunDirectory
@@ -116,13 +115,13 @@ def test_records_come_whole_whatever_lies_between_them_and_whenever_one_looks(fo
         while looks.has_more:
             found += looks.read()
     valid = [decoded(line) for line in data.split(b"\n")[:-1] if line and not is_none(line) and _counts(line)]
-    assert [event for event in found if not isinstance(event, job_events.Warned)] == valid
+    assert [event for event in found if not isinstance(event, events.Warned)] == valid
     assert [each for each in written if not isinstance(each, bytes)] == [each for each in valid if each in written], (
         "no whole record is lost"
     )
     bad = sum(map(is_none, data.split(b"\n")[:-1]))
     assert looks._files[1].unreadable == bad
-    assert any(isinstance(event, job_events.Warned) for event in found) is (bad > 0)
+    assert any(isinstance(event, events.Warned) for event in found) is (bad > 0)
 
 
 def _counts(line):

@@ -12,11 +12,11 @@ import cloudpickle
 import pytest
 
 from labkit.cluster import files, sender
-from labkit.cluster.job_events import Warned
 from labkit.cluster.reader import DirectoryReader
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender, printing_never_fails
 from labkit.protocol import events
+from labkit.protocol.events import Warned
 from tests.conftest import wait_until
 from tests.test_directory_engine import a_job, log
 

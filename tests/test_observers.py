@@ -87,7 +87,7 @@ def assert_ended(run, end):
 
 def assert_named(run, observer, said):
     expected = f"labkit's own {observer.title} failed and was switched off; the run goes on without it: {said}"
-    assert run.troubles == [expected]
+    assert run.warnings == [expected]
     assert expected in summary.as_text(run)
     assert summary.html.escape(expected) in summary.as_html(run)
     assert expected in run.notice
@@ -168,8 +168,8 @@ def test_an_observer_that_returns_what_it_should_not_is_switched_off(method, ask
     observer = broken(method, lambda *_: Junk())
     run = run_with([observer], end)
     assert_ended(run, end)
-    assert len(run.troubles) == 1
-    assert "labkit's own broken observer failed" in run.troubles[0]
+    assert len(run.warnings) == 1
+    assert "labkit's own broken observer failed" in run.warnings[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -185,7 +185,7 @@ def test_an_observer_that_takes_its_time_does_not_keep_a_run_from_ending(method,
 
     run = run_with([broken(method, slow)], end)
     assert_ended(run, end)
-    assert run.troubles == []
+    assert run.warnings == []
 
 
 @pytest.mark.parametrize("part", ["__enter__", "__exit__"])
@@ -307,7 +307,7 @@ def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_f
     monkeypatch.setattr("labkit.plugins.stacks.question.Asking.take", raises(RuntimeError("injected")))
     engine.arrived.put(events.Started(0))
     run.start(A_JOB._replace(start_s=time.time()))
-    wait_until(lambda: run.troubles)
+    wait_until(lambda: run.warnings)
     with pytest.raises(
         RuntimeError, match="the ranks cannot be asked where they stand: labkit's own observer of stacks"
     ):

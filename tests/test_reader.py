@@ -11,7 +11,7 @@ import time
 import cloudpickle
 import pytest
 
-from labkit.cluster import files, job_events, reader, run_directory
+from labkit.cluster import files, reader, run_directory
 from labkit.cluster.reader import DirectoryReader, Lines
 from labkit.cluster.records import decoded, encoded
 from labkit.cluster.run_directory import RunDirectory
@@ -37,7 +37,7 @@ def of(kind, found):
 
 
 def warnings(found):
-    return [event.text for event in of(job_events.Warned, found)]
+    return [event.text for event in of(events.Warned, found)]
 
 
 # Large values

@@ -248,7 +248,7 @@ def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(hel
     run.start(A_SMALL_JOB._replace(world_size=1, start_s=time.time()))
     run.stop(0)
     assert run.status == "stopped"
-    (said,) = run.troubles
+    (said,) = run.warnings
     assert said.startswith(
         f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it (state "
     )
