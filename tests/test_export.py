@@ -402,14 +402,17 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system"),
+        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "versions"),
         "rank": (
-            *("channels", "die_with_parent", "failure", "log_batcher", "main"),
+            *("channels", "die_with_parent", "failure", "log_batcher", "main", "descendants"),
             *("local_rendezvous", "process_group", "signals", "worker"),
         ),
         "plugins": (),
         "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),
-        "cluster": ("job_events", "name_service", "private", "rank_entry", "run_directory", "tcp_store"),
+        "cluster": (
+            *("files", "job_events", "name_service", "private", "rank_entry", "records", "run_directory"),
+            *("sender", "tcp_store"),
+        ),
         "exporting": ("script",),
         "lessons": ("datasets", "models"),
     }

@@ -229,6 +229,11 @@ def _raise(error):
     raise error
 
 
+def interrupt_main():
+    """Interrupt the main thread as a keyboard does: also out of a lock that it waits for."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
 class Held:
     """An observer that never returns from one of its methods, until the test is over."""
 
@@ -254,9 +259,9 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
 
     def interrupt_twice():
         held.is_in.wait(LONG_S)
-        _thread.interrupt_main()
+        interrupt_main()
         wait_until(lambda: run.stopping)
-        _thread.interrupt_main()
+        interrupt_main()
 
     interrupting = threading.Thread(target=interrupt_twice)
     interrupting.start()
@@ -273,12 +278,13 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
 def test_a_third_interrupt_frees_the_cell_at_once(monkeypatch):
     monkeypatch.setattr(monitor_run, "INTERRUPTED_S", LONG_S)
     run = begun(FakeEngine(immortal=True), events.Started(0), events.Started(1))
-    kills = run.engine.calls
+    kills, waits = run.engine.calls, threading.Event()
+    monkeypatch.setattr(run, "attend", waits.set)
 
     def interrupt():
-        for is_heard in (lambda: True, lambda: run.stopping, lambda: "kill" in kills):
+        for is_heard in (waits.is_set, lambda: run.stopping, lambda: "kill" in kills):
             wait_until(is_heard)
-            _thread.interrupt_main()
+            interrupt_main()
             time.sleep(0.2)
 
     interrupting = threading.Thread(target=interrupt)

@@ -27,8 +27,6 @@ PARTS = [*WINGS, *(f"plugins/{name}" for name in PLUGINS)]
 
 ALL = "all of them"
 
-MODULE_LINES, FUNCTION_LINES = 400, 60
-
 NO_OTHER_COPY = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
@@ -103,22 +101,6 @@ def modules(*rooms):
         for room in rooms
         for path in ([PACKAGE / room] if room.endswith(".py") else (PACKAGE / room).rglob("*.py"))
     ]
-
-
-def body_lines(function):
-    """Lines of a function from its `def` to its end, without its docstring."""
-    first = function.body[0]
-    docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
-    return function.end_lineno - function.lineno + 1 - docstring
-
-
-@pytest.mark.parametrize("path", modules(*CORE, *WINGS), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_and_no_function_is_too_long_to_be_read(path):
-    text = path.read_text()
-    assert text.count("\n") <= MODULE_LINES
-    functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    long = {f.name: lines for f in functions if (lines := body_lines(f)) > FUNCTION_LINES}
-    assert not long
 
 
 THREADS_OWN = {"_handle", "_os_thread_handle", "_context"}

@@ -243,7 +243,6 @@ def test_a_process_that_the_system_holds_is_not_waited_for_without_end(held_rank
 def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(held_rank, monkeypatch):
     engine = LocalEngine(1)
     monkeypatch.setattr(engine, "_take", lambda: [held_rank])
-    monkeypatch.setattr(engine, "_open_store", lambda: (None, 0))
     run = Run(engine, 1, "train")
     run.start(A_SMALL_JOB._replace(world_size=1, start_s=time.time()))
     run.stop(0)
@@ -259,6 +258,7 @@ def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):
     assert rank.has_ended
 
 
+@pytest.mark.spawns  # multiprocessing\'s resource tracker, where no test before has
 def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
     """Too many open files, say: those that began end when their channels close."""
     opened = []
