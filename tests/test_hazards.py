@@ -256,9 +256,12 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     run = Run(FakeEngine(immortal=True), 2, "train", beside=[held.observer])
     run.start(A_JOB._replace(start_s=time.time()))
     run.engine.arrived.put(events.Ready())
+    is_waiting = threading.Event()
+    monkeypatch.setattr(run._follower, "settle_if_dead", is_waiting.set)
 
     def interrupt_twice():
         held.is_in.wait(LONG_S)
+        is_waiting.wait(LONG_S)
         interrupt_main()
         wait_until(lambda: run.stopping)
         interrupt_main()
