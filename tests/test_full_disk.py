@@ -209,7 +209,7 @@ def test_last_words_find_the_room_that_was_kept_for_them(there, small_disk):
     for step in range(3000):
         rank.send(log(0, step))
     rank.send(events.Failure(0, 1.0, "running", "ValueError: bad batch", "…" * 20_000))
-    files.append(directory.file(0, 0, "records"), ["Exit", 0, 1, False, False, time.time()])
+    files.append(directory.file(0, 0, "records"), ["Exit", 0, 1, "", False, time.time()])
     found = DirectoryReader(directory).read()
     assert [type(event).__name__ for event in found if not isinstance(event, events.Log)] == [
         "Warned", "Failure", "Exit", *(["Warned"] if "damaged" in warnings(found)[-1] else [])
@@ -240,7 +240,7 @@ def test_a_supervisor_frees_the_reserve_of_a_rank_that_was_killed(small_disk):
     records = small_disk / "0.0.records"
     FileSender(records)
     fill(small_disk)
-    assert files.append(records, ["Exit", 0, -9, False, False, 1.0])
+    assert files.append(records, ["Exit", 0, -9, "", False, 1.0])
     assert files.has_exit(records)
     assert not records.with_suffix(".reserve").exists()
 

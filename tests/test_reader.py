@@ -125,7 +125,7 @@ def launched(tmp_path):
 def test_no_run_is_settled_while_a_line_is_not_whole(launched):
     engine, directory = launched()
     rank = Rank(directory, 0)
-    line = encoded("Result", 0, {"bytes": "gARLBy4="}) + encoded("Exit", 0, 0, False, False, time.time())
+    line = encoded("Result", 0, {"bytes": "gARLBy4="}) + encoded("Exit", 0, 0, "", False, time.time())
     with rank.files[0].open("ab") as file:
         file.write(line[:30])
     run = follow(engine)
@@ -176,7 +176,7 @@ def test_records_that_are_none_are_counted_and_said(directory):
             encoded("Started", 1),
             b"\xff\xfe garbage\n",
             b'["Change", 1]\n',
-            b'["Exit", "one", 0, false, false, 0.0, false]\n',
+            b'["Exit", "one", 0, "", false, 0.0, false]\n',
             b'["Log", 1, ["loss"], {"q": [1]}, {"d": [0.1]}, {"d": [1.0, 2.0]}]\n',
             b'["Log", 1, ["loss"], {"d": [1]}, {"d": [0.1]}, {"d": [1.0]}]\n',
             b'["Expect", 1, ' + b"9" * 400 + b"]\n",

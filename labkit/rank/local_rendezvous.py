@@ -63,12 +63,17 @@ class LocalRendezvous:
             _remove_left_behind_once()
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self.file = self.folder / "store"
-        marker = _locked_marker(self.folder)
-        # Bound, and not listening: so no program is given this port by the system, and a script that opens a store at
-        # `MASTER_PORT` finds it free, for both set SO_REUSEADDR.
-        reserved = socket.socket()
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
+        with contextlib.ExitStack() as if_it_fails:  # no more open files, say
+            if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            marker = _locked_marker(self.folder)
+            if marker is not None:
+                if_it_fails.callback(os.close, marker)
+            # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
+            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR.
+            reserved = if_it_fails.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            if_it_fails.pop_all()
         self.port: int = reserved.getsockname()[1]
         self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
         """Remove the folder, and let go of the port. Closing twice does nothing."""
