@@ -81,7 +81,7 @@ LIMITED = """
 import glob, json, os, resource, sys, tempfile, time
 import psutil
 import labkit, torch
-from labkit.engines import local, spawn
+from labkit.engines import spawn
 
 def train(worker):
     worker.log(loss=1.0)
@@ -98,8 +98,8 @@ if __name__ == "__main__":
     raised = labkit.launch(train, world_size=2, live=False).results
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     before, said = process.num_fds(), []
-    for allowed in (local.allow_open_files, lambda *_, **__: None):  # also where more is needed than is reckoned with
-        local.allow_open_files = spawn.allow_open_files = allowed
+    for allowed in (spawn.allow_open_files, lambda ranks: None):  # also where more is needed than is reckoned with
+        spawn.allow_open_files = allowed
         try:
             labkit.launch(train, world_size=8, live=False)
         except OSError as error:
