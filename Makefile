@@ -17,7 +17,8 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 25 minutes on two cores"
-	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake"
+	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
+	@echo "                 run of an hour that logs 10 million times (see tests/test_soak.py for less)"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 minutes on two cores"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"

@@ -98,7 +98,7 @@ if __name__ == "__main__":
     raised = labkit.launch(train, world_size=2, live=False).results
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     before, said = process.num_fds(), []
-    for allowed in (spawn.allow_open_files, lambda *_, **__: None):  # also where more is needed than is reckoned with
+    for allowed in (spawn.allow_open_files, lambda ranks: None):  # also where more is needed than is reckoned with
         spawn.allow_open_files = allowed
         try:
             labkit.launch(train, world_size=8, live=False)

@@ -216,18 +216,18 @@ def spawn(count: int) -> list[RankProcess]:
         raise
 
 
-def allow_open_files(ranks: int, each: int = OPEN_FILES) -> None:
+def allow_open_files(ranks: int) -> None:
     """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
     if not hasattr(psutil.Process, "num_fds"):
         return  # Windows has no limit
     others = psutil.Process().num_fds() + SPARE_OPEN_FILES
-    needed = others + each * ranks
+    needed = others + OPEN_FILES * ranks
     limit = raise_open_files_limit(needed)
     if limit < needed:
-        fit = max(0, limit - others) // each
+        fit = max(0, limit - others) // OPEN_FILES
         raise OSError(
-            f"{ranks} ranks need {needed} open files in the notebook's process, {each} for each rank and {others} "
-            f"besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
+            f"{ranks} ranks need {needed} open files in the notebook's process, {OPEN_FILES} for each rank and "
+            f"{others} besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
             "Launch fewer ranks, or start Jupyter again with a higher limit: `nofile` in /etc/security/limits.conf, "
             "LimitNOFILE= in a systemd service, --ulimit nofile=65536 for a container"
         )
