@@ -62,11 +62,11 @@ def start(count, dies=False):
         for process in processes:
             process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for end in ends:
+            for copy in (end.inbox, end.output, end.stacks):
+                copy.close()
+            end.queue.close_writer()
         if_it_fails.pop_all()
-    for end in ends:
-        for copy in (end.inbox, end.output, end.stacks):
-            copy.close()
-        end.queue.close_writer()
     return [spawn.RankProcess(process, *channel) for process, channel in zip(processes, mine, strict=True)]
 
 

@@ -108,7 +108,7 @@ SAYS = {
     "sends garbage": "rank 1 failed while what it sent was being read in the notebook: b'garbage' is not the beginning",
     "sends nonsense": "labkit could not follow the ranks any longer: ",
     "cannot read its job": "failed while receiving its job: AttributeError: what the kernel has, and the rank has not",
-    "closes everything": "rank 1 died (SIGKILL)",
+    "closes everything": "being read in the notebook: ConnectionError: its channel has ended, and it goes on",
 }
 """What the error of a failed run begins with, or almost."""
 
@@ -140,7 +140,8 @@ class Outcome:
         return True
 
     def _to_the_end(self):
-        self._does(self._drive)
+        # The reader's next buttons, where the first does not do it.
+        _ = self._does(self._drive) or self._does(lambda: self.run.stop(0)) or self._does(self.engine.kill)
         self._does(self.run.wait)
         self.run.over.wait()
         self.over_s = time.monotonic()
@@ -218,6 +219,7 @@ UNREACHED = {
     "engines.listener: _held: row.read": "the system holds no process here; see test_a_process_that_the_system_holds",
     "engines.listener: _held: function.read": "likewise",
     "engines.spawn: RankProcess.is_ready: self.queue.receive": "of standby ranks and sessions",
+    "engines.spawn: RankProcess.wait_for_exit: self.process.kill": "who waits for it has seen that it has ended",
     "engines.spawn: spawn: process.close": "ranks are forked here; see test_ranks_that_cannot_be_started",
     "engines.spawn: _spawn: copy.close": "likewise",
     "engines.spawn: in_spawner_thread: _work.put": "likewise",
@@ -268,12 +270,15 @@ def check(code, place, side, fault, how, usual_s):
     finally:
         began_s = code.effective_s()
         code.disarm()
+    outcome.engine.close()  # where the fault was that nobody did
     if began_s is None:
         return None  # it did not come there this time
     took_s = outcome.over_s - began_s
     if took_s > OVER_S + 10 * usual_s:
         return f"over after {took_s:.1f} s, in {usual_s:.1f} s without a fault; {outcome.run}, {outcome.said}"
-    if not (outcome.is_as_without_a_fault or "injected" in outcome.said):
+    # Of a channel that ends, as that of a rank that calls os._exit does, nothing more can be known.
+    named = "injected" in outcome.said or (isinstance(fault, Ends) and "and left no traceback" in outcome.said)
+    if not (outcome.is_as_without_a_fault or named):
         return f"the cause is not named: {outcome.run}, {outcome.run.results}, {outcome.said}"
     return None
 
