@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
@@ -72,6 +73,7 @@ def start(count, dies=False):
 
 def _be_a_rank(index, ends, notebooks, dies):
     atexit._clear()
+    threading.excepthook = threading.__excepthook__  # not pytest's
     if dies and index == 1:
         os._exit(3)
     for inbox, queue, output, stacks in notebooks:

@@ -161,13 +161,17 @@ class Outcome:
         if self.how == "is stopped at once":
             self.run.stop()
         if self.how in ("is stopped", "is killed"):
-            while not self.run.over.wait(0.01) and min(self.run.progress(rank)[0].steps for rank in range(2)) < 3:
+            deadline = time.monotonic() + OVER_S  # a fault may keep what is logged from coming
+            while time.monotonic() < deadline and not (self.run.over.wait(0.01) or self._has_logged()):
                 pass
             self.engine.say(0, "a word")
             self.run.stacks()
             if self.how == "is killed":
                 self.run.kill()
             self.run.stop(0 if self.how == "is killed" else None)
+
+    def _has_logged(self):
+        return all(self.run.progress(rank)[0].steps >= 3 for rank in range(2))
 
     @property
     def is_as_without_a_fault(self):
@@ -178,8 +182,7 @@ class Outcome:
             return True
         if run.status == "finished" and run.results != [{"rank": 0}, {"rank": 1}]:
             return False
-        logged = [run.progress(rank)[0].steps >= 3 for rank in range(2)]
-        return all(logged) or self.how in ("dies early", "cannot read its job")
+        return self._has_logged() or self.how in ("dies early", "cannot read its job")
 
     @property
     def said(self):
@@ -260,6 +263,10 @@ def faults(place):
     return found
 
 
+ALL_THAT_IS_KNOWN = {Ends: "and left no traceback", Garbles: "cannot read what the kernel has sent"}
+"""What is said where a fault has no name: a channel ends as that of a rank that calls os._exit does."""
+
+
 def check(code, place, side, fault, how, usual_s):
     """Return what is wrong with a run that meets a fault, or None."""
     code.arm(place, side, fault)
@@ -276,9 +283,8 @@ def check(code, place, side, fault, how, usual_s):
     took_s = outcome.over_s - began_s
     if took_s > OVER_S + 10 * usual_s:
         return f"over after {took_s:.1f} s, in {usual_s:.1f} s without a fault; {outcome.run}, {outcome.said}"
-    # Of a channel that ends, as that of a rank that calls os._exit does, nothing more can be known.
-    named = "injected" in outcome.said or (isinstance(fault, Ends) and "and left no traceback" in outcome.said)
-    if not (outcome.is_as_without_a_fault or named):
+    said = [text for kind, text in ALL_THAT_IS_KNOWN.items() if isinstance(fault, kind)] + ["injected"]
+    if not (outcome.is_as_without_a_fault or any(text in outcome.said for text in said)):
         return f"the cause is not named: {outcome.run}, {outcome.run.results}, {outcome.said}"
     return None
 
