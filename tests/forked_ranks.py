@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
@@ -62,16 +63,17 @@ def start(count, dies=False):
         for process in processes:
             process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for end in ends:
+            for copy in (end.inbox, end.output, end.stacks):
+                copy.close()
+            end.queue.close_writer()
         if_it_fails.pop_all()
-    for end in ends:
-        for copy in (end.inbox, end.output, end.stacks):
-            copy.close()
-        end.queue.close_writer()
     return [spawn.RankProcess(process, *channel) for process, channel in zip(processes, mine, strict=True)]
 
 
 def _be_a_rank(index, ends, notebooks, dies):
     atexit._clear()
+    threading.excepthook = threading.__excepthook__  # not pytest's
     if dies and index == 1:
         os._exit(3)
     for inbox, queue, output, stacks in notebooks:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 READS = {"recv", "recv_bytes", "receive", "poll", "get", "get_nowait", "read", "_read", "loads", "take", "killed"}
 WRITES = {"put", "send", "_send", "send_bytes", "write", "say", "flush", "dumps", "send_job"}
-OTHERS = {"wait", "join", "kill", "close", "ask_to_stop", "ask_for_stacks", "_on_end"}
+OTHERS = {"wait", "join", "kill", "close", "ask_to_stop", "ask_for_stacks"}
 CALLS = READS | WRITES | OTHERS
 NO_PLACES = ("'", '"', "os.environ.", "sys.modules.")
 """How calls begin that only look like one: a text's `join`, a dictionary's `get`."""

@@ -19,8 +19,8 @@ LOOK_EVERY_S = 1.0
 """Time between two looks whether the process has ended, should nothing else tell: a process that the rank has forked
 keeps open by whose closing the system tells it."""
 
-DIES_S = 1.0
-"""How long a process takes at most to be seen to have ended once nothing can be sent to it."""
+DIES_S = 2.0
+"""How long a process takes at most to be gone once its channels are closed. One that goes on has closed them itself."""
 
 READ_BYTES = 1 << 16
 """As much as a pipe holds."""
@@ -37,6 +37,7 @@ class Listener:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._doing = "its job was being sent"
         self._has_reported = False
+        self._channel_end: EOFError | None = None
         self.last: events.Exit | None = None
         """The rank's own last event, if its process stays."""
 
@@ -53,7 +54,7 @@ class Listener:
         try:
             self._process.send_job(self._rank, job)
         except OSError:
-            if not wait([self._sentinel], DIES_S):  # else it has died, and its exit code will tell
+            if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
                 raise
 
     def _bring_all(self) -> events.Exit:
@@ -66,6 +67,8 @@ class Listener:
                 has_ended = self._process.has_ended
                 if self._process.is_stuck:
                     return self._leave_behind()
+                if self._channel_end is not None and not has_ended:
+                    self._check_dies(self._channel_end)
             # What a rank had printed when it sent an event comes before it. A pipe holds no more than one read takes.
             if self._output in ready or (
                 self._reader in ready and self._output in self._sources and self._output.poll()
@@ -97,7 +100,8 @@ class Listener:
     def _read_events(self) -> None:
         try:
             found = self._process.queue.receive()
-        except (EOFError, OSError):
+        except EOFError as error:
+            self._channel_end = error
             self._sources.discard(self._reader)
             return
         for event in found:
@@ -112,11 +116,17 @@ class Listener:
     # The end
 
     def _end(self) -> events.Exit:
+        self._check_dies(self._channel_end or EOFError("its end of it is closed"))
         code = self._process.wait_for_exit()
         to_do = versions.restart(versions.loaded(), versions.on_disk()) if code > 0 and not self._has_reported else ""
         if to_do:  # so it could not import what it was told to
             self._put(events.Failure(self._rank, 0.0, "starting", to_do, "Its output says what it did not find."))
         return events.Exit(self._rank, code)
+
+    def _check_dies(self, end: EOFError) -> None:
+        """Raise what ended the channel of a process that goes on without it."""
+        if not self._process.wait_until(time.monotonic() + DIES_S):
+            raise ConnectionError(f"its channel has ended, and it goes on ({end})") from end
 
     def _leave_behind(self) -> events.Exit:
         pid = self._process.pid
@@ -149,6 +159,11 @@ class Listener:
             changed = versions.restart(versions.loaded(), versions.on_disk())
             why = changed or "two processes wrote into its channel at once?"
             return f"{error}; {why}", f"What came from rank {self._rank} is no event."
+        if isinstance(error, ConnectionError):
+            return what, (
+                f"Code in rank {self._rank} may have closed file descriptors that are not its own (os.closerange, or a "
+                "library that makes a daemon of its process). The rank was ended: nothing comes from it any more."
+            )
         return what, f"labkit could not speak with rank {self._rank} any longer, and ended it."
 
 

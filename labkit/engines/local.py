@@ -46,6 +46,8 @@ class LocalEngine:
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
         self._is_closed = False
+        self._error: BaseException | None = None
+        """What has ended a thread that listens to a rank, which is to be heard of."""
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
@@ -67,7 +69,12 @@ class LocalEngine:
             self._listeners.append(thread)
 
     def poll(self, timeout_s: float) -> list[events.Event]:
-        """Return the records that have arrived, waiting at most `timeout_s` for the first."""
+        """Return the records that have arrived, waiting at most `timeout_s` for the first.
+
+        Raises what has kept those of a rank from coming.
+        """
+        if self._error is not None:
+            raise self._error
         arrived = []
         with contextlib.suppress(queue.Empty):
             arrived.append(self._events.get(timeout=timeout_s))
@@ -117,18 +124,27 @@ class LocalEngine:
         """End what is left and let go of every process, thread, pipe and port."""
         if not self._ranks:
             return
-        try:
+        with contextlib.ExitStack() as last:  # whatever one of these raises, the others are done
+            last.callback(self._let_go)
+            last.callback(self._wait_for_listeners)
+            last.callback(self._wait_for_the_killed)
             self.kill()
-        finally:
-            for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
-                self._ranks[rank].wait_for_exit()
-            deadline = time.monotonic() + LISTENERS_S
-            for thread in self._listeners:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            self._is_closed = True
-            ranks, self._ranks = self._ranks, []
+
+    def _wait_for_the_killed(self) -> None:
+        for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
+            self._ranks[rank].wait_for_exit()
+
+    def _wait_for_listeners(self) -> None:
+        deadline = time.monotonic() + LISTENERS_S
+        for thread in self._listeners:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        ranks, self._ranks = self._ranks, []
+        with contextlib.ExitStack() as last:
+            last.callback(self._give_back, ranks)
             self._close_rendezvous()
-            self._give_back(ranks)
 
     def _new_rendezvous(self) -> LocalRendezvous:
         """Return where the ranks meet."""
@@ -146,10 +162,11 @@ class LocalEngine:
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
-        for process in ranks:
-            process.close()
-        for done in plugins.those_with("ranks_done"):
-            done(self.world_size)
+        with contextlib.ExitStack() as last:
+            for done in plugins.those_with("ranks_done"):
+                last.callback(done, self.world_size)
+            for process in ranks:
+                last.callback(process.close)
 
     def _put(self, event: events.Event) -> None:
         """Bring an event to the notebook. Waits while it is behind; drops the event once nobody takes any."""
@@ -160,11 +177,14 @@ class LocalEngine:
 
     def _listen(self, rank: int, job: Job) -> None:
         """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
-        listener = Listener(rank, self._ranks[rank], self._put)
-        last = listener.listen(job)
-        if listener.last is not None:  # the process stays
-            self._done.add(rank)
-        self._put(last)
+        try:
+            listener = Listener(rank, self._ranks[rank], self._put)
+            last = listener.listen(job)
+            if listener.last is not None:  # the process stays
+                self._done.add(rank)
+            self._put(last)
+        except BaseException as error:
+            self._error = error
 
 
 @functools.cache

@@ -167,11 +167,10 @@ class RankProcess:
         ask again. If the code never comes, other code in this process has taken it, or the system holds the process
         though it was killed: `UNKNOWN` then stands for it.
         """
-        self._wait_until(min(self.killed_s, time.monotonic()) + GONE_S)
-        if not self._has_ended() and self.killed_s == float("inf"):
+        if not self.wait_until(min(self.killed_s, time.monotonic()) + GONE_S) and self.killed_s == float("inf"):
             self.process.kill()
             self.killed_s = time.monotonic()
-            self._wait_until(self.killed_s + GONE_S)
+            self.wait_until(self.killed_s + GONE_S)
         deadline = time.monotonic() + EXIT_CODE_S
         while self.process.exitcode is None and self._has_ended() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -179,10 +178,14 @@ class RankProcess:
             self.process._popen.returncode = UNKNOWN
         return self.process.exitcode
 
-    def _wait_until(self, deadline: float) -> None:
-        while not self._has_ended() and time.monotonic() < deadline:
+    def wait_until(self, deadline: float) -> bool:
+        """Wait until the process has ended, or until then, as `time.monotonic()`; return whether it has."""
+        while not self._has_ended():
+            if time.monotonic() >= deadline:
+                return False
             if connection.wait([self.process.sentinel], LOOK_EVERY_S):
                 time.sleep(0.001)
+        return True
 
     def close(self) -> None:
         """End the process if it lives, and let go of it and its channels. Closing twice does nothing."""
@@ -238,12 +241,12 @@ def _spawn(count: int) -> list[RankProcess]:
     with contextlib.ExitStack() as if_it_fails:
         ends, mine = open_pipes(count, if_it_fails)
         processes = _start(ends)
+        for end in ends:
+            # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
+            for copy in (end.inbox, end.output, end.stacks):
+                copy.close()
+            end.queue.close_writer()
         if_it_fails.pop_all()
-    for end in ends:
-        # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
-        for copy in (end.inbox, end.output, end.stacks):
-            copy.close()
-        end.queue.close_writer()
     return [RankProcess(process, *channel) for process, channel in zip(processes, mine, strict=True)]
 
 

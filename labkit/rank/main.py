@@ -78,16 +78,18 @@ class Inbox:
         return self._parts.empty()
 
     def _listen(self) -> None:
-        while True:
-            try:
-                word = self._ends.inbox.recv_bytes()
-            except (EOFError, OSError):
-                leave(1)  # the notebook is gone: nobody is left to report to
-            try:
+        try:
+            while True:
+                try:
+                    word = self._ends.inbox.recv_bytes()
+                except (EOFError, OSError) as error:
+                    print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
+                    break
                 self._take(pickle.loads(word))
-            except BaseException as error:
-                self._report(error)
-                leave(1)
+        except BaseException as error:
+            self._report(error)
+        finally:
+            leave(1)
 
     def _take(self, word: Any) -> None:
         if word == "leave":
@@ -111,8 +113,10 @@ class Inbox:
         print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
         if self._comes is not None:
             rank, kernels, start_s = (self._comes[name] for name in ("rank", "labkit", "start_s"))
-            with contextlib.suppress(OSError):
+            try:
                 self._ends.queue.put(unreadable_job(error, rank, time.time() - start_s, versions.Version(*kernels)))
+            except BaseException:
+                traceback.print_exc()
 
 
 def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: versions.Version) -> events.Failure:
@@ -140,10 +144,10 @@ def main(
 
     def prepare() -> Callable[[], Part | None]:
         handle_signals(ends.stacks.fileno())
+        _redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         for other in all_ends:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
-        _redirect_output(ends.output)
         for begin in begins:
             begin()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
