@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import types
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -292,7 +293,7 @@ class FakeRay(types.ModuleType):
 def told(monkeypatch):
     """What the notebook is told by the process that speaks with Ray."""
     heard = []
-    monkeypatch.setattr(driver.Notebook, "__init__", lambda self: vars(self).update(_warned=set()))
+    monkeypatch.setattr(driver.Notebook, "__init__", lambda self: vars(self).update(_warned=set(), wants_end=Event()))
     monkeypatch.setattr(driver.Notebook, "say", lambda self, kind, **what: heard.append((kind, what)))
     return heard
 
@@ -312,10 +313,8 @@ def test_a_ray_that_does_not_say_which_nodes_are_taken_away_is_named_once(monkey
     FakeRay(monkeypatch, SimpleNamespace(), looks=3)
     driver.place(ORDERS, driver.Notebook(), "")
     (warned,) = [what["text"] for kind, what in told if kind == "warned"]
-    assert warned.startswith(
-        "this version of Ray (2.99) does not say which nodes are taken away (ray._private.state.state"
-    )
-    assert "get_draining_nodes: AttributeError" in warned
+    assert warned.startswith("this version of Ray (2.99) does not say which nodes are taken away (ray._private.")
+    assert "state.get_draining_nodes: AttributeError" in warned
 
 
 # Where ranks can be placed
