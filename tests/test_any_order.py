@@ -155,12 +155,13 @@ steps = st.lists(
         st.tuples(st.just("publish"), st.integers(0, 1), st.integers(0, 5)),
         st.tuples(st.just("ask"), WORDS, st.just(0)),
         st.tuples(st.just("job"), st.just(0), st.just(0)),
-        st.tuples(st.just("look at rank"), st.integers(0, 1), st.just(0)),
-        st.tuples(st.just("look at notebook"), st.just(0), st.just(0)),
-        st.tuples(st.just("full"), st.booleans(), st.integers(0, 40)),
+        st.tuples(st.just("look at rank"), st.integers(0, 1), st.one_of(st.just(math.inf), st.integers(0, 40))),
+        st.tuples(st.just("look at notebook"), st.just(0), st.one_of(st.just(math.inf), st.integers(0, 40))),
     ),
+    min_size=5,
     max_size=40,
 )
+"""What happens: how much is written by which rank; which rank is looked at, with so much room on the disk."""
 
 
 class Cluster:
@@ -217,11 +218,11 @@ class Cluster:
             self.notebook.of_job(self.jobs).create(a_job(), {})
             self.notebook.give_job(self.jobs, [0, 1])
         elif what == "look at rank":
+            self.room = size
             self.look(which)
         elif what == "look at notebook":
+            self.room = size
             self.give(self.side.news())
-        elif what == "full":
-            self.room = size if which else math.inf
         self.check()
 
     def look(self, rank):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,7 +70,9 @@ def start_supervisor(folder, tmp_path, monkeypatch):
 import pathlib, sys
 sys.argv = [{str(SUPERVISOR)!r}, {str(folder.path)!r}]
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
+import labkit.cluster.files as files
 import labkit.cluster.supervisor as supervisor
+files.LOOK_AT_FOLDER_S, files.GONE_S = 0.05, 0.5
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
 source = pathlib.Path(sys.argv[0]).read_text().replace("IDLE_EVERY_S = 0.5", "IDLE_EVERY_S = 0.05")
 exec(compile(source, sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
@@ -231,6 +234,14 @@ def test_a_job_is_asked_to_stop_when_slurm_takes_the_machines_and_then_the_rank_
     process.send_signal(signal.SIGTERM)  # awake at once
     assert process.wait(10) == 0, "else SLURM would count the job as failed"
     assert received(folder) == ["0 job:1", "0 stop"]
+
+
+@pytest.mark.spawns
+def test_a_rank_goes_when_the_sessions_folder_is_deleted(folder, start_supervisor):
+    process = start_supervisor()
+    wait_until(lambda: read_process(folder, 0, 0).is_ready)
+    shutil.rmtree(folder.path)
+    assert process.wait(60) == 128 + signal.SIGKILL
 
 
 @pytest.mark.spawns

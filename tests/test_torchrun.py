@@ -120,6 +120,27 @@ def test_a_rank_that_fails_is_named(launch, tmp_path, how, said):
 
 
 @pytest.mark.spawns
+@pytest.mark.cold  # a process that is forked takes no notice of sitecustomize
+@pytest.mark.parametrize(("off_s", "how"), [(3600, "3,600 s ahead of"), (-7200, "7,200 s behind")])
+def test_a_rank_whose_clock_is_off_is_named_and_its_times_are_the_notebooks(launch, tmp_path, monkeypatch, off_s, how):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, time\nreal, off_s = time.time, {off_s} * (os.environ.get('RANK') == '0')\n"
+        "time.time = lambda: real() + off_s\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    run = launch(elsewhere.raise_on_one)
+    error = end_of(run)
+    assert error.rank == 1
+    assert run.warnings == [
+        f"the clock of {os.uname().nodename} is {how} the notebook's; times from there are corrected"
+    ]
+    assert run.warnings[0] in run.notice
+    assert run.warnings[0] in str(error)
+    assert run.history["time_s"].between(0, run.elapsed_s + 1).all()
+    assert 0 < run.elapsed_s < LONG_S
+
+
+@pytest.mark.spawns
 def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
     tracker = Mock(spec=["log", "close"])
     run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3, log_to=tracker)

@@ -187,14 +187,14 @@ class LaunchedEngine(DirectoryEngine):
         self.launched.close()
 
 
-def folder_gone(path: Path) -> job_events.JobEnded:
-    """Return that a run's directory was deleted, which ends its ranks."""
+def folder_gone(path: Path, whose: str = "run") -> job_events.JobEnded:
+    """Return that a run's directory was deleted, or a session's, which ends its ranks."""
     return job_events.JobEnded(
         -1,
-        f"the run's folder {path} has gone",
+        f"the {whose}'s folder {path} has gone",
         "It was deleted or moved while the ranks ran. They speak with the notebook through it, so they were ended. "
-        "What had come from them is kept. Launch again, and leave the folder until the run is over.",
-        "rank_died",
+        f"What had come from them is kept. Launch again, and leave the folder until the {whose} is over.",
+        page="run_folder",
     )
 
 

@@ -261,8 +261,11 @@ class DirectoryReader:
 
     @property
     def is_behind(self) -> bool:
-        """Whether more may be there than was returned, or is on its way: a file that grew, a line that is not whole."""
-        return not self.is_gone and any(files.is_behind for files in self._files.values())
+        """Whether more may be there than was returned, or is on its way: a file that grew, a line that is not whole, or
+        what cannot be read, before that is said.
+        """
+        fails = self._failing_since_s is not None and not self._warned.get((-1, "reading"))
+        return not self.is_gone and (fails or any(files.is_behind for files in self._files.values()))
 
     @property
     def is_gone(self) -> bool:
