@@ -123,6 +123,7 @@ class LocalEngine:
     def close(self) -> None:
         """End what is left and let go of every process, thread, pipe and port."""
         if not self._ranks:
+            self._close_rendezvous()  # once more, where that failed
             return
         with contextlib.ExitStack() as last:  # whatever one of these raises, the others are done
             last.callback(self._let_go)
