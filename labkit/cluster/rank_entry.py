@@ -92,7 +92,8 @@ def begin(stacks: int) -> None:
     outlive_the_launchers_signal()
     faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        # What is read is UTF-8, whatever the locale of the machine.
+        stream.reconfigure(encoding="utf-8", line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def outlive_the_launchers_signal() -> None:
@@ -200,7 +201,6 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
         return join_store(host, port, info.world_size, RENDEZVOUS_S)
     own = "127.0.0.1" if alone else _own_address()
     _use_interface(own)
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # who meets at env:// (`init_rpc`) is to open no other there
     published = f"rendezvous.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
     if info.rank == 0:
         store, _ = open_store(info.world_size, own, 0, RENDEZVOUS_S)

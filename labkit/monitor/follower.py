@@ -175,7 +175,7 @@ class Follower:
         if any(companion.asks_why(silent_s) for companion in self._companions):
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
-        first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
+        first = min(silent, key=lambda n: max(self.state.recorded.progress(n).time_s, ranks[n].printed_s))
         found = (companion.explain_silence(timeout_s, first) for companion in self._companions)
         self._silence = next(filter(None, found), None) or diagnose_silence(timeout_s, first, self._facts())
         if self._silence.rank is not None:

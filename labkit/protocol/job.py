@@ -93,6 +93,8 @@ class Job(NamedTuple):
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHooks, ...] = ()
     """What plugins do in each rank."""
+    argv: tuple[str, ...] = ("-c",)
+    """`sys.argv` of a rank, for the reader's own command line."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""
