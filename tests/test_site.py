@@ -16,8 +16,7 @@ from playwright.sync_api import Error, sync_playwright
 
 import labkit
 from tests import course_pages, make_site
-from tests.browser import CHROMIUM_ARGUMENTS, LONG_S
-from tests.programs import CHROMIUM
+from tests.browser import CHROMIUM, CHROMIUM_ARGUMENTS, LONG_S
 
 ROOT = Path(__file__).parent.parent
 SCREENSHOTS = ROOT / "build" / "screenshots"

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.cluster.records import decoded
-from labkit.cluster.sender import FileSender
+from labkit.cluster import run_directory
 from labkit.plugins.report import summary
 from labkit.plugins.variables import describing
 from labkit.plugins.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
@@ -257,9 +256,9 @@ def test_no_frames_are_nothing():
 
 
 def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
-    FileSender(tmp_path / "records").send(FAILURE, is_last=True)
+    run_directory.FileSender(tmp_path / "records").send(FAILURE, is_last=True)
     (line,) = (tmp_path / "records").read_bytes().splitlines()
-    assert decoded(line) == FAILURE
+    assert run_directory._record(line) == FAILURE
 
 
 # With real ranks

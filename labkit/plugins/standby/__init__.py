@@ -218,10 +218,7 @@ def _fill() -> None:
         _wanted = 0
         if missing > 0:
             _born_s = time.monotonic()
-            try:
-                new = spawn(missing)
-            except OSError:  # no more files or processes are allowed: the next launch says so, and how many ranks fit
-                return
+            new = spawn(missing)
             _ready.extend(new)
             _importing.update(new)
 

@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from labkit.protocol.redaction import has_secret_name, redact, shown
-
 NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
 """What `log_to` calls a tracker, and its class."""
 
@@ -82,16 +80,13 @@ def _tracker(named: Any) -> Tracker:
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a tracker can show: numbers, texts, None, and short lists of them as text.
-
-    What is a secret by its name or by how it looks is left out, as in reports of failures.
-    """
+    """Return the arguments that a tracker can show: numbers, texts, None, and short lists of them as text."""
     kept = {}
     for name, value in parameters.items():
         if _is_plain(value):
-            kept[name] = shown(name, value)
+            kept[name] = value
         elif isinstance(value, (list, tuple)) and len(value) <= 20 and all(map(_is_plain, value)):
-            kept[name] = shown(name, value) if has_secret_name(name, value) else redact(str(value))
+            kept[name] = str(value)
     return kept
 
 

@@ -81,8 +81,6 @@ class Frames(list[FailedFrame]):
 class Variables(Companion):
     """Beside a run: what its ranks have said of their variables."""
 
-    title = "observer of variables"
-
     def __init__(self) -> None:
         self._said: dict[int, Described] = {}
 
