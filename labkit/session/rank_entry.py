@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, correct_clock, listen, meet, rank_info_here
+from labkit.cluster.rank_entry import begin, correct_clock, leave_rendezvous, listen, meet, rank_info_here
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender
 from labkit.plugins.ahead.first_step import get_warm
@@ -54,6 +54,8 @@ class JobInbox:
         self._session, self._info, self._stacks = session, info, stacks
         self._given: SimpleQueue[Given | None] = SimpleQueue()
         self._channel: JobChannel | None = None
+        self._is_in_cells_group = False
+        """Whether the ranks are in a process group that stays from cell to cell."""
         listen(self._receive)
 
     @property
@@ -63,10 +65,13 @@ class JobInbox:
 
     def next_part(self) -> Part | None:
         """Block until there is work; return this rank's part in it, or None if there will be no more."""
+        if not self._is_in_cells_group:
+            leave_rendezvous()  # all have done with the last job
         given = self._given.get()
         if given is None:
             return None
         job = given.directory.job()
+        self._is_in_cells_group = job.group is not None
         self._write_into(given.directory)
         info = _info_in(job, self._info)
         correct_clock(given.channel.sender, info, given.directory)
