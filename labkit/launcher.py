@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,12 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run
-from labkit.protocol import plugins
+from labkit.protocol import definitions, modules, plugins
 from labkit.protocol.job import Job
+from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
+from labkit.rank import settings
 from labkit.ui import kernel, present
 
 
@@ -47,8 +50,9 @@ def launch(
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
-    value. All ranks have joined a process group when the function begins; `worker` says which rank it is. On this
-    machine it computes with its share of the cores, or of OMP_NUM_THREADS where that is less.
+    value. `help("labkit.on_ranks")` says what else a rank has of the notebook. All ranks have joined a process group
+    when the function begins; `worker` says which rank it is. On this machine it computes with its share of the cores,
+    or of OMP_NUM_THREADS where that is less.
 
     Args:
         fn: what every rank calls; its first parameter is the `labkit.Worker`.
@@ -87,10 +91,16 @@ def launch(
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
     asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
     plugins.first("check", asked, gpus)
+    for file in modules.edited():
+        warnings.warn(
+            f"{file} has changed since this notebook imported it: the ranks import it as it is now, the notebook has "
+            "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
+            stacklevel=2,
+        )
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=pack_call(fn, args, kwargs, shares=is_here),
         world_size=world_size,
         backend=backend_for(backend, world_size, gpus),
         cuda_devices=gpus,
@@ -100,6 +110,9 @@ def launch(
         start_s=time.time(),
         environment={},
         cells=kernel.cells(),
+        search=Search.here(is_here),
+        settings=settings.of_this_process(),
+        definitions=definitions.collect(),
     )
     beside = companions(asked._replace(world_size=world_size))
     name = name or name_of(fn)

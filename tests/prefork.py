@@ -62,9 +62,12 @@ KERNELS = (
 THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
 AGENTS = ("import be_agent", "-m torch.distributed.run")
-THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS, "/supervisor.py", "/plain/")
+THOSE_WHO_START_RANKS = (
+    *(*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS),
+    *("/supervisor.py", "/plain/", "/twins/", "-m tests.twins"),
+)
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
-a rank there, and the lessons' scripts."""
+a rank there, and the scripts of lessons and twins."""
 
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""

@@ -38,7 +38,7 @@ class RunDirectory:
 
     def create(self, job: Job, about: dict[str, Any]) -> None:
         """Make the directory with a job in it. Raises OSError with what to do."""
-        self._make(about, lambda: self.write("job.pkl", cloudpickle.dumps(job)))
+        self._make(about, lambda: self._write("job.pkl", lambda file: cloudpickle.dump(job, file)))
 
     def _make(self, about: dict[str, Any], fill: Callable[[], None]) -> None:
         try:
@@ -57,8 +57,12 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that whoever sees it sees all of it."""
+        self._write(name, lambda file: file.write(content))
+
+    def _write(self, name: str, fill: Callable[[Any], Any]) -> None:
         aside = self.path / f".{name}.{os.getpid()}"
-        aside.write_bytes(content)
+        with open(aside, "wb") as file:
+            fill(file)
         aside.replace(self.path / name)
 
     def note(self, about: dict[str, Any]) -> None:

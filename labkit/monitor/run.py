@@ -19,6 +19,7 @@ from labkit.monitor.observers import Observers
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
+from labkit.rank import notebook_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -398,6 +399,7 @@ class Run:
         """
         going.add(self)
         try:
+            self._state.missing = notebook_main.finder(job)
             self._follower.begin(job.cells, job.start_s, stopping)
         except BaseException:
             if not self._follower.has_begun:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import cloudpickle
 
 from labkit.monitor.diagnosis import Diagnosis, RankFacts
 from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
-from labkit.protocol import events, plugins
+from labkit.protocol import events, pickling, plugins
 
 WARNINGS = 3
 """Of one kind that are shown at most; of the other ranks it is only said how many there are."""
@@ -70,6 +69,8 @@ class RunState:
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
+        self.missing: Callable[[str], Any] | None = None
+        """Returns what a result names as the notebook's, should this one not have it (any more)."""
 
     @property
     def said(self) -> str:
@@ -161,7 +162,7 @@ class RunState:
         self.progress_s = now_s
         rank = self.ranks[event.rank]
         try:
-            rank.result = cloudpickle.loads(event.blob)
+            rank.result = pickling.loads(event.blob, missing=self.missing)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             during = "its result was being unpickled in the notebook"

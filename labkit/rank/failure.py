@@ -10,6 +10,7 @@ from types import TracebackType
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.rank import hints
 from labkit.rank.channels import Channel
 from labkit.rank.signals import leave_children_alone
 
@@ -37,6 +38,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     """
     failed_s = time.time() - job.start_s
     leave_children_alone()  # whose ends would raise another exception in here
+    hints.add(error, job)
     for hooks in job.hooks:
         hooks.failed(error, job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
