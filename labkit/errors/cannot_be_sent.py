@@ -16,6 +16,8 @@ lies deep inside another.
 * Named is a global that you hardly use? The function uses it, perhaps through another function;
   move that line out.
 * A class of yours: leave the part out in `__getstate__`, or make it when it is first used.
-* A result: return numbers, tensors on the CPU or a `state_dict()`, not the DDP model, the worker or
-  an iterator. What was logged has arrived in any case.
+* A result: return numbers, tensors on the CPU or a `state_dict()`, not the worker or an iterator. A
+  DDP model arrives without its wrapper; of a sharded model return the full state dict
+  (`torch.distributed.checkpoint.state_dict.get_model_state_dict`). What was logged has arrived in
+  any case.
 """

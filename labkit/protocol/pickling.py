@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
+import getpass
 import importlib
 import io
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -21,13 +23,39 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
             return importlib.import_module, (value.__name__,)
+        if (instead := _in_a_script(value)) is not None:
+            return getattr, instead
         return super().reducer_override(value)
 
 
-def dumps(value: Any) -> bytes:
+class _ResultPickler(_Pickler):
+    """Sends a DDP model as the model in it: the wrapper belongs to a process group, and the notebook is in none."""
+
+    def reducer_override(self, value: Any) -> Any:
+        parallel = sys.modules.get("torch.nn.parallel")
+        if parallel is not None and isinstance(value, parallel.DistributedDataParallel):
+            return _unwrapped, (value.module,)
+        return super().reducer_override(value)
+
+
+def _unwrapped(model: Any) -> Any:
+    return model
+
+
+def _in_a_script(value: Any) -> tuple[ModuleType, str] | None:
+    """Return what a script has in the place of something of IPython's: (module, name)."""
+    if type(value).__module__ == "IPython.core.autocall":  # `exit` and `quit`
+        return builtins, "exit"
+    is_kernels = isinstance(value, MethodType) and type(value.__self__).__module__.startswith("ipykernel.")
+    if is_kernels and value.__name__ == "getpass":
+        return getpass, "getpass"  # a cell that imports it by its name gets the kernel's
+    return None
+
+
+def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
     """Pickle by value; `cloudpickle.loads` reads it. Raises what the value raises that cannot be pickled."""
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        pickler(file).dump(value)
         return file.getvalue()
 
 
@@ -50,11 +78,17 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def pack_result(result: Any, what: str = "the function returned") -> bytes:
-    """Pack what is to reach the notebook. Raises ValueError if that cannot be."""
+    """Pack what is to reach the notebook; a DDP model without its wrapper. Raises ValueError if that cannot be."""
     try:
-        return dumps(result)
+        return dumps(result, _ResultPickler)
     except Exception as error:
+        instead = "plain values, tensors or a state_dict"
+        if "ProcessGroup" in str(error):  # of a sharded model
+            instead = (
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+                "options=StateDictOptions(full_state_dict=True, cpu_offload=True))"
+            )
         raise ValueError(
             f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "
-            f"Return plain values, tensors or a state_dict instead\n{more('cannot_be_sent')}"
+            f"Return {instead} instead\n{more('cannot_be_sent')}"
         ) from error

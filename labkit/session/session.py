@@ -210,7 +210,7 @@ class Session:
 
         Raises SyntaxError before anything is sent; RuntimeError if a run holds the ranks; WorkerFailed if a rank fails.
         The others may then end the code too, within two seconds; those that are stuck are replaced, and their
-        variables are gone. So are they when no rank has logged or ended the code for `timeout_s` seconds.
+        variables are gone. So are they when no rank has logged, printed or ended the code for `timeout_s` seconds.
         """
         self._check_open()
         shown = self._cells.run(code, title, only, timeout_s, send)
@@ -224,7 +224,8 @@ class Session:
         compile(expression.strip(), title, "eval", dont_inherit=True)
         self._check_open()
         pickled = self._cells.run(expression.strip(), title, None, timeout_s, None, wants_value=True)
-        return [cloudpickle.loads(pickled[rank]) for rank in range(self.world_size)]
+        values = (pickled[rank] for rank in range(self.world_size))
+        return [None if value is None else cloudpickle.loads(value) for value in values]  # None: `exit()`
 
     @property
     def last(self) -> Run | None:
