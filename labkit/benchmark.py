@@ -77,7 +77,7 @@ def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """Return the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
     if one.keys() != other.keys():
         raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+    return max((one[name].cpu() - other[name].cpu()).abs().max().item() for name in one)
 
 
 def run_strategy(

@@ -226,6 +226,7 @@ class Comparison:
         shown = {
             "ranks": frame["ranks"],
             "status": frame["status"],
+            "on": [_where(self.runs[title]) for title in frame.index],
             f"final {self._name}": frame[f"final {self._name}"],
             f"weights beside {first}": frame["difference"].map(lambda off: verdict(off, limit)),
             f"{self._name} off by": frame[f"{self._name} off by"],
@@ -236,6 +237,8 @@ class Comparison:
         }
         if not self._is_simulated:
             shown.pop(f"ms a step, {HERE}")
+        if not any(map(_where, self.runs.values())):
+            shown.pop("on")
         import pandas as pd
 
         style = pd.DataFrame(shown).style.format(precision=4, na_rep="")
@@ -284,3 +287,9 @@ class Comparison:
         """Show the curves of what has run so far, in the cell in which all will be shown later."""
         self._first_picture = self._first_picture or kernel.reserve()
         self._first_picture.update(self.figure().bundle(), raw=True)
+
+
+def _where(run: Run) -> str:
+    """Return where a run's ranks compute, if not simply on the CPU."""
+    is_on_gpus = any(device not in ("", "cpu") for device in run.devices)
+    return run.placement or ("a GPU for each rank" if is_on_gpus else "")

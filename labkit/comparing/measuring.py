@@ -32,6 +32,7 @@ from labkit.profiling import (
     events_of,
     memory,
     profiler,
+    received,
     split,
 )
 
@@ -276,21 +277,23 @@ class Observer:
         gloo lets whoever waits go on before its own thread ends the record; where that thread is run late, the record
         would reach into the next step. What a program really leaves under way beyond an optimizer's step is cut, too.
         """
-        if sent.kind == "on the device":
+        if sent.kind == "on the device" or self._device.type == "cuda":
             return math.inf
         steps_s = (mark.start_s for mark in self._marks if mark.what == "optimizer" and mark.start_s > sent.start_s)
         return min(steps_s, default=math.inf)
 
     def _spans(self) -> list[Sent]:
         found = []
-        for event in events_of(self._profiler):
+        events = events_of(self._profiler)
+        waits = {id(event) for event in received(events)}
+        for event in events:
             if (kind := COLLECTIVE.match(event.name)) and not event.on_device:
                 numbers = sum(math.prod(shape) for shape in event.shapes)
                 # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
                 end_s = event.start_s if event.name.startswith("nccl") else event.end_s
                 found.append(Sent(kind[1], numbers, event.start_s, end_s))
             elif KERNEL.match(event.name):
-                found.append(Sent("on the device", 0, event.start_s, event.end_s))
+                found.append(Sent("recv" if id(event) in waits else "on the device", 0, event.start_s, event.end_s))
         return found
 
 

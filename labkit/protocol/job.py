@@ -24,7 +24,7 @@ class Surroundings(Protocol):
         """
 
     def join(self, part: Any) -> tuple[Any, Any]:
-        """Return the device for a `labkit.rank.main.Part`, and the store of the group in which the rank is then."""
+        """Return where the rank computes in a `labkit.rank.main.Part`, and the store of the group that it is in."""
 
     def give_memory_back(self) -> None:
         """Let go of what the job has left and nobody refers to."""
@@ -91,6 +91,10 @@ class Job(NamedTuple):
     """What plugins do in each rank."""
     store: str = ""
     """The file of the store through which ranks meet that the notebook has started."""
+    device: str | None = None
+    """As `labkit.launch` was asked: "cpu", "cuda" or None."""
+    spared_gpus: int = 0
+    """GPUs that there are, where the ranks compute on the CPU because they are too few."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""

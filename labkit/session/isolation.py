@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.rank import device
 from labkit.rank.main import Part
 from labkit.session import rank_group
 
@@ -43,8 +44,8 @@ class _Stays:
         """Return the context in which this process does the job."""
         return _around(is_cell)
 
-    def join(self, part: Part) -> tuple[torch.device, dist.Store]:
-        """Return the rank's device, and the store of its process group."""
+    def join(self, part: Part) -> tuple[device.Settled, dist.Store]:
+        """Return where the rank computes, and the store of its process group."""
         return rank_group.join(part)
 
     def give_memory_back(self) -> None:
@@ -53,6 +54,7 @@ class _Stays:
         By itself glibc keeps what was freed for later; the next job would use that, and its own peak would seem lower.
         """
         gc.collect()
+        device.give_memory_back()
         if _malloc_trim is not None:
             _malloc_trim(0)
 
@@ -148,8 +150,8 @@ def _set_signal_handlers(handlers: dict[int, Any]) -> None:
         vars(loaded)["_SIGCHLD_handler_set"] = False
 
 
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
+def _set_default_device(chosen: torch.device) -> None:
+    torch.set_default_device(None if chosen.type == "cpu" else chosen)
 
 
 def _logging() -> tuple[int, list[logging.Handler], int]:
@@ -195,6 +197,37 @@ def _set_cudnn(flags: tuple[bool, ...]) -> None:
     cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
 
 
+# PyTorch 2.9 has a flag for each kind of operator beside the older two, and reading one of those raises RuntimeError
+# where they have come apart. So all of the new ones are kept where there are any; the older ones are set first, which
+# sets new ones along.
+_backends: Any = torch.backends
+_PRECISIONS: list[Any] = (
+    [_backends.cuda.matmul, _backends.cudnn.conv, _backends.cudnn.rnn]
+    + [_backends.mkldnn.matmul, _backends.mkldnn.conv, _backends.mkldnn.rnn]
+    if hasattr(_backends, "fp32_precision")
+    else []
+)
+
+
+def _float32() -> tuple[Any, ...]:
+    """Return how products of float32 are computed: exactly, or as TF32."""
+    if _PRECISIONS:
+        return tuple(owner.fp32_precision for owner in _PRECISIONS)
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def _set_float32(state: tuple[Any, ...]) -> None:
+    cudnn: Any = torch.backends.cudnn
+    if _PRECISIONS:
+        torch.set_float32_matmul_precision("high" if state[0] == "tf32" else "highest")
+        cudnn.allow_tf32 = state[1] == "tf32"
+        for owner, precision in zip(_PRECISIONS, state, strict=True):
+            owner.fp32_precision = precision
+        return
+    torch.set_float32_matmul_precision(state[0])
+    cudnn.allow_tf32 = state[1]
+
+
 def _hooks() -> tuple[Any, ...]:
     return sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook
 
@@ -235,7 +268,7 @@ _SETTINGS: dict[str, _Setting] = {
     "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
     "anomaly detection": _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "matrix product precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "precision of float32": _Setting(_float32, _set_float32),
     "cuDNN": _Setting(_cudnn, _set_cudnn),
     "remote calls": _Setting(_can_call_remotely, _end_remote_calls),
     "random states": _Setting(_random_states, _set_random_states),
@@ -293,8 +326,7 @@ def _around(is_cell: bool) -> Iterator[int]:
         left_bytes = max(0, _resident_bytes() - _fresh_bytes)
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
             peak.write("5")
-        if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+        device.forget_peak()
         try:
             yield left_bytes
         finally:

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import inspect
 import os
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -50,6 +49,11 @@ class FindsTheGroup(RankHooks):
             _within = None
 
 
+def _libraries(backend: str) -> set[str]:
+    """Return what a backend is made of: "nccl", or by device "cpu:gloo,cuda:nccl"."""
+    return {part.rpartition(":")[2] for part in backend.lower().split(",")}
+
+
 @functools.wraps(_init_process_group)
 def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     """Find the group in which this rank is already, at the first call.
@@ -70,7 +74,7 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     if _asked > 1 and not _within.in_cells:
         return _init_process_group(*args, **options)  # a second time, which is an error
     there, backend = dist.get_backend(), asked.get("backend")
-    if backend is not None and there not in re.split("[:,]", str(backend).lower()):
+    if backend is not None and not _libraries(there) & _libraries(str(backend)):
         raise ValueError(
             f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: "
             f"launch(…, backend={str(backend)!r})"

@@ -60,12 +60,15 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), *run.warnings, headline)))
+    said = (line(run), run.placement, sparkline(run), remark(run), *run.warnings, headline)
+    return "\n".join(filter(None, said))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
+    if run.placement:
+        parts.append(f"<div>{html.escape(run.placement)}</div>")
     for said in filter(None, (remark(run), *run.warnings)):
         parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
     if run.error is not None:
