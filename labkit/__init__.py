@@ -86,6 +86,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.lessons import datasets as datasets
     from labkit.lessons import models as models
     from labkit.lessons import pictures as pictures
+    from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
     from labkit.plugins import standby as standby
@@ -110,6 +111,7 @@ _HOMES = {
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
     "Torchrun": "cluster.torchrun",
+    "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",

@@ -15,6 +15,7 @@ from labkit.plugins.arguments import naming
 from labkit.plugins.arguments.checks import check_world_size
 from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
+from labkit.protocol.text import printable
 from labkit.session.session import Session
 from labkit.ui import kernel
 
@@ -68,6 +69,7 @@ def compare(
                 raise TypeError(f"compare() takes runs and functions, got a {type(each).__name__} for {title!r}")
         given |= {title: each for title, each in named.items() if isinstance(each, Run) or _is_function(each)}
         parameters = {key: value for key, value in named.items() if key not in given}
+        given = {printable(title) if isinstance(title, str) else title: each for title, each in given.items()}
         functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
         if not given:
             raise ValueError("compare() needs at least one run or function, got none")

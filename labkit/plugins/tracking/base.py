@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from labkit.protocol.text import printable
+
 NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
 """What `log_to` calls a tracker, and its class."""
 
@@ -84,9 +86,9 @@ def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     kept = {}
     for name, value in parameters.items():
         if _is_plain(value):
-            kept[name] = value
+            kept[printable(name)] = printable(value) if isinstance(value, str) else value
         elif isinstance(value, (list, tuple)) and len(value) <= 20 and all(map(_is_plain, value)):
-            kept[name] = str(value)
+            kept[printable(name)] = str(value)
     return kept
 
 
