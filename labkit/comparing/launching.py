@@ -36,7 +36,7 @@ def compare(
     Functions are training functions in plain PyTorch, as `labkit.launch` takes them. They are launched one after the
     other on reserved ranks, measured from their 4th to their 13th step, and drawn while they run. One that returns its
     weights, `model.state_dict()`, or in a pipeline its own part of them by the whole network's names, is told how far
-    they are from the first one's.
+    they are from the first one's; shards of FSDP2 are put together, and buffers are told apart from weights.
 
     Step times on shared cores say how ranks fight for them, so these steps are taken twice: as they are, and on
     *simulated devices*, a device for each rank, by the clock (`labkit.comparing.accelerator`). On GPUs times are real.

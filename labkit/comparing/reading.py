@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,12 +103,26 @@ def scale(kib: Iterable[float]) -> tuple[float, str]:
     return (1 / 1024, "MiB") if largest >= LARGE_KIB else (1.0, "KiB")
 
 
-def mean_curve(history: History, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+MeanCurve = tuple[NDArray[np.int64], NDArray[np.float64]]
+
+
+def mean_curve(history: History, name: str) -> MeanCurve:
     """Return the mean of a logged value over the ranks that log it, wherever all of them do, from the whole history.
 
     The first are (step, count): the first time that a rank logs a step has count 0, the next time 1. In order.
     """
+    known = _mean_curves.setdefault(history, {})
     ranks, steps, values = history.logged(name)
+    if name not in known or known[name][0] != (history.sifted, len(ranks)):
+        known[name] = (history.sifted, len(ranks)), _mean_of(ranks, steps, values)
+    return known[name][1]
+
+
+_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], MeanCurve]]] = WeakKeyDictionary()
+"""Those that are known, each with how much of the history it is of: a comparison is drawn again and again."""
+
+
+def _mean_of(ranks: NDArray[np.int32], steps: NDArray[np.int64], values: NDArray[np.float64]) -> MeanCurve:
     order = np.lexsort((np.arange(len(steps)), steps, ranks))
     ranks, steps, values = ranks[order], steps[order], values[order]
     is_new = np.ones(len(steps), bool)
