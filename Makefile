@@ -16,9 +16,10 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 help:
 	@echo "make lab         set up if needed, open JupyterLab on the first notebook"
-	@echo "make test        set up if needed, run the tests"
-	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake"
-	@echo "make check       lint, and the tests that answer in two minutes: no processes but one launch and one lesson"
+	@echo "make test        set up if needed, run the tests: took 25 minutes on two cores"
+	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
+	@echo "                 run of an hour that logs 10 million times (see tests/test_soak.py for less)"
+	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 minutes on two cores"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"
@@ -26,14 +27,24 @@ help:
 	@echo "make site        those pages, and beside them a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that README quotes"
-	@echo "make scoreboard  measure labkit against other launchers; writes README's table (about 45 minutes)"
+	@echo "make scoreboard  measure labkit against other launchers; writes README's table (took 45 minutes on two cores)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
+
+# An environment counts if its pip answers. It does not where python3-venv was missing when it was made, or where the
+# clone has got another name since: programs in an environment know their Python by its whole path.
+SET_UP_ANEW := $(shell $(BIN)/pip --version >/dev/null 2>&1 || echo set-up-anew)
+.PHONY: $(SET_UP_ANEW)
+
+define make_venv
+@$(1)/bin/pip --version >/dev/null 2>&1 || { echo "making $(1)"; rm -rf $(1); $(PYTHON) -m venv $(1); } || { rm -rf $(1); \
+	echo "$(PYTHON) cannot make an environment with pip; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
+endef
 
 setup: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml .ci/constraints.txt
+$(VENV)/ready: pyproject.toml .ci/constraints.txt $(SET_UP_ANEW)
 	@$(PYTHON) -c 'import sys; sys.exit("labkit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call make_venv,$(VENV))
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[test]'
 	touch $@
 
@@ -59,7 +70,7 @@ dist: setup
 # forbidden, only those are allowed that ask for a newer version, or for a tracker. pip compiles: a module that a rank
 # compiles while its time runs, sympy above all, may be cut off half imported.
 test-oldest: dist
-	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(call make_venv,$(OLDEST))
 	$(OLDEST)/bin/python -m pip uninstall -qq --yes labkit-torch
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
 	rm -rf $(OLDEST)-tests

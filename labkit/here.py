@@ -203,7 +203,7 @@ class _Channel(Channel):
         self.rank = 0
         self._into = into
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Put one event where `poll` finds it."""
         self._into.put(event)
 
@@ -216,7 +216,7 @@ class _Tee:
 
     def write(self, text: str) -> int:
         """Write, and tell the run."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not self._channel.is_copy:
             self._channel.send(events.Output(0, text))
         return self._stream.write(text)
 

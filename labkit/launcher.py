@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -90,8 +89,9 @@ def launch(
     plugins.first("check", asked, gpus)
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
+    function = pack_call(fn, args, kwargs)
     job = Job(
-        function=pack_call(fn, args, kwargs),
+        function=function,
         world_size=world_size,
         backend=backend_for(backend, world_size, gpus),
         cuda_devices=gpus,
@@ -100,7 +100,7 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=kernel.cells(),
+        cells=kernel.cells(function),  # and not what other cells have: a key, say
     )
     beside = companions(asked._replace(world_size=world_size))
     name = name or name_of(fn)
@@ -118,9 +118,7 @@ def launch(
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     watcher = None
-    with contextlib.ExitStack() as showing:
-        for companion in run.companions:
-            showing.enter_context(companion.showing())
+    with run.companions.showing():
         try:
             watcher = present.watch(run, live, wait)
             if hasattr(run.engine, "work"):  # in this very process, and thread
@@ -133,7 +131,7 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
             except KeyboardInterrupt:
                 run.stop(0)
         finally:
-            if watcher is not None and (wait or run.over.is_set()):
+            if watcher is not None and run.over.is_set():
                 watcher.finish()
     return run
 

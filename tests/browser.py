@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,13 +17,13 @@ import nbformat
 from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 from tests import prefork
+from tests.programs import CHROMIUM
 
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
 
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
-CHROMIUM = os.environ.get("LABKIT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 CHROMIUM_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",

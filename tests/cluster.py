@@ -22,11 +22,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.programs import SLURM_PATH as PATH
+
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmscriptd")
 """What lives as long as the cluster; the controller starts the last of them itself."""
-PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo", "squeue", "scontrol", "scancel")
-PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])  # an ordinary user's has no daemons in it
-INSTALL = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
 NODES = ("node1", "node2")
 UP_S = 120
 """How long SLURM may take to come up, or to answer, on a machine that is busy."""
@@ -74,12 +73,6 @@ NodeName=node2 NodeHostname=node2 NodeAddr=127.0.0.1 Port={ports[3]} CPUs=4 Real
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
 """
-
-
-def missing() -> str:
-    """Return why no cluster can be started here; "" if one can."""
-    absent = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
-    return f"no SLURM here ({', '.join(absent)} not found): {INSTALL}" if absent else ""
 
 
 class Cluster:

@@ -32,7 +32,7 @@ import torch
 
 import labkit
 from labkit.plugins.ahead.charts import without_a_grammar
-from tests import cluster, prefork, ray_nodes, workloads
+from tests import cluster, prefork, programs, ray_nodes, workloads
 from tests.cluster import DAEMONS
 from tests.progress import FILE_S, Progress
 
@@ -216,8 +216,6 @@ def nothing_is_left_behind(request):
 @pytest.fixture(scope="session")
 def shared_slurm():
     """One SLURM for all tests; `slurm` for those that begin and end with nothing to do on it."""
-    if why := cluster.missing():
-        pytest.skip(why)
     with cluster.running() as found:
         yield found
 
@@ -287,6 +285,18 @@ def ray_cluster(request, shared_ray):
     wait_until(lambda: not shared_ray.processes())
     shared_ray.have(2)
     wait_until(lambda: shared_ray.state()["free"] == 2 * ray_nodes.CPUS)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 12 MB."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "labkit-test", str(tmp_path / "disk")]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}): run as root, in a container that may")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", "--lazy", str(tmp_path / "disk")], check=True)
 
 
 @pytest.fixture
@@ -361,6 +371,19 @@ _noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     _started.clear()
+    if why := programs.why_skipped(item):
+        pytest.skip(why)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session):
+    """Say last, after pytest's own last line, what did not run for want of a program."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []  # several workers have no reporter
+    for line in programs.not_run([str(report.longrepr) for report in skipped]):
+        reporter.write_line(line, yellow=True)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
@@ -376,4 +399,8 @@ def pytest_configure(config):
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has begun this in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # one of several workers, whom nobody sees
+        # Where this user has no list of the fonts yet, Matplotlib asks another program for them: now, and not in a test
+        # that may start none.
+        import matplotlib.font_manager  # noqa: F401
+
         config.pluginmanager.register(Progress(config), "labkit-progress")

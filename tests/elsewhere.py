@@ -121,3 +121,63 @@ def keep_logging(worker):
     while True:
         worker.log(pid=os.getpid())
         time.sleep(0.01)
+
+
+LINES = 1_000_000
+"""Of 100 characters each, 100 MB."""
+
+ODD = "lone \ud800, null \0, bell \a, 😀 "
+
+STEPS = 40
+
+
+def pattern(rank, size):
+    """What a rank returns: bytes that differ by rank and place."""
+    return (bytes(range(rank, 251)) * (size // (251 - rank) + 1))[:size]
+
+
+def line(number):
+    return f"line {number} ".ljust(99, ".")
+
+
+def carry_much(worker, sizes):
+    """Log what is no number, print 100 MB on the last rank, and return as many bytes as were asked for."""
+    for _ in range(3):
+        worker.log(loss=float("nan"), up=float("inf"), down=float("-inf"))
+    if worker.rank:
+        for number in range(0, LINES, 1000):
+            print("\n".join(map(line, range(number, number + 1000))))
+    return pattern(worker.rank, sizes[worker.rank])
+
+
+def return_a_lock(worker, size):
+    """Return what can be sent on rank 0, and then what cannot on rank 1."""
+    import threading
+
+    if worker.rank:
+        time.sleep(1)
+        return threading.Lock()
+    return pattern(0, size)
+
+
+def raise_oddly(worker):
+    raise ValueError(ODD + "x" * 100_000)
+
+
+def fill_the_disk(worker, path):
+    """Fill the disk on rank 0; log, print and return something, whether there is room or not."""
+    dist.barrier()
+    if worker.rank == 0:
+        with open(path, "wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError:
+                    continue
+    dist.barrier()
+    for step in range(STEPS):
+        worker.log(loss=float(step), **{f"a_name_that_takes_room_{number}": 0.0 for number in range(100)})
+        print(f"step {step}", "." * 2000)
+        time.sleep(0.01)
+    return pattern(worker.rank, 1_000_000)

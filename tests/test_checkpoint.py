@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import gc
 import hashlib
 import io
 import itertools
@@ -13,6 +14,8 @@ import pickle
 import random
 import re
 import resource
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +28,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import labkit
 from labkit import profiling
-from labkit.checkpoint import CheckpointError, agreement, checkpoints, files, load, saving, shards
+from labkit.checkpoint import CheckpointError, agreement, checkpoints, commit, files, load, saving, shards
 from tests import resumable
 from tests.conftest import shared_session
 
@@ -390,6 +393,51 @@ def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
     assert training.checkpoint.resume() == {}
     assert training.checkpoint.save().name == "checkpoint-000001"
     assert {path.name for path in tmp_path.iterdir()} == {".mine", "checkpoint-old", "notes", "checkpoint-000001"}
+
+
+def test_two_runs_that_share_a_folder_leave_alone_what_the_other_is_writing(tmp_path):
+    one = commit.make_aside(tmp_path)
+    (one.path / "state.pt").write_bytes(b"half")
+    with pytest.warns(
+        UserWarning, match=r"another run \(process \d+ on \S+\) is writing checkpoints into .*a folder of its"
+    ):
+        other = commit.make_aside(tmp_path)
+    (other.path / "state.pt").write_bytes(b"whole")
+    facts = {"files": {"state.pt": {"bytes": 5}}}
+    assert commit.commit(other, facts, keep=3).name == "checkpoint-000001"
+    assert (one.path / "state.pt").read_bytes() == b"half"
+    (one.path / "state.pt").write_bytes(b"other")
+    assert commit.commit(one, facts, keep=3).name == "checkpoint-000002", "not over the other's"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001", "checkpoint-000002"}
+
+
+def test_a_save_that_was_broken_off_is_removed_by_the_same_training_or_once_that_is_gone(tmp_path):
+    training = Training(tmp_path)
+    training.checkpoint._writing = commit.make_aside(tmp_path)  # a `Stopped` came in the midst
+    training.checkpoint.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    training.checkpoint._writing = commit.make_aside(tmp_path)
+    del training
+    gc.collect()
+    assert commit.remove_unfinished(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+@pytest.mark.parametrize(
+    ("writer", "age_s", "is_kept"),
+    [("this process", 1e6, True), ("a dead process", 0, False), ("elsewhere", 0, True), ("elsewhere", 1e6, False)],
+)
+def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_lately(
+    tmp_path, monkeypatch, writer, age_s, is_kept
+):
+    monkeypatch.setattr(commit, "fcntl", None)
+    writing = commit.Writing(tmp_path)
+    said = {"machine": socket.gethostname(), "pid": os.getpid()}
+    said |= {"a dead process": {"pid": 2**22 + 1}, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})
+    writing.path.with_suffix(".lock").write_text(json.dumps(said))
+    os.utime(writing.path, (time.time() - age_s,) * 2)
+    assert bool(commit.remove_unfinished(tmp_path)) is is_kept
+    assert writing.path.exists() is is_kept
 
 
 class Holds:

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import labkit
-from labkit.cluster import run_directory
+from labkit.cluster.records import decoded
+from labkit.cluster.sender import FileSender
 from labkit.plugins.collectives import recorder
 from labkit.plugins.collectives.beside import Calls
 from labkit.plugins.collectives.hooks import SaysCalls
@@ -324,11 +325,11 @@ def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, caps
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
     monkeypatch.setattr(recorder, "look", lambda rank: said)
-    channel, sender = Channel(), run_directory.FileSender(tmp_path / "1.0.records")
+    channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
     channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
     SaysCalls().hear("details", channel)
     (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
-    event = run_directory._record(line)
+    event = decoded(line)
     assert isinstance(event, Attached)
     heard = Calls()
     heard.take(event)

@@ -1,6 +1,8 @@
 import gzip
 import hashlib
 import pickle
+import pwd
+import runpy
 import socket
 import struct
 from urllib.error import URLError
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from PIL import Image
 from torchvision.datasets import CIFAR10, cifar, mnist
 
+from labkit.lessons import datasets
 from labkit.lessons.datasets import load
 
 
@@ -336,3 +339,17 @@ def test_files_that_are_there_are_not_downloaded_again(tmp_path, write_cifar10):
     write_mnist(tmp_path)
     assert len(load("cifar10", tmp_path, download=True).train) == 40
     assert len(load("mnist", tmp_path, download=True).train) == 60
+
+
+def test_a_user_without_a_home_folder_has_the_digits_and_says_where_the_others_are(monkeypatch, tmp_path):
+    def nobody(number):
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    imported_there = runpy.run_path(datasets.__file__)["load"]
+    assert len(imported_there("digits").train) == 1438
+    with pytest.raises(ValueError, match=r"this user has no home folder.*load\(…, root=…\)"):
+        imported_there("mnist")
+    write_mnist(tmp_path)
+    assert len(imported_there("mnist", root=tmp_path).test) == 20

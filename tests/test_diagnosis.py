@@ -374,13 +374,20 @@ def test_an_error_that_only_quotes_pythons_own_is_a_consequence_still():
 
 
 def test_a_rank_killed_for_want_of_memory_is_said_to_be_with_its_peak():
-    facts = {"out_of_memory": True, "peak_bytes": 3 * 2**30, "last_step": 7}
+    facts = {"out_of_memory": "killed", "peak_bytes": 3 * 2**30, "last_step": 7}
     diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, **facts)])
     assert diagnosis.rank == 1
     assert diagnosis.headline == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7"
     assert "peak at 3.00 GiB" in diagnosis.cause
     assert "smaller batch" in diagnosis.cause
     assert "dmesg" not in diagnosis.cause, "there is no need to look it up"
+
+
+def test_a_rank_killed_while_others_may_have_run_out_of_memory_is_said_to_have_perhaps():
+    diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, out_of_memory="perhaps")])
+    assert diagnosis.headline == "rank 1 was killed (SIGKILL), perhaps by the system for want of memory"
+    assert "they may have been others: dmesg names them" in diagnosis.cause
+    assert diagnosis.page == "out_of_memory"
 
 
 def test_a_rank_killed_otherwise_is_not_said_to_have_run_out_of_memory():

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import pickle
+import shutil
 import time
 from itertools import pairwise
 
+import cloudpickle
 import psutil
 import pytest
 
 import labkit
+from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.plugins.collectives import recorder
 from labkit.plugins.collectives.hooks import SaysCalls
@@ -26,9 +32,13 @@ pytestmark = pytest.mark.spawns
 HOOKS = (SaysCalls(), SaysWaits(), Agrees())
 """Whatever carries the ranks brings them their words, and the notebook their answers."""
 
+ON_FILES = ["torchrun", "session on torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"]
+"""Those whose ranks speak with the notebook through a folder."""
+
 ENGINES = {
     "local": lambda request, folder: LocalEngine(2),
     "session": lambda request, folder: request.getfixturevalue("reserved").engine("contract", None),
+    "session on torchrun": lambda request, folder: request.getfixturevalue("reserved_there")(folder).engine("it", None),
     "torchrun": lambda request, folder: labkit.Torchrun(folder=folder).engine("contract", None),
     "slurm": lambda request, folder: (
         request.getfixturevalue("slurm") and labkit.Slurm(2, 1, folder=folder).engine("contract", None)
@@ -43,6 +53,13 @@ ENGINES = {
 def reserved():
     with shared_session(2) as ranks:
         yield ranks
+
+
+@pytest.fixture
+def reserved_there(request):
+    """Make a session under torchrun, in a folder."""
+    with contextlib.ExitStack() as sessions:
+        yield lambda folder: sessions.enter_context(labkit.Session(2, on=labkit.Torchrun(folder=folder)))
 
 
 class Started:
@@ -81,13 +98,19 @@ def a_job(fn, *args):
     return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={}, hooks=HOOKS)
 
 
-@pytest.fixture(params=["local", "session", "torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"])
-def start(request, tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """Where the runs' folders are made."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture(params=["local", "session", *ON_FILES])
+def start(request, folder):
     """Start a function on the engine; whatever it has started is ended."""
     started = []
 
     def start(fn, *args):
-        started.append(Started(ENGINES[request.param](request, tmp_path / "runs"), fn, *args))
+        started.append(Started(ENGINES[request.param](request, folder), fn, *args))
         return started[-1]
 
     yield start
@@ -158,3 +181,101 @@ def test_what_is_ended_twice_and_closed_twice_is_gone(start):
         run.engine.close()
     wait_until(lambda: not any(process.is_running() for process in processes))
     assert run.engine.poll(0) == []
+
+
+# What is large, and what is odd
+
+
+def check_that_all_arrives(run, sizes):
+    """Check the results of `elsewhere.carry_much`, what it logged and what it printed."""
+    run.until_over()
+    assert [event.code for event in run.of(events.Exit)] == [0, 0]
+    for rank, size in enumerate(sizes):
+        (result,) = run.of(events.Result, rank)
+        value = cloudpickle.loads(result.blob)
+        assert len(value) == size
+        assert value == elsewhere.pattern(rank, size)
+        assert all(map(math.isnan, run.values("loss", rank)))
+        assert run.values("up", rank) + run.values("down", rank) == [math.inf] * 3 + [-math.inf] * 3
+    text = "".join(event.text for event in run.of(events.Output, 1))
+    lines = [line for line in text.splitlines() if line.startswith("line ")]
+    assert lines == [elsewhere.line(number) for number in range(elsewhere.LINES)]
+    kinds = [type(event) for event in run.events if event.rank == 1]
+    assert kinds[-1] is events.Exit, "also after all that was printed"
+
+
+def test_nothing_a_result_of_50_mb_100_mb_of_output_and_nan_arrive(start):
+    sizes = (0, 50_000_000)
+    check_that_all_arrives(start(elsewhere.carry_much, sizes), sizes)
+
+
+@pytest.mark.long
+def test_a_result_of_500_mb_arrives(start):
+    sizes = (1_000_000, 500_000_000)
+    check_that_all_arrives(start(elsewhere.carry_much, sizes), sizes)
+
+
+def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank_and_the_others_arrives(start):
+    run = start(elsewhere.return_a_lock, 1_000_000)
+    run.until(lambda: run.of(events.Failure) and run.of(events.Result))
+    run.engine.kill()
+    run.until_over()
+    (failure,), (result,) = run.of(events.Failure), run.of(events.Result)
+    assert (failure.rank, failure.during) == (1, "sending the result")
+    assert "the function returned a lock that cannot be sent to the notebook" in failure.summary
+    assert cloudpickle.loads(result.blob) == elsewhere.pattern(0, 1_000_000)
+
+
+def test_an_exception_of_odd_characters_arrives(start):
+    run = start(elsewhere.raise_oddly)
+    run.until(lambda: len(run.of(events.Failure)) == 2)
+    run.engine.kill()
+    run.until_over()
+    for failure in run.of(events.Failure):
+        assert failure.summary.startswith(f"ValueError: {elsewhere.ODD}xx"), failure.summary[:100]
+        assert elsewhere.ODD in failure.traceback
+        assert 40_000 < len(failure.traceback) < 60_000
+
+
+# What happens to the folder
+
+
+@pytest.mark.parametrize("kind", ON_FILES)
+def test_a_disk_that_is_full_for_a_while_ends_no_training_and_loses_nothing(kind, small_disk, request):
+    run = Started(ENGINES[kind](request, small_disk / "runs"), elsewhere.fill_the_disk, small_disk / "filling")
+    try:
+        run.until(lambda: run.of(events.Warned))
+        assert "No space left on device" in run.of(events.Warned)[0].text
+        os.unlink(small_disk / "filling")
+        run.until_over()
+        assert [event.code for event in run.of(events.Exit)] == [0, 0]
+        for rank in (0, 1):
+            assert sorted(run.values("loss", rank)) == [float(step) for step in range(elsewhere.STEPS)]
+            (result,) = run.of(events.Result, rank)
+            assert cloudpickle.loads(result.blob) == elsewhere.pattern(rank, 1_000_000)
+        if kind != "ray":  # whose ranks write on their nodes
+            said = [event.text for event in run.of(events.Warned) if event.topic == "writing"][-1]
+            assert "could not be written for" in said
+            assert said.endswith("No space left on device; all were written later")
+    finally:
+        run.engine.kill()
+        run.until_over()
+        run.engine.close()
+
+
+@pytest.mark.parametrize("kind", ON_FILES)
+def test_a_folder_that_is_deleted_meanwhile_ends_the_ranks_and_is_named(kind, folder, request):
+    run = Started(ENGINES[kind](request, folder), elsewhere.keep_logging)
+    try:
+        run.until_both_log()
+        processes = [psutil.Process(int(run.values("pid", rank)[0])) for rank in (0, 1)]
+        shutil.rmtree(next(folder.iterdir()))
+        run.until_over()
+        (ended,) = run.of(job_events.JobEnded)
+        assert ended.headline.startswith(f"the run's folder {run.engine.folder} has gone")
+        assert run.events.index(ended) < run.events.index(run.of(events.Exit)[0])
+        assert all(event.ended for event in run.of(events.Exit))
+    finally:
+        run.engine.kill()
+        run.engine.close()
+    wait_until(lambda: not any(process.is_running() for process in processes))

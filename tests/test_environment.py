@@ -7,16 +7,16 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
 import labkit
+from tests import programs
 from tests.conftest import LONG_S
+from tests.repository import ROOT, tracked
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -79,12 +79,11 @@ def test_the_tests_with_the_oldest_versions_exist():
 @pytest.mark.spawns
 @pytest.mark.check
 def test_the_top_level_holds_what_it_should():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    top = {name.split("/")[0] for name in listed.stdout.splitlines()}
+    top = {name.split("/")[0] for name in tracked()}
     visible = {name for name in top if not name.startswith(".")}
     assert visible <= {
         *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
-        *("pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "setup.py", "Makefile", "LICENSE", "CHANGELOG.md"),
     }
 
 
@@ -152,8 +151,11 @@ print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "
     assert done.stdout.strip() == "[]"
 
 
-def test_ci_forbids_skips_and_installs_its_browser():
+def test_ci_forbids_skips_and_installs_what_all_tests_need():
     script = (ROOT / ".ci" / "run").read_text()
     forbidding, testing = "export LABKIT_FORBID_SKIPS=1\n", "\ntested test "
-    assert 0 < script.index(forbidding) < script.index(testing)
-    assert "chromium" in script
+    assert 0 < script.index(forbidding) < script.index("\nHOME=$(mktemp -d) make check\n") < script.index(testing)
+    for program in programs.NEEDED.values():
+        for package in program.install.removeprefix("apt install ").split():
+            assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
+            assert package in README

@@ -18,6 +18,7 @@ import torch
 import labkit
 import labkit.errors
 from labkit.cluster import slurm_endings
+from labkit.cluster.directory_engine import folder_gone
 from labkit.cluster.job_events import JobEnded
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
@@ -70,7 +71,7 @@ def refused(kind, function, *arguments, **options):
 
 
 def out_of_memory(_):
-    killed = died(1, 1.0, -signal.SIGKILL, last_step=5, peak_bytes=int(11.5 * 2**30), out_of_memory=True)
+    killed = died(1, 1.0, -signal.SIGKILL, last_step=5, peak_bytes=int(11.5 * 2**30), out_of_memory="killed")
     return failed(diagnose([lost(0, 1.1), killed]))
 
 
@@ -176,6 +177,10 @@ def ray(_):
     return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
 
 
+def run_folder(_):
+    return ended_with(folder_gone(Path("/home/me/labkit-runs/20260301-101500-train-1f2e")))
+
+
 def labkit_failed(_):
     return failed(diagnose_own_error(OSError(28, "No space left on device"), "", ""))
 
@@ -185,7 +190,7 @@ MADE = {
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
         *(cannot_be_sent, cannot_be_exported, tpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
-        labkit_failed,
+        *(run_folder, labkit_failed),
     )
 }
 """By page; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
@@ -349,6 +354,8 @@ def test_every_class_of_errors_that_a_reader_meets_has_a_page():
     inside = {
         "SlurmError",  # becomes "SLURM did not take the job", or a notice
         "CannotConnectError",  # "the ranks cannot be given to Ray"
+        "NotThereError",  # a file that is looked for again
+        "NotWrittenError",  # a piece that is written later
         "Ended",  # JobEnded, on its way to the notebook
         "Told",
         "Wrong",  # both of an exercise: its result says what is wrong

@@ -402,16 +402,18 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "plugins", "system"),
+        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "versions"),
         "rank": (
-            *("channels", "die_with_parent", "failure", "log_batcher", "main"),
-            *("process_group", "signals", "store", "worker"),
+            *("channels", "die_with_parent", "failure", "log_batcher", "main", "descendants"),
+            *("local_rendezvous", "process_group", "signals", "worker"),
         ),
         "plugins": (),
         "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),
-        "cluster": ("job_events", "rank_entry", "run_directory"),
+        "cluster": (
+            *("files", "name_service", "private", "rank_entry", "records", "run_directory"),
+            *("sender", "tcp_store"),
+        ),
         "exporting": ("script",),
-        "plugins/name_service": ("hooks", "lookup", "stores"),
         "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
@@ -1029,8 +1031,6 @@ def test_workers_from_a_fork_server_load_the_scripts_data(exported, tmp_path):
 @pytest.mark.cluster
 @pytest.mark.spawns
 def test_sbatch_gives_the_notebooks_weights(moved):
-    if missing := cluster.missing():
-        pytest.skip(missing)
     folder, weights = moved
     with cluster.running() as slurm:
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.PATH])

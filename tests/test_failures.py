@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import re
 import statistics
 
@@ -10,7 +10,8 @@ import pytest
 
 import labkit
 from labkit.plugins.root_cause import memory
-from tests import failures
+from labkit.protocol.system import OutOfMemoryKills
+from tests import failures, fake_system
 from tests.conftest import shared_session
 from tests.failures import ROWS, trial
 from tests.messages import assert_as_kept, said_in
@@ -93,13 +94,28 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, where, 
         assert run.output[rank].startswith("… 990,000 earlier lines were dropped …")
 
 
+@pytest.fixture
+def counts(tmp_path, monkeypatch):
+    """A cgroup and a machine that have killed nothing for want of memory so far."""
+    monkeypatch.setattr(memory, "OutOfMemoryKills", functools.partial(OutOfMemoryKills, fake_system.v2(tmp_path)))
+    return tmp_path
+
+
+def dies(worker, how, counts, **kills):
+    """Log; then have the system count what it has killed, and end the last rank while the others wait for it."""
+    worker.log(loss=1.0)
+    if worker.rank == worker.world_size - 1:
+        fake_system.count(counts, **kills)
+        failures.ROWS[how].fails(worker)
+    failures.dist.barrier()
+
+
 @pytest.mark.spawns
-def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypatch):
-    counter = itertools.count()
-    monkeypatch.setattr(memory, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("SIGKILL", 2, 1)
-    assert error.rank == 1
-    assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5")
+def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(dies, "SIGKILL", counts, cgroup=1, host=1, world_size=2, live=False)
+    error = failure.value
+    assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 0")
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
     assert len(error.diagnosis.others) == 1
@@ -107,11 +123,15 @@ def test_a_rank_killed_while_the_system_is_out_of_memory_is_said_to_be(monkeypat
 
 
 @pytest.mark.spawns
-def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(monkeypatch):
-    counter = itertools.count()
-    monkeypatch.setattr(memory, "out_of_memory_kills", lambda: next(counter))
-    error, _ = trial("os._exit", 2, 0)
-    assert str(error).startswith("rank 0 died (exit code 3) and left no traceback")
+def test_a_rank_killed_while_other_programs_are_out_of_memory_is_not_blamed_on_that(counts):
+    with pytest.raises(labkit.WorkerFailed, match=r"^rank 1 died \(SIGKILL\) and left no traceback"):
+        labkit.launch(dies, "SIGKILL", counts, host=3, world_size=2, live=False)
+
+
+@pytest.mark.spawns
+def test_another_death_while_the_system_is_out_of_memory_is_not_blamed_on_that(counts):
+    with pytest.raises(labkit.WorkerFailed, match=r"^rank 1 died \(exit code 3\) and left no traceback"):
+        labkit.launch(dies, "os._exit", counts, cgroup=1, host=1, world_size=2, live=False)
 
 
 @pytest.mark.spawns

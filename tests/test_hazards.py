@@ -24,7 +24,11 @@ import torch.distributed as dist
 
 import labkit
 from labkit.launcher import show_run
-from labkit.monitor.run import Run
+from labkit.monitor import follower as monitor_follower
+from labkit.monitor import going
+from labkit.monitor import run as monitor_run
+from labkit.monitor.companion import Companion
+from labkit.monitor.run import Run, WorkerFailed
 from labkit.plugins.stacks import question
 from labkit.protocol import events
 from labkit.ui import present
@@ -143,7 +147,8 @@ def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(
             assert run.error.rank == 1
             assert "SIGKILL" in str(run.error)
         else:
-            assert all(lives(pid) for pid in run.history[["pid_0", "pid_2"]].astype(int).to_numpy().ravel()), "its own"
+            assert all(lives(pid) for pid in run.history["pid_0"].astype(int)), "its own"
+            wait_until(lambda: not any(lives(pid) for pid in run.history["pid_2"].astype(int)))
     finally:
         run.stop(0)
         for pid in run.history.filter(like="pid_").astype(int).to_numpy().ravel():
@@ -222,6 +227,103 @@ def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
 
 def _raise(error):
     raise error
+
+
+def interrupt_main():
+    """Interrupt the main thread as a keyboard does: also out of a lock that it waits for."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+class Held:
+    """An observer that never returns from one of its methods, until the test is over."""
+
+    def __init__(self, method):
+        self.is_over, self.is_in = threading.Event(), threading.Event()
+        self.observer = Companion()
+        setattr(self.observer, method, self._hold)
+
+    def _hold(self, *_):
+        self.is_in.set()
+        self.is_over.wait(LONG_S)
+
+
+@pytest.mark.parametrize("method", ["take", "attend"])
+def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(method, monkeypatch):
+    """An observer that never returns: with the run's lock held, or in the very thread that waits."""
+    monkeypatch.setattr(monitor_run, "INTERRUPTED_S", 0.5)
+    monkeypatch.setattr(monitor_follower, "LOCK_S", 0.1)
+    held = Held(method)
+    run = Run(FakeEngine(immortal=True), 2, "train", beside=[held.observer])
+    run.start(A_JOB._replace(start_s=time.time()))
+    run.engine.arrived.put(events.Ready())
+    is_waiting = threading.Event()
+    monkeypatch.setattr(run._follower, "settle_if_dead", is_waiting.set)
+
+    def interrupt_twice():
+        held.is_in.wait(LONG_S)
+        is_waiting.wait(LONG_S)
+        interrupt_main()
+        wait_until(lambda: run.stopping)
+        interrupt_main()
+
+    interrupting = threading.Thread(target=interrupt_twice)
+    interrupting.start()
+    began_s = time.monotonic()
+    assert run.wait() is run
+    assert time.monotonic() - began_s < LONG_S / 4
+    interrupting.join()
+    assert "kill" in run.engine.calls
+    held.is_over.set()
+    run.engine.immortal = False
+    run.stop(0)
+
+
+def test_a_third_interrupt_frees_the_cell_at_once(monkeypatch):
+    monkeypatch.setattr(monitor_run, "INTERRUPTED_S", LONG_S)
+    run = begun(FakeEngine(immortal=True), events.Started(0), events.Started(1))
+    kills, waits = run.engine.calls, threading.Event()
+    monkeypatch.setattr(run, "attend", waits.set)
+
+    def interrupt():
+        for is_heard in (waits.is_set, lambda: run.stopping, lambda: "kill" in kills):
+            wait_until(is_heard)
+            interrupt_main()
+            time.sleep(0.2)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    assert run.wait() is run
+    interrupting.join()
+    run.engine.immortal = False
+    run.stop(0)
+
+
+@pytest.mark.parametrize("waits", [Run.wait, Run.stop])
+def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(waits, monkeypatch):
+    engine = FakeEngine()
+    run = Run(engine, 2, "train")
+    monkeypatch.setattr(run._follower, "_follow", lambda: None)
+    run.start(A_JOB._replace(start_s=time.time()))
+    began_s = time.monotonic()
+    if waits is Run.wait:
+        with pytest.raises(WorkerFailed, match="the thread that followed them has ended"):
+            run.wait()
+    else:
+        assert run.stop().status == "failed"
+    assert time.monotonic() - began_s < LONG_S / 4
+    assert "kill" in engine.calls
+    assert run.states == ["ended", "ended"]
+
+
+def test_a_run_that_cannot_be_ended_with_the_notebook_does_not_keep_the_next_from_it(monkeypatch):
+    runs = [begun(FakeEngine(), events.Started(0), events.Started(1)) for _ in range(2)]
+    monkeypatch.setattr(runs[0].engine, "kill", lambda: [][1])
+    monkeypatch.setattr(going, "going", runs)
+    monkeypatch.setattr(runs[0].over, "wait", lambda timeout: None)
+    going._end_with_the_notebook()
+    assert runs[1].status == "stopped"
+    monkeypatch.undo()
+    runs[0].stop(0)
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -98,6 +98,8 @@ def fake_slurm(tmp_path, monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield tmp_path
     signal.signal(signal.SIGINT, before)
+    # What was asked last is answered before the next test, which may start no process.
+    wait_until(lambda: not any(thread.name == "labkit-slurm" for thread in threading.enumerate()))
 
 
 def interrupt_once(there):
@@ -196,9 +198,7 @@ def test_stopping_a_run_ends_though_slurm_cannot_be_reached_and_says_what_may_st
 def test_ranks_that_failed_end_the_run_though_slurm_cannot_be_reached(unreachable, run, directory, monkeypatch):
     monkeypatch.setattr(directory_engine, "SILENT_S", 0.3)
     for rank, code in ((0, -15), (1, 3)):
-        directory.file(rank, 0, "records").write_text(
-            f'["Exit", {rank}, {code}, false, {str(not rank).lower()}, 1.0]\n'
-        )
+        directory.file(rank, 0, "records").write_text(f'["Exit", {rank}, {code}, "", {str(not rank).lower()}, 1.0]\n')
     assert run.over.wait(LONG_S)
     assert str(run.error).startswith("SLURM job 7 is no longer waited for: SLURM has not answered for")
     assert "rank 1 died too (exit code 3)" in str(run.error)
@@ -225,7 +225,7 @@ def test_a_slurm_that_answers_is_waited_for(answering, run, monkeypatch):
 def stop(directory):
     """Write what ranks write that have stopped at SLURM's request."""
     for rank in (0, 1):
-        lines = f'["Stopped", {rank}]\n["Exit", {rank}, 0, false, true, {time.time()}]\n'
+        lines = f'["Stopped", {rank}]\n["Exit", {rank}, 0, "", true, {time.time()}]\n'
         directory.file(rank, 0, "records").write_text(lines)
 
 
@@ -245,7 +245,7 @@ def test_ranks_that_stopped_when_slurm_asked_begin_again_with_the_next_attempt(l
     assert not launched.over.is_set(), "the job may be put back into the queue"
     for rank in (0, 1):
         result = base64.b64encode(cloudpickle.dumps("whole")).decode()
-        lines = f'["Result", {rank}, {{"bytes": "{result}"}}]\n["Exit", {rank}, 0, false, false, 1.0]\n'
+        lines = f'["Result", {rank}, {{"bytes": "{result}"}}]\n["Exit", {rank}, 0, "", false, 1.0]\n'
         directory.file(rank, 1, "records").write_text(lines)
     assert launched.over.wait(LONG_S)
     assert (launched.attempt, launched.error, launched.results) == (1, None, ["whole"] * 2)

@@ -65,8 +65,6 @@ def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
 @pytest.mark.cluster
 @pytest.mark.notebook
 def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
-    if why := cluster.missing():
-        pytest.skip(why)
     with cluster.running() as slurm:
         executed = execute(FOLDER / "15_launchers.ipynb", tmp_path)
         assert slurm.jobs() == []

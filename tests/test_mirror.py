@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import sys
+import time
+import types
+from threading import Event
+from types import SimpleNamespace
+
 import pytest
 
+from labkit.cluster import files
+from labkit.cluster.reader import DirectoryReader
 from labkit.cluster.run_directory import RunDirectory
-from labkit.ray_cluster import mirror
+from labkit.cluster.sender import FileSender
+from labkit.protocol import events
+from labkit.ray_cluster import driver, mirror, rank_holder
 from labkit.ray_cluster.mirror import NotebookSide, Piece, RankSide
+from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import Place, asked_for, can_be_placed, places, there_is
 from labkit.session.directory import SessionDirectory
 from tests.test_directory_engine import a_job
@@ -139,6 +153,171 @@ def test_that_a_session_is_idle_comes_from_a_rank_and_goes_to_all(session, tmp_p
 def test_what_no_rank_writes_is_not_taken(piece, notebook):
     with pytest.raises(ValueError, match="which no rank writes"):
         NotebookSide(notebook.path).take([piece])
+
+
+# What is large, and disks that are full
+
+
+def test_a_large_value_comes_in_pieces_whole_and_before_the_record_that_names_it(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "BLOCK_BYTES", 30_000)
+    node = tmp_path / "node"
+    side, rank = begin(notebook, node)
+    event = events.Result(1, bytes(range(250)) * 400)
+    sender = FileSender(node / "ranks" / "1.0.records")
+    sender.send(event)
+    looks, seen = DirectoryReader(notebook), []
+    while not seen:
+        pieces = rank.news()
+        assert pieces
+        assert sum(len(piece.data) for piece in pieces) <= 30_000
+        side.take(pieces)
+        seen = looks.read()
+    assert seen == [event]
+    assert len(list(notebook.ranks.glob(".*"))) == 0
+    sender.close()
+
+
+def test_of_jobs_that_are_over_large_values_stay_with_the_notebook_only(session, tmp_path):
+    side, rank = begin(session, tmp_path / "node")
+    for number in range(1, 5):
+        session.of_job(number).create(a_job(), {"launcher": "session"})
+        session.give_job(number, [0, 1])
+        rank.take(side.news())
+        sender = FileSender(tmp_path / "node" / "jobs" / str(number) / "ranks" / "1.0.records")
+        sender.send(events.Result(1, bytes(100_000)))
+        sender.close()
+        while pieces := rank.news():
+            side.take(pieces)
+    blobs = [sorted(path.parts[-3] for path in there.rglob("*.blob")) for there in (session.path, tmp_path / "node")]
+    assert blobs == [["1", "2", "3", "4"], ["3", "4"]]
+
+
+def test_a_node_without_room_for_the_job_says_so(notebook, tmp_path, monkeypatch):
+    def full(descriptor, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        begin(notebook, tmp_path / "node")
+
+
+# What a node keeps
+
+
+@pytest.fixture
+def holder(monkeypatch, tmp_path):
+    """The module of the actors, which finds no Ray, and keeps its directories here."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray._private.worker", None)
+    monkeypatch.setattr(rank_holder.tempfile, "gettempdir", lambda: str(tmp_path))
+    return rank_holder
+
+
+DEAD = 2**22 + 1
+"""Greater than any process's id."""
+
+
+def test_only_labkits_own_folders_of_dead_actors_are_removed(holder, tmp_path):
+    def made(name, **mark):
+        (tmp_path / name).mkdir()
+        if mark:
+            mark = {"pid": os.getpid(), "machine": holder._machine(), **mark}
+            (tmp_path / name / holder.MARK).write_text(json.dumps(mark))
+        return tmp_path / name
+
+    kept = [
+        made(f"labkit-{DEAD}-thesis"),
+        made("labkit-rank-notes"),
+        made("labkit-rank-lives", pid=os.getpid()),
+        made("labkit-rank-elsewhere", pid=DEAD, machine="another node"),
+        made("labkit-rank-odd", pid="x"),
+    ]
+    (tmp_path / "labkit-rank-link").symlink_to(made("real", pid=DEAD))
+    left = made("labkit-rank-left", pid=DEAD)
+    new = holder._new_directory()
+    assert not left.exists()
+    assert all(folder.exists() for folder in [*kept, tmp_path / "real"])
+    assert new.stat().st_mode & 0o077 == 0
+    assert json.loads((new / holder.MARK).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_another_users_folder_is_not_touched(holder, tmp_path):
+    (tmp_path / "labkit-rank-theirs").mkdir()
+    mark = tmp_path / "labkit-rank-theirs" / holder.MARK
+    mark.write_text(json.dumps({"pid": DEAD, "machine": holder._machine()}))
+    os.chown(mark.parent, 12345, 12345)
+    holder._new_directory()
+    assert mark.exists()
+
+
+def test_a_node_learns_how_far_its_clock_is_ahead_by_the_quickest_question(holder, tmp_path):
+    actor = object.__new__(holder.RankHolder)
+    actor._directory, actor._clock_ahead_s = tmp_path, float("inf")
+    for delay_s in (40.0, 0.0, 20.0):
+        actor._compare_clocks(time.time() - 3600 - delay_s)
+    (tmp_path / "file").touch()
+    assert files.clock_off_s(tmp_path, tmp_path / "file") == pytest.approx(3600, abs=2)
+
+
+# Nodes that Ray takes away
+
+
+class FakeRay(types.ModuleType):
+    """As much of Ray as is asked while a placement waits."""
+
+    def __init__(self, monkeypatch, state, looks):
+        super().__init__("ray")
+        self.__version__ = "2.99"
+        self.asked = 0
+        private = types.ModuleType("ray._private.state")
+        private.state = state
+        for name, module in {"ray": self, "ray._private": types.ModuleType("p"), "ray._private.state": private}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        answers = iter([False] * looks + [True])
+        group = SimpleNamespace(wait=lambda seconds: next(answers))
+        self.util = SimpleNamespace(
+            client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)),
+            placement_group=lambda *_, **__: group,
+            placement_group_table=lambda group: {"bundles_to_node_id": {}},
+        )
+
+    def nodes(self):
+        return [{"Alive": True, "NodeID": str(number), "Resources": {"CPU": 1.0}} for number in range(50)]
+
+    def available_resources(self):
+        return {}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the notebook is told by the process that speaks with Ray."""
+    heard = []
+    monkeypatch.setattr(driver.Notebook, "__init__", lambda self: vars(self).update(_warned=set(), wants_end=Event()))
+    monkeypatch.setattr(driver.Notebook, "say", lambda self, kind, **what: heard.append((kind, what)))
+    return heard
+
+
+ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {}, "", "train")
+
+
+def test_which_nodes_are_taken_away_is_asked_once_a_look_however_many_there_are(monkeypatch, told):
+    asked = []
+    state = SimpleNamespace(get_draining_nodes=lambda: asked.append(1) or {})
+    FakeRay(monkeypatch, state, looks=3)
+    driver.place(ORDERS, driver.Notebook(), "")
+    assert len(asked) == 3
+
+
+def test_a_ray_that_does_not_say_which_nodes_are_taken_away_is_named_once(monkeypatch, told):
+    FakeRay(monkeypatch, SimpleNamespace(), looks=3)
+    driver.place(ORDERS, driver.Notebook(), "")
+    (warned,) = [what["text"] for kind, what in told if kind == "warned"]
+    assert warned.startswith("this version of Ray (2.99) does not say which nodes are taken away (ray._private.")
+    assert "state.get_draining_nodes: AttributeError" in warned
+
+
+# Where ranks can be placed
 
 
 def test_ranks_of_a_node_follow_each_other():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,13 +15,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import setuptools
 from packaging.requirements import Requirement
 
 from labkit.exporting import exporter
 from tests.conftest import LONG_S
+from tests.repository import ROOT, tracked
 from tests.test_house import NO_OTHER_COPY
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOSTED = sorted((ROOT / "tests" / "hosted").glob("*.txt"))
 
@@ -47,17 +49,28 @@ def run(*command, **options):
     return done.stdout
 
 
-def tracked(*folders):
-    return run("git", "ls-files", *folders, cwd=ROOT).splitlines()
+BUILT_FROM = ("labkit", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+
+
+def copy_of(names, folder):
+    """Copy files of the repository, with their modes, and return the folder."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def pip_of(folder):
+    """Make an environment, and return the command of this one's pip for it, which builds with this one's setuptools."""
+    venv.create(folder, with_pip=False)
+    pip = run(sys.executable, "-m", "pip", "--version").split(" from ")[1].split(" (python")[0]
+    return folder / "bin" / "python", pip
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The folder with the source distribution, and the wheel that was built from it; of what git knows."""
-    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("made")
-    for name in tracked("labkit", "pyproject.toml", "README.md", "LICENSE"):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes((ROOT / name).read_bytes())
+    source, made = copy_of(tracked(*BUILT_FROM), tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("made")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, source)
     return made
 
@@ -81,7 +94,7 @@ def test_the_wheel_has_every_module_and_all_data_and_nothing_else(built, wheel):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         sources = {name.partition("/")[2] for name in file.getnames()}
-    assert names | {"pyproject.toml", "README.md", "LICENSE"} <= sources
+    assert names | {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= sources
 
 
 @pytest.mark.spawns
@@ -95,19 +108,57 @@ def test_the_wheel_launches_from_where_it_was_installed(wheel, tmp_path):
     assert shown.count(str(tmp_path / "installed" / "labkit" / "__init__.py")) == 2
 
 
+OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
+"""Options of pip: nothing is downloaded, and setuptools is the one that is here."""
+
+WITH_SETUPTOOLS = {**os.environ, "PYTHONPATH": str(Path(setuptools.__file__).parents[1])}
+
+
+@pytest.mark.spawns
+def test_labkit_is_found_also_in_the_folder_that_holds_a_clone_called_labkit(tmp_path):
+    """The clone is a folder without __init__.py: Python takes such a one for a package where it finds no other."""
+    clone = copy_of(tracked(*BUILT_FROM), tmp_path / "labkit")
+    pip = pip_of(tmp_path / "venv")
+    run(*pip, "install", *OFFLINE, "--editable", clone, env=WITH_SETUPTOOLS)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for folder in (tmp_path, clone, clone / "notebooks"):
+        folder.mkdir(exist_ok=True)
+        found = run(pip[0], "-c", "import labkit; print(labkit.__file__)", cwd=folder, env=environment)
+        assert found.strip() == str(clone / "labkit" / "__init__.py"), folder
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("setpriv"), reason="setpriv is part of Linux's tools")
+def test_pip_installs_from_a_clone_that_cannot_be_written(tmp_path):
+    clone = copy_of(tracked(*BUILT_FROM), tmp_path / "labkit")
+    for path in [clone, *clone.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    # Root may write all the same, unless this capability is taken away.
+    cannot = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    with pytest.raises(AssertionError, match="Permission denied"):
+        run(*cannot, "touch", clone / "file")
+    try:
+        run(*cannot, sys.executable, "-m", "pip", "wheel", *OFFLINE, "--wheel-dir", tmp_path / "made", clone)
+    finally:
+        for path in [clone, *clone.rglob("*")]:
+            path.chmod(path.stat().st_mode | 0o200)
+    (wheel,) = (tmp_path / "made").glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        assert "labkit/launcher.py" in file.namelist()
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize("hosted", HOSTED, ids=lambda path: path.stem)
 def test_in_a_hosted_notebook_pip_installs_labkit_and_nothing_else(hosted, wheel, tmp_path):
     """pip itself is asked, where what a hosted notebook has seems to be installed."""
-    venv.create(tmp_path / "venv", with_pip=False)
+    pip = pip_of(tmp_path / "venv")
     (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     for name, version in pins(hosted).items():
         info = packages / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    pip = run(sys.executable, "-m", "pip", "--version").split(" from ")[1].split(" (python")[0]
     said = run(
-        *(tmp_path / "venv" / "bin" / "python", pip, "install", "--dry-run", "--no-index"),
+        *(*pip, "install", "--dry-run", "--no-index"),
         *("--disable-pip-version-check", "--ignore-requires-python", wheel),
     )
     (would,) = [line for line in said.splitlines() if line.startswith("Would install")]
@@ -142,3 +193,13 @@ def test_nobody_is_sent_to_the_other_labkit():
     lines = exporter._requirements(["import labkit, torch", "from labkit import datasets"]).splitlines()
     assert [line for line in lines if line.startswith("torch==")]
     assert not [line for line in lines if line.startswith("labkit")]
+
+
+@pytest.mark.spawns
+def test_the_repositorys_files_are_known_also_without_git(tmp_path):
+    copy_of(tracked(), tmp_path)
+    for name in ("labkit/__pycache__/x.pyc", "labkit_torch.egg-info/PKG-INFO", "build/log", "data/x", ".venv/ready"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for folders in ([], ["labkit"], ["labkit", "LICENSE"]):
+        assert tracked(*folders, root=tmp_path) == sorted(tracked(*folders))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -97,11 +98,28 @@ def test_workers_share_what_is_left():
     assert made.line() == "[ 33 %] 1 of 3 · about 4 s left"
 
 
+def pytest_on(folder, test, *options, **environment):
+    """Run pytest as `make test` does on one file, and give what it shows."""
+    (folder / "test_these.py").write_text(textwrap.dedent(test))
+    command = f"-m pytest -p tests.conftest -p no:cacheprovider --rootdir={folder} {folder}".split()
+    done = subprocess.run(
+        [sys.executable, *command, *options],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=5 * LONG_S,
+        check=False,
+    )
+    return done.stdout
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
 def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_then(tmp_path, workers):
-    (tmp_path / "test_these.py").write_text(
-        textwrap.dedent("""
+    shown = pytest_on(
+        tmp_path,
+        """
         import os, subprocess
         import pytest
 
@@ -120,20 +138,12 @@ def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_
         @pytest.mark.spawns
         def test_that_may():
             subprocess.run(["true"])
-        """)
+    """,
+        *workers,
     )
-    command = f"-m pytest -p tests.conftest -p no:cacheprovider --rootdir={tmp_path} {tmp_path}".split()
-    done = subprocess.run(
-        [sys.executable, *command, *workers],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=5 * LONG_S,
-        check=False,
-    )
-    lines = done.stdout.splitlines()
+    lines = shown.splitlines()
     assert "2 failed, 98 passed" in lines[-1], "pytest's own last line"
-    assert "starts processes, but has none of the markers" in done.stdout
+    assert "starts processes, but has none of the markers" in shown
     failed = [line.split(" - ")[0] for line in lines if line.startswith("FAILED")]  # under CI pytest adds the reason
     assert {line.split("::")[1] for line in failed} == {
         "test_that_calls",
@@ -143,3 +153,48 @@ def test_a_test_that_starts_a_process_has_a_marker_and_a_log_has_a_line_now_and_
     assert re.fullmatch(r"\[  5 %\] 5 of 100 · about \d+ s left", shown[0])
     assert shown[-1] == "[100 %] 100 of 100"
     assert len(shown) == 20
+
+
+@pytest.mark.spawns
+def test_the_list_of_fonts_which_takes_a_process_is_there_before_the_first_test(tmp_path):
+    """Also for a user who has none yet, as on a fresh machine."""
+    home = tmp_path / "home"
+    home.mkdir()
+    test = """
+        def test_of_a_picture():
+            import matplotlib.font_manager
+    """
+    places = {"HOME": str(home), "MPLCONFIGDIR": "", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""}
+    assert "1 passed" in pytest_on(tmp_path, test, **places)
+    assert list(home.glob("**/fontlist-*.json")), "the home was used"
+
+
+WITH_PROGRAMS = """
+    import pytest
+
+    @pytest.mark.browser
+    def test_of_a_page(page_that_cannot_be):
+        pass
+
+    @pytest.mark.cluster
+    @pytest.mark.parametrize("nodes", [1, 2])
+    def test_of_a_job(nodes, cluster_that_cannot_be):
+        pass
+
+    def test_of_neither():
+        pass
+"""
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["one process", "two workers"])
+def test_without_chromium_and_slurm_their_tests_are_skipped_and_the_last_lines_say_how_many(tmp_path, workers):
+    nothing = tmp_path / "bin"
+    nothing.mkdir()
+    without = {"PATH": str(nothing), "LABKIT_CHROMIUM": "", "LABKIT_FORBID_SKIPS": ""}
+    shown = pytest_on(tmp_path, WITH_PROGRAMS, *workers, **without)
+    assert "1 passed, 3 skipped" in shown
+    assert shown.splitlines()[-2:] == [
+        "1 test of the browser did not run: apt install chromium",
+        "2 tests on SLURM did not run: apt install slurmctld slurmd slurm-client munge",
+    ]

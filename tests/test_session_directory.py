@@ -11,7 +11,7 @@ import pytest
 import labkit
 from labkit.cluster import job_events, slurm_commands
 from labkit.cluster.launcher_job import LauncherJob
-from labkit.cluster.run_directory import FileSender
+from labkit.cluster.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
@@ -67,7 +67,7 @@ class Rank:
 
     def end(self, number, code=0, ended=False, dies=False):
         if dies:
-            write(self.folder.file(self.rank, self.number, "records"), "Exit", self.rank, code, False, ended, 1.0)
+            write(self.folder.file(self.rank, self.number, "records"), "Exit", self.rank, code, "", ended, 1.0)
         self.send(number, events.Exit(self.rank, code, ended=ended, at_s=time.time()))
 
 
@@ -204,7 +204,7 @@ def test_on_a_full_disk_it_is_said_who_could_not_be_ended_and_it_is_tried_again(
 
 def test_a_session_that_waits_for_machines_again_can_be_closed(reserve, launched, ranks):
     for rank in ranks:
-        write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, -15, False, True, 1.0)
+        write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, -15, "", True, 1.0)
     reserve.close()
     assert launched.was_ended, "nobody is there to receive that it is to leave"
 
@@ -213,7 +213,7 @@ def test_ranks_that_leave_when_told_need_not_be_ended(reserve, launched, ranks, 
     def leave():
         wait_until(lambda: "leave" in folder.asked.read_text())
         for rank in ranks:
-            write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, 0, False, False, 1.0)
+            write(rank.folder.file(rank.rank, 0, "records"), "Exit", rank.rank, 0, "", False, 1.0)
 
     leaving = threading.Thread(target=leave)
     leaving.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.cluster.supervisor import has_exit
+from labkit.cluster.files import has_exit
 from labkit.protocol import events
 from labkit.session.cluster_reserve import SUPERVISOR
 from labkit.session.processes import read_process
@@ -54,7 +55,7 @@ for word in sys.stdin:
         if what == "dies":
             os._exit(9)
         if what == "ends":
-            write(records, ["Exit", int(rank), 0, False, False, time.time()])
+            write(records, ["Exit", int(rank), 0, "", False, time.time()])
 """
 
 
@@ -69,7 +70,9 @@ def start_supervisor(folder, tmp_path, monkeypatch):
 import pathlib, sys
 sys.argv = [{str(SUPERVISOR)!r}, {str(folder.path)!r}]
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
+import labkit.cluster.files as files
 import labkit.cluster.supervisor as supervisor
+files.LOOK_AT_FOLDER_S, files.GONE_S = 0.05, 0.5
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
 source = pathlib.Path(sys.argv[0]).read_text().replace("IDLE_EVERY_S = 0.5", "IDLE_EVERY_S = 0.05")
 exec(compile(source, sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
@@ -186,7 +189,7 @@ def test_a_later_supervisor_takes_up_what_nobody_has_begun_and_ends_what_another
         add_job(folder, number, text)
         folder.ask(f"job:{number}:0")
     write(folder.ranks / "0.0.records", "Process", 0, 5, "node3")
-    write(folder.of_job(1).file(0, 0, "records"), "Exit", 0, 0, False, False, 1.0)
+    write(folder.of_job(1).file(0, 0, "records"), "Exit", 0, 0, "", False, 1.0)
     folder.of_job(2).file(0, 0, "records").touch()
     folder.ask("kill:3:0")  # said after it was given, and before a supervisor could read it
     start_supervisor()
@@ -212,7 +215,7 @@ def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, s
     wait_until(job.file(0, 0, "records").exists)
     time.sleep(0.8)
     assert process.poll() is None
-    write(job.file(0, 0, "records"), "Exit", 0, 0, False, False, 1.0)
+    write(job.file(0, 0, "records"), "Exit", 0, 0, "", False, 1.0)
     assert process.wait(10) == 0
     assert folder.asked.read_text().split() == ["job:1:0", "idle"]
 
@@ -227,10 +230,18 @@ def test_a_job_is_asked_to_stop_when_slurm_takes_the_machines_and_then_the_rank_
     wait_until(lambda: "0 stop" in received(folder))
     time.sleep(0.3)
     assert process.poll() is None, "it has the time that SLURM grants"
-    write(job.file(0, 0, "records"), "Exit", 0, 0, False, False, 1.0)
+    write(job.file(0, 0, "records"), "Exit", 0, 0, "", False, 1.0)
     process.send_signal(signal.SIGTERM)  # awake at once
     assert process.wait(10) == 0, "else SLURM would count the job as failed"
     assert received(folder) == ["0 job:1", "0 stop"]
+
+
+@pytest.mark.spawns
+def test_a_rank_goes_when_the_sessions_folder_is_deleted(folder, start_supervisor):
+    process = start_supervisor()
+    wait_until(lambda: read_process(folder, 0, 0).is_ready)
+    shutil.rmtree(folder.path)
+    assert process.wait(60) == 128 + signal.SIGKILL
 
 
 @pytest.mark.spawns

@@ -16,7 +16,8 @@ from playwright.sync_api import Error, sync_playwright
 
 import labkit
 from tests import course_pages, make_site
-from tests.browser import CHROMIUM, CHROMIUM_ARGUMENTS, LONG_S
+from tests.browser import CHROMIUM_ARGUMENTS, LONG_S
+from tests.programs import CHROMIUM
 
 ROOT = Path(__file__).parent.parent
 SCREENSHOTS = ROOT / "build" / "screenshots"

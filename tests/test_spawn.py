@@ -19,13 +19,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.cluster.tcp_store import open_store
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
+from labkit.monitor.run import Run
 from labkit.plugins import leaving
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
-from labkit.rank.store import open_store
 from tests.conftest import LONG_S, wait_until
+from tests.fake_engine import A_JOB as A_SMALL_JOB
 
 
 class ClosableProcess:
@@ -35,6 +37,7 @@ class ClosableProcess:
 
     def __init__(self):
         self.is_closed, self.asked = False, []
+        self.sentinel, self._open = Pipe(duplex=False)
 
     def __getattribute__(self, name):
         if name in ("is_alive", "kill", "join") and object.__getattribute__(self, "is_closed"):
@@ -66,7 +69,7 @@ def rank():
 
 def test_a_rank_that_is_done_just_when_it_is_ended_is_gone_before_it_is_given_back(rank, monkeypatch):
     engine, order = LocalEngine(1), []
-    engine._ranks, engine._store = [rank], None
+    engine._ranks = [rank]
 
     def kill():
         engine._done.add(0)  # what it had said comes now
@@ -192,10 +195,11 @@ def test_the_queue_of_a_rank_needs_no_name_in_the_system():
     assert named == []
     assert not before or set(os.listdir("/dev/shm")) - before == set()
     queue.put("well")
-    assert queue.get() == "well"
+    assert queue.receive() == ["well"]
+    assert queue.receive() == []
     queue.close_writer()
     with pytest.raises(EOFError):
-        queue.get()
+        queue.receive()
     queue.close()
 
 
@@ -211,10 +215,63 @@ def test_the_queue_is_inherited_by_a_process_and_not_sent_elsewhere():
 def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monkeypatch):
     monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
     rank.process._popen = SimpleNamespace(returncode=None)
-    rank.process.join = lambda: None
-    with contextlib.suppress(AttributeError):
-        rank.wait_for_exit()
+    rank.wait_for_exit()
     assert rank.process._popen.returncode == 255
+
+
+@pytest.fixture
+def held_rank(rank, monkeypatch):
+    """A process that the system does not let go, though it is killed: in uninterruptible sleep, say."""
+    monkeypatch.setattr("labkit.engines.spawn.GONE_S", 0.3)
+    monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
+    monkeypatch.setattr("labkit.engines.listener.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("labkit.engines.spawn.psutil.pid_exists", lambda pid: True)
+    monkeypatch.setattr(rank.process, "kill", lambda: None)
+    rank.process._popen = SimpleNamespace(returncode=None)
+    return rank
+
+
+def test_a_process_that_the_system_holds_is_not_waited_for_without_end(held_rank):
+    held_rank.kill()
+    began_s = time.monotonic()
+    held_rank.close()
+    assert time.monotonic() - began_s < LONG_S / 4
+    assert held_rank.process._popen.returncode == 255
+    assert held_rank.process.is_closed
+
+
+def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(held_rank, monkeypatch):
+    engine = LocalEngine(1)
+    monkeypatch.setattr(engine, "_take", lambda: [held_rank])
+    run = Run(engine, 1, "train")
+    run.start(A_SMALL_JOB._replace(world_size=1, start_s=time.time()))
+    run.stop(0)
+    assert run.status == "stopped"
+    (said,) = run.warnings
+    assert said.startswith(
+        f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it (state "
+    )
+
+
+def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):
+    """What it has forked keeps its sentinel open, and somebody has waited for every child of this process."""
+    assert rank.has_ended
+
+
+@pytest.mark.spawns  # multiprocessing\'s resource tracker, where no test before has
+def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
+    """Too many open files, say: those that began end when their channels close."""
+    opened = []
+
+    def start(main, args, nprocs, join):
+        opened.extend(args[0])
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("labkit.engines.spawn.mp.spawn", start)
+    with pytest.raises(OSError, match="Too many open files"):
+        spawn(2)
+    assert all(end.closed for ends in opened for end in (ends.inbox, ends.output, ends.stacks))
+    assert all(ends.queue.reader.closed for ends in opened)
 
 
 def test_a_rank_has_joined_when_all_have(monkeypatch):
@@ -237,15 +294,14 @@ def test_a_rank_has_joined_when_all_have(monkeypatch):
 
 def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    opened, port = open_store(2)
-    keeper = [opened]
-    mine = dist.TCPStore("127.0.0.1", port, 2, is_master=False)
+    keeper = [open_store(2)]
+    mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
     thread = threading.Thread(
         target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), torch.device("cpu"), mine, "gloo")
     )
     thread.start()
     wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
-    del opened, keeper[0]
+    keeper.clear()
     thread.join(LONG_S)
     assert not thread.is_alive()
 

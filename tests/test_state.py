@@ -134,12 +134,12 @@ def test_what_one_rank_says_of_itself_is_kept_with_it():
         Expect(0, 5),
         Memory(0, 7, 8),
         Output(0, "x\ny"),
-        Exit(0, 3, True, unseen=True),
+        Exit(0, 3, "killed", unseen=True),
     ]
     rank = after(*said).ranks[0]
     assert (rank.expected_steps, rank.peak_bytes, rank.peak_device_bytes) == (5, 7, 8)
     assert (str(rank.output), rank.exit_code, rank.exit_s) == ("x\ny\n", 3, 3.0)
-    assert rank.out_of_memory
+    assert rank.out_of_memory == "killed"
     assert rank.unseen
 
 

@@ -1,70 +1,270 @@
-"""The store through which ranks meet is opened and joined without a question to a name server."""
+"""The stores through which ranks meet: a file that is one user's alone, or a port where there are several machines."""
 
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
+import signal
+import socket
+import sys
 import threading
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
-from labkit.engines.local import LocalEngine
-from labkit.plugins.name_service import lookup, stores
-from labkit.plugins.name_service.hooks import ByAddress
-from labkit.protocol.job import Job, RankInfo
-from labkit.rank import main, store
+from labkit.cluster import name_service, tcp_store
+from labkit.rank import local_rendezvous
+from labkit.rank.local_rendezvous import LocalRendezvous, is_in_use, open_file_store
+from tests.conftest import LONG_S
+
+
+@pytest.fixture
+def rendezvous():
+    made = LocalRendezvous()
+    yield made
+    made.close()
+
+
+# Ranks of one machine
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
+    before = os.umask(mask)
+    try:
+        made = LocalRendezvous()
+        open_file_store(made.file)
+    finally:
+        os.umask(before)
+    assert made.folder.stat().st_mode & 0o777 == 0o700
+    local_rendezvous.check_private(made.folder)
+    made.close()
+    made.close()
+    assert not made.folder.exists()
+
+
+def test_two_processes_find_what_the_other_has_set(rendezvous):
+    one, other = (open_file_store(rendezvous.file) for _ in range(2))
+    one.set("greeting", "hello")
+    assert other.get("greeting") == b"hello"
+    assert (one.add("count", 1), other.add("count", 2), one.add("count", 0)) == (1, 3, 3)
+    assert other.check(["greeting"])
+    assert not other.check(["greeting", "farewell"])
+    assert other.compare_set("greeting", "hello", "good day") == b"good day" == one.get("greeting")
+    below = dist.PrefixStore("below", one)
+    below.set("greeting", "there")
+    assert other.get("below/greeting") == b"there" == below.multi_get(["greeting"])[0]
+    assert one.delete_key("greeting")
+    assert not other.check(["greeting"])
+
+
+def test_whoever_waits_for_a_key_goes_on_once_it_is_there_having_looked_ever_more_rarely(rendezvous, monkeypatch):
+    one, other = (open_file_store(rendezvous.file) for _ in range(2))
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+        if now[0] > 0.2:
+            one.set("here", "")
+
+    now = [0.0]
+    monkeypatch.setattr(local_rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    other.wait(["here"])
+    assert slept == sorted(slept)
+    assert (slept[0], slept[-1]) == local_rendezvous.LOOK_S
+    assert now[0] < 0.2 + 2 * local_rendezvous.LOOK_S[1]
+
+
+def test_what_does_not_come_is_named(rendezvous):
+    store = open_file_store(rendezvous.file, timeout_s=0.05)
+    store.set("here", "")
+    for wait in (
+        lambda: store.get("nowhere"),
+        lambda: store.wait(["here", "nowhere"], timedelta(seconds=0.05)),
+        lambda: dist.PrefixStore("", store).get("nowhere"),
+    ):
+        with pytest.raises(dist.DistStoreError, match=r"not there after 0\.05 s: /?nowhere"):
+            wait()
+
+
+def test_a_store_whose_run_is_over_says_so_at_once(rendezvous):
+    store, native = open_file_store(rendezvous.file), open_file_store(rendezvous.file, is_gloo=False)
+    rendezvous.close()
+    for ask in (lambda: store.get("key"), lambda: store.add("key", 1), lambda: open_file_store(rendezvous.file)):
+        with pytest.raises(dist.DistStoreError, match="is gone, as when their run is over"):
+            ask()
+    assert type(native) is dist.FileStore
+    assert len([kept for kept in local_rendezvous._kept if str(rendezvous.file) == kept._path]) == 2
+    after = LocalRendezvous()
+    open_file_store(after.file)
+    assert [kept for kept in local_rendezvous._kept if str(rendezvous.file) == kept._path] == [], (
+        "the next forgets them"
+    )
+    after.close()
+
+
+def test_a_clone_is_another_store_in_the_same_file(rendezvous):
+    store = open_file_store(rendezvous.file)
+    store.set("below/key", "value")
+    assert dist.PrefixStore("below", store).clone().get("key") == b"value"
+
+
+def leave_a_folder(told):
+    made = LocalRendezvous()
+    told.send(str(made.folder))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.spawns
+def test_what_a_killed_process_has_left_is_removed_by_the_next(rendezvous):
+    told, tell = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=leave_a_folder, args=(tell,))
+    process.start()
+    left = Path(told.recv())
+    process.join(LONG_S)
+    assert left.exists()
+    assert not is_in_use(left)
+    LocalRendezvous().close()
+    assert left.exists(), "a process looks once"
+    local_rendezvous._remove_left_behind_once.cache_clear()
+    LocalRendezvous().close()
+    assert not left.exists()
+    assert rendezvous.folder.exists(), "whose process lives"
+    assert is_in_use(rendezvous.folder)
+
+
+@pytest.mark.spawns
+def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
+    process = multiprocessing.get_context("fork").Process(target=rendezvous.close)
+    process.start()
+    process.join(LONG_S)
+    assert process.exitcode == 0
+    assert rendezvous.folder.exists()
+
+
+def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path):
+    elsewhere = tmp_path / "mine"
+    elsewhere.mkdir(mode=0o700)
+    (elsewhere / local_rendezvous.MARKER).touch()
+    (tmp_path / f"{local_rendezvous.PREFIX}link").symlink_to(elsewhere)
+    for name, mode in (("made just now", 0o700), ("open to all", 0o777)):
+        folder = tmp_path / f"{local_rendezvous.PREFIX}{name}"
+        folder.mkdir()
+        folder.chmod(mode)
+    (folder / local_rendezvous.MARKER).touch()
+    before = sorted(tmp_path.rglob("*"))
+    local_rendezvous.remove_left_behind(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    left = tmp_path / f"{local_rendezvous.PREFIX}left"
+    left.mkdir(mode=0o700)
+    (left / local_rendezvous.MARKER).touch()
+    unfinished = tmp_path / f"{local_rendezvous.PREFIX}unfinished"
+    unfinished.mkdir(mode=0o700)
+    os.utime(unfinished, (0, 0))
+    local_rendezvous.remove_left_behind(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_ranks_do_not_meet_where_another_user_can_come(rendezvous, mode):
+    rendezvous.folder.chmod(mode)
+    with pytest.raises(ValueError, match=f"is not this user's alone .*mode {mode:o}"):
+        local_rendezvous.check_private(rendezvous.folder)
+
+
+# A script's own way to the store
+
+
+@pytest.fixture
+def master(monkeypatch, rendezvous):
+    """The store that stands at `MASTER_ADDR:MASTER_PORT`."""
+    module = sys.modules["torch.distributed.rendezvous"]
+    monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)
+    for name in ("_create_store", "_master"):
+        monkeypatch.setattr(local_rendezvous, name, None)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": rendezvous.port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = open_file_store(rendezvous.file)
+    local_rendezvous.serve_master_port(store)
+    return store
+
+
+def test_whoever_meets_at_env_or_at_its_address_finds_the_ranks_own_store(master, rendezvous):
+    for url in ("env://", f"tcp://127.0.0.1:{rendezvous.port}?rank=0&world_size=1"):
+        store, rank, world_size = next(dist.rendezvous(url))
+        assert (store, rank, world_size) == (master, 0, 1)
+
+
+def test_elsewhere_and_in_other_processes_pytorch_opens_a_store_as_ever(master, rendezvous, monkeypatch):
+    monkeypatch.setattr(local_rendezvous, "_master", (os.getpid() + 1, *local_rendezvous._master[1:]))
+    store, *_ = next(dist.rendezvous("env://"))
+    assert (type(store), store.port) == (dist.TCPStore, rendezvous.port), "which the system has kept free for it"
+
+
+def test_nothing_listens_at_the_port_until_a_script_does(rendezvous):
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", rendezvous.port), 5)
+    with socket.create_server(("127.0.0.1", rendezvous.port)) as listener:
+        socket.create_connection(listener.getsockname(), 5).close()
+
+
+# Ranks of several machines
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """What glibc was told, in order."""
     told = []
-    monkeypatch.setattr(lookup, "_switch", lambda: (lambda database, sources: told.append(sources) or 0, b"files dns"))
+    switch = (lambda database, sources: told.append(sources) or 0, b"files dns")
+    monkeypatch.setattr(name_service, "_switch", lambda: switch)
     return told
 
 
-def test_ranks_meet_through_it():
-    opened, port = stores.open_store(2)
-    joined = stores.join_store("127.0.0.1", port, 2)
+def test_ranks_of_several_machines_meet_at_a_port():
+    opened = tcp_store.open_store(2)
+    joined = tcp_store.join_store("127.0.0.1", opened.port, 2)
     opened.set("greeting", "hello")
     assert joined.get("greeting") == b"hello"
-    assert joined.port == port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_a_store_listens_at_the_one_address_that_is_needed(host):
+    try:
+        with tcp_store.listen(host, 0, backlog=1) as listener:
+            assert listener.getsockname()[0] == host
+    except OSError:
+        assert host == "::1"
+        pytest.skip("this machine has no IPv6")
+
+
+def test_a_name_may_mean_several_addresses():
+    with tcp_store.listen("localhost", 0, backlog=1) as listener:
+        assert listener.getsockname()[0] in ("::", "0.0.0.0")
 
 
 def test_addresses_are_looked_up_in_files_alone_while_a_connection_is_made(asked):
-    _, port = stores.open_store(2)
+    opened = tcp_store.open_store(2)
     assert asked == [b"files", b"files dns"]
-    stores.join_store("127.0.0.1", port, 2)
-    assert asked == [b"files", b"files dns"] * 2
-
-
-def test_so_does_a_job_in_the_notebook_and_in_a_rank(asked, monkeypatch):
-    class NoProcesses(LocalEngine):
-        def _take(self):
-            raise OSError("no process")
-
-    _, port = store.open_store(1)
-    assert asked == [], "by itself it does not"
-    job = Job(b"", 1, "gloo", 0, 1, 0, port, 0.0, {}, {}).with_hooks(ByAddress())
-    monkeypatch.setattr(os, "environ", {})
-    main._rendezvous_in_the_notebook(job, RankInfo(0, 0, 1, 1))
-    assert asked == [b"files", b"files dns"]
-    with pytest.raises(OSError, match="no process"):
-        NoProcesses(1).start(job)
+    tcp_store.join_store("127.0.0.1", opened.port, 2)
     assert asked == [b"files", b"files dns"] * 2
 
 
 def test_a_name_is_looked_up_as_ever(asked):
-    _, port = stores.open_store(2)
+    opened = tcp_store.open_store(2)
     asked.clear()
-    stores.join_store("localhost", port, 2)
+    tcp_store.join_store("localhost", opened.port, 2)
     assert asked == []
 
 
 def test_the_usual_way_is_back_if_nobody_answers(asked):
     with pytest.raises(dist.DistError):
-        stores.join_store("127.0.0.1", 1, 2, timeout_s=0.2)
+        tcp_store.join_store("127.0.0.1", 1, 2, timeout_s=0.2)
     assert asked == [b"files", b"files dns"]
 
 
@@ -72,7 +272,7 @@ def test_the_usual_way_is_back_only_after_the_last_of_several(asked):
     inside, leave = threading.Barrier(3), threading.Event()
 
     def connect():
-        with lookup.without_name_service("127.0.0.1"):
+        with name_service.without_name_service("127.0.0.1"):
             inside.wait()
             leave.wait()
 
@@ -92,11 +292,11 @@ def test_where_the_c_library_is_another_one_nothing_is_changed(monkeypatch):
         def __init__(self, name):
             pass
 
-    lookup._switch.cache_clear()
+    name_service._switch.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", Other)
     try:
-        assert lookup._switch() is None
-        _, port = stores.open_store(1)
-        assert stores.join_store("127.0.0.1", port, 1).num_keys() >= 0
+        assert name_service._switch() is None
+        opened = tcp_store.open_store(1)
+        assert tcp_store.join_store("127.0.0.1", opened.port, 1).num_keys() >= 0
     finally:
-        lookup._switch.cache_clear()
+        name_service._switch.cache_clear()

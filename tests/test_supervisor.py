@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from labkit.cluster.rank_entry import SIGCONT_SINCE_S
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol.job import Job
 from labkit.session import cluster_reserve
+from tests import fake_system
 from tests.conftest import LONG_S, wait_until
 
 pytestmark = pytest.mark.spawns
@@ -35,6 +38,9 @@ for word in sys.stdin:
         sys.exit(0)
     if word == "fail\\n":
         sys.exit(3)
+    if word == "print\\n":
+        for number in range(100_000):
+            print("line", number)
 """
 
 
@@ -53,6 +59,7 @@ def start(directory, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    fake_system.v2(tmp_path)
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "squeue").write_text(f'#!/bin/sh\necho asked >> "{tmp_path}/asked"\ncat "{tmp_path}/state"\n')
     (tmp_path / "squeue").chmod(0o755)
@@ -60,7 +67,11 @@ def start(directory, tmp_path, monkeypatch):
     script = f"""
 import pathlib, sys
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
-from labkit.cluster import supervisor
+import functools
+from labkit.cluster import files, supervisor
+from labkit.protocol.system import OutOfMemoryKills
+supervisor.OutOfMemoryKills = functools.partial(OutOfMemoryKills, pathlib.Path({str(tmp_path)!r}))
+files.OUTPUT_BYTES, files.HEAD_BYTES, files.LOOK_AT_FOLDER_S, files.GONE_S = 100_000, 100, 0.05, 0.5
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
 supervisor.STATE_EVERY_S = 0.05
 sys.exit(supervisor.main(pathlib.Path({str(directory.path)!r})))
@@ -81,7 +92,7 @@ sys.exit(supervisor.main(pathlib.Path({str(directory.path)!r})))
 def exit_of(directory):
     lines = directory.file(0, 0, "records").read_text().splitlines()
     (found,) = [json.loads(line) for line in lines if line.startswith('["Exit"')]
-    return {"code": found[2], "ended": found[4]}
+    return {"code": found[2], "ended": found[4]} | ({"out_of_memory": found[3]} if found[3] else {})
 
 
 def received(directory):
@@ -138,6 +149,49 @@ def test_a_rank_that_fails_leaves_word_for_the_others(directory, start):
     assert process.wait(LONG_S) == 3
     assert (directory.path / "failed.0").exists()
     assert exit_of(directory) == {"code": 3, "ended": False}
+
+
+@pytest.mark.parametrize(
+    ("kills", "said"), [({"cgroup": 1, "host": 1}, {"out_of_memory": "killed"}), ({"host": 1}, {})]
+)
+def test_a_rank_that_is_killed_ran_out_of_memory_if_its_cgroup_says_so(directory, start, tmp_path, kills, said):
+    process = start()
+    fake_system.count(tmp_path, **kills)
+    (rank,) = psutil.Process(process.pid).children()
+    rank.kill()
+    assert process.wait(LONG_S) == 128 + signal.SIGKILL
+    assert exit_of(directory) == {"code": -9, "ended": False, **said}
+
+
+def test_a_rank_is_ended_when_the_runs_folder_is_deleted(directory, start):
+    """Also where no notebook is there to see it."""
+    process = start()
+    shutil.rmtree(directory.path)
+    assert process.wait(LONG_S) == 128 + signal.SIGKILL
+
+
+def test_what_a_rank_prints_without_end_does_not_fill_the_disk(directory, start):
+    start()
+    out = directory.file(0, 0, "out")
+    for _ in range(3):
+        directory.ask("print")
+        wait_until(lambda: "bytes of output were dropped here" in out.read_text())
+        wait_until(lambda: out.stat().st_size < 100_000)
+    assert directory.file(0, 0, "out.head").read_text().splitlines()[:3] == ["line 0", "line 1", "line 2"]
+
+
+def test_a_supervisor_that_cannot_write_says_where_and_why(directory):
+    directory.ranks.rmdir()
+    directory.ranks.touch()
+    done = subprocess.run(
+        [sys.executable, str(launcher_job.SUPERVISOR), str(directory.path)],
+        env={**os.environ, "SLURM_PROCID": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.match(r"rank 1: .*run cannot be written on \S+: \[Errno 20\] Not a directory", done.stdout), done.stderr
+    assert done.returncode == supervisor.NOT_WRITTEN
 
 
 def test_under_torchrun_which_starts_all_again_a_rank_is_ended_at_once(directory, start, monkeypatch):

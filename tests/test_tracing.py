@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import labkit
-from labkit.cluster import run_directory
+from labkit.cluster.records import decoded
+from labkit.cluster.sender import FileSender
 from labkit.monitor.state import RunState
 from labkit.plugins.tracing import clocks, intervals, reading, recording
 from labkit.plugins.tracing.findings import by_line, steps_of
@@ -650,9 +651,9 @@ def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp
 
 def test_a_record_travels_through_a_run_directory_as_through_a_queue(tmp_path):
     event = events.Attached(1, "trace", pack(planted(2, late=1)[1]))
-    run_directory.FileSender(tmp_path / "records").send(event, is_last=True)
+    FileSender(tmp_path / "records").send(event, is_last=True)
     (line,) = (tmp_path / "records").read_bytes().splitlines()
-    assert run_directory._record(line) == event
+    assert decoded(line) == event
     state = RunState(2, 1.0, 0.0)
     state.take(event, 0.0, 0.0)
     assert Trace.of([unpack(rank.attached["trace"]) for rank in state.ranks if rank.attached]).ranks[0].rank == 1

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.cluster import run_directory
+from labkit.cluster.records import decoded
+from labkit.cluster.sender import FileSender
 from labkit.plugins.report import summary
 from labkit.plugins.variables import describing
 from labkit.plugins.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
@@ -256,9 +257,9 @@ def test_no_frames_are_nothing():
 
 
 def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
-    run_directory.FileSender(tmp_path / "records").send(FAILURE, is_last=True)
+    FileSender(tmp_path / "records").send(FAILURE, is_last=True)
     (line,) = (tmp_path / "records").read_bytes().splitlines()
-    assert run_directory._record(line) == FAILURE
+    assert decoded(line) == FAILURE
 
 
 # With real ranks

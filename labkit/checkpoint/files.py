@@ -14,7 +14,7 @@ import torch
 
 FORMAT = "labkit checkpoint 1"
 NAME = re.compile(r"checkpoint-(\d{6,})")
-UNFINISHED = re.compile(r"\.checkpoint-\d{6,}\.(writing|removing)")
+UNFINISHED = re.compile(r"\.checkpoint-\d{6,}(\.[0-9a-f]{8})?\.(writing|removing)")
 """What a killed run may leave behind; the next one removes it."""
 
 MANIFEST = "manifest.json"

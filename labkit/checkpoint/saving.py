@@ -21,7 +21,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from labkit.checkpoint import agreement, collective
 from labkit.checkpoint.buckets import BucketOrder, cuts_buckets_anew
-from labkit.checkpoint.commit import commit, make_aside, remove_unfinished
+from labkit.checkpoint.commit import Writing, commit, make_aside, remove_unfinished
 from labkit.checkpoint.files import FORMAT, write_tensors
 from labkit.checkpoint.pytree import KeyPath
 from labkit.checkpoint.randomness import random_state, set_random_state
@@ -95,6 +95,7 @@ class Checkpoint:
         self._orders = {name: BucketOrder(thing) for name, thing in objects.items() if cuts_buckets_anew(thing)}
         self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
         self.epoch = self.step = 0
+        self._writing: Writing | None = None
         self._position = 0
         """Batches of the current epoch that were given."""
         self._began: dict[str, Any] = {}
@@ -124,7 +125,7 @@ class Checkpoint:
         if doubtful := agreement.claimed_twice([draft.pieces for draft in drafts]):
             digests = self._together(write, lambda: agreement.digests_of_pieces(shards, doubtful))
         written = self._together(write, lambda: self._write(drafts, digests, state, shards))
-        path = self._together(finish, lambda: self._finish(drafts, written, values))[0]
+        path = self._together(finish, lambda: self._finish(written, values))[0]
         assert path is not None
         return path
 
@@ -219,12 +220,15 @@ class Checkpoint:
         for name, thing in self._objects.items():
             state[name] = without_shards(self._state_of(thing), name, shards)
         json.dumps(values)  # raises for what is not plain
-        aside = make_aside(self.folder) if self.rank == 0 else None
+        if self.rank == 0:
+            self._clean()
+            self._writing = make_aside(self.folder)
         digests: agreement.Digests = {}
         if self.world_size > 1:
             is_equal = agreement.equal_by_design(self._synced, self._objects)
             compared = {n: part for n, part in state.items() if not agreement.gathers_on_rank_0(self._objects[n])}
             digests = agreement.digests_of(compared, is_equal)
+        aside = self._writing.path if self._writing else None
         return _Draft(aside, digests, list(agreement.pieces_of(shards)))
 
     def _state_of(self, thing: Any) -> dict[Any, Any]:
@@ -272,12 +276,11 @@ class Checkpoint:
             return {"position": self._position, "batch_size": _batch_size(self._loader), **self._began}
         return {"position": 0, "generators": [g.get_state() for g in _generators(self._loader)]}
 
-    def _finish(self, drafts: list[_Draft], written: list[_Written], values: dict[str, Any]) -> Path | None:
+    def _finish(self, written: list[_Written], values: dict[str, Any]) -> Path | None:
         """Describe what was written and move it into place: on rank 0."""
         if self.rank:
             return None
-        aside = drafts[0].aside
-        assert aside is not None
+        assert self._writing is not None
         manifest = {
             "format": FORMAT,
             "torch": torch.__version__,
@@ -288,11 +291,13 @@ class Checkpoint:
             "as_on_rank_0": sorted(self._as_on_rank_0),
             "files": {name: facts for rank in written for name, facts in rank.files.items()},
         }
-        return commit(aside, manifest, self.keep)
+        return commit(self._writing, manifest, self.keep)
 
     def _clean(self) -> None:
-        """Remove what was not finished. Nobody writes meanwhile."""
+        """Remove what was not finished, but not what another run is writing."""
         if self.rank == 0:
+            if self._writing is not None:
+                self._writing.release()
             remove_unfinished(self.folder)
 
     def _find(self) -> tuple[Path, dict[str, Any], str] | None:

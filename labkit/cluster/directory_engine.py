@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 
 from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
-from labkit.cluster.run_directory import DirectoryReader, RunDirectory
+from labkit.cluster.reader import DirectoryReader
+from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol import events
 from labkit.protocol.job import Job
 
@@ -24,6 +26,9 @@ LOOKING_SHARE = 5
 
 SILENT_S = 60.0
 """How long, once all ranks have ended, a launcher that does not answer is waited for."""
+
+FULL_BYTES = 1 << 20
+"""A disk with less room than this is full."""
 
 
 class DirectoryEngine:
@@ -67,7 +72,8 @@ class DirectoryEngine:
             if (found := self._new()) or not timeout_s:
                 return found
             looked_s = time.monotonic() - began
-            time.sleep(max(LOOK_EVERY_S, LOOKING_SHARE * looked_s))  # a slow file system is others' too
+            if not self._reader.has_more:
+                time.sleep(max(LOOK_EVERY_S, LOOKING_SHARE * looked_s))  # a slow file system is others' too
             if time.monotonic() > deadline:
                 return []
 
@@ -103,6 +109,8 @@ class LaunchedEngine(DirectoryEngine):
         self.outlives_notebook = launched.outlives_notebook
         self._is_told = False
         """Whether it has been told how every rank ended: nothing comes after that."""
+        self._gone: job_events.JobEnded | None = None
+        """That the directory was deleted, which ends the ranks."""
         self._ended_s: float | None = None
         """When all ranks had ended."""
 
@@ -129,7 +137,11 @@ class LaunchedEngine(DirectoryEngine):
             self.launched.ranks_have_ended()
         # Ranks that stopped because the launcher asked them to may begin again, however well they ended.
         all_well = all_ended and not any(exit.code or exit.ended for exit in self._exits.values())
-        no_more = not read and (is_settled or (all_ended and (self.launched.is_over or self._nobody_answers())))
+        is_over = is_settled or (all_ended and (self.launched.is_over or self._nobody_answers()))
+        no_more = is_over and not (read or self._reader.is_behind)
+        if self._reader.is_gone:
+            self._gone = folder_gone(self.directory.path)
+            self.kill()  # again, should the launcher not have obeyed
         if (all_well or no_more) and not self._is_told:
             self._is_told = True
             found += self._last_events()
@@ -144,20 +156,22 @@ class LaunchedEngine(DirectoryEngine):
         missing = sorted(set(range(self.world_size)) - set(self._exits))
         well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
         seen = RanksSeen(dict(self._exits), missing, self._reader.begun)
-        ending = None if well else self.launched.ending(seen)
+        ending = None if well else self._gone or self.launched.ending(seen)
         for rank in missing:
             # Whom the launcher alone ended could still tell so, unless it was before he had begun.
             was_ended = ending is not None or self.launched.was_ended or (seen.explains and rank not in seen.begun)
             self._exits[rank] = events.Exit(rank, -9, ended=was_ended, at_s=self._last_sign_s(rank), unseen=True)
         exits = [self._exits[rank] for rank in sorted(self._exits)]
-        return [*self.launched.take_news(), *([ending] if ending else []), *exits]
+        said = [events.Warned(-1, "disk", text)] if missing and (text := disk_full(self.directory.path)) else []
+        return [*self.launched.take_news(), *said, *([ending] if ending else []), *exits]
 
     def _last_sign_s(self, rank: int) -> float:
         """Return when the rank wrote last, for a run that ended long ago."""
         try:
-            return self.directory.file(rank, self._reader.attempt, "records").stat().st_mtime
+            written_s = self.directory.file(rank, self._reader.attempt, "records").stat().st_mtime
         except OSError:
             return 0.0
+        return written_s + float(self.launched.about.get("clock_ahead_s", 0.0))  # by this machine's clock
 
     def kill(self) -> None:
         """Have the ranks ended."""
@@ -171,6 +185,28 @@ class LaunchedEngine(DirectoryEngine):
     def close(self) -> None:
         """Let go of what this process holds."""
         self.launched.close()
+
+
+def folder_gone(path: Path, whose: str = "run") -> job_events.JobEnded:
+    """Return that a run's directory was deleted, or a session's, which ends its ranks."""
+    return job_events.JobEnded(
+        -1,
+        f"the {whose}'s folder {path} has gone",
+        "It was deleted or moved while the ranks ran. They speak with the notebook through it, so they were ended. "
+        f"What had come from them is kept. Launch again, and leave the folder until the {whose} is over.",
+        page="run_folder",
+    )
+
+
+def disk_full(path: Path) -> str:
+    """Return that there is no room where a run's directory lies, if so."""
+    try:
+        free_bytes = shutil.disk_usage(path).free
+    except OSError:
+        return ""
+    if free_bytes > FULL_BYTES:
+        return ""
+    return f"the disk under {path} is full: what the ranks wrote last may be missing. Make room, or give folder=…"
 
 
 def check_whole(name: str, count: Any, least: int = 1) -> None:

@@ -77,5 +77,5 @@ def _forget_attempt(state: RunState, phase: str) -> None:
     for rank in state.ranks:
         rank.phase, rank.result, rank.returned, rank.failure = phase, None, False, None
         rank.exit_code, rank.exit_s, rank.ended_by_us = None, float("inf"), False
-        rank.out_of_memory = rank.unseen = False
+        rank.out_of_memory, rank.unseen = "", False
     state.has_failed = False

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -16,22 +17,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.cluster.files import clock_off_s
+from labkit.cluster.name_service import is_address
+from labkit.cluster.run_directory import RunDirectory
+from labkit.cluster.sender import FileSender, printing_never_fails
+from labkit.cluster.tcp_store import RENDEZVOUS_S, join_store, open_store
 from labkit.plugins.as_script import process_begins
-from labkit.plugins.name_service.stores import join_store, open_store
+from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit, end_children
+from labkit.rank.local_rendezvous import (
+    LocalFileStore,
+    LocalRendezvous,
+    check_private,
+    is_in_use,
+    open_file_store,
+    serve_master_port,
+)
+from labkit.rank.main import Part, do_and_exit, leave
 from labkit.rank.signals import handle_signals
-
-RENDEZVOUS_S = 300.0
-"""How long a rank waits for rank 0 to publish where the store is."""
 
 SIGCONT_S = 0.2
 """How long a process that is told to end waits for the SIGCONT by which SLURM's signals are known …"""
@@ -49,8 +60,11 @@ class FileChannel(Channel):
     def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
         super().__init__()
         self.rank = rank
-        self.send = FileSender(directory.file(rank, attempt, "records")).send  # type: ignore[method-assign]
+        self.sender = FileSender(directory.file(rank, attempt, "records"))
         listen(self.receive)
+
+    def _send(self, event: events.Event) -> None:
+        self.sender.send(event)
 
 
 def listen(receive: Callable[[str], None]) -> None:
@@ -63,8 +77,7 @@ def _listen(receive: Callable[[str], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
         for word in words:
             receive(word.strip())
-    end_children()
-    os._exit(1)  # the supervisor is gone, and its launcher with it
+    leave(1)  # the supervisor is gone, and its launcher with it
 
 
 def main() -> NoReturn:
@@ -74,8 +87,10 @@ def main() -> NoReturn:
     def prepare() -> Callable[[], Part | None]:
         begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         channel = FileChannel(directory, rank, attempt)
+        atexit.register(channel.sender.close)  # first, so that it is called last
         info = rank_info_here()
         job = directory.job()
+        correct_clock(channel.sender, info, directory)
         about = directory.about()  # the notebook's own folder and modules, where they are here too
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
@@ -85,14 +100,21 @@ def main() -> NoReturn:
     do_and_exit(prepare)
 
 
+def correct_clock(sender: FileSender, info: RankInfo, directory: RunDirectory) -> None:
+    """Have the times that a rank reports be by the notebook's clock, should this machine's be off; say so then."""
+    sender.clock_off_s = clock_off_s(directory.path, sender.path)
+    if sender.clock_off_s and info.local_rank == 0:
+        how = f"{abs(sender.clock_off_s):,.0f} s {'ahead of' if sender.clock_off_s > 0 else 'behind'} the notebook's"
+        sender.warn("clock", f"the clock of {os.uname().nodename} is {how}; times from there are corrected", info.rank)
+
+
 def begin(stacks: int) -> None:
     """Prepare this process, whose stacks go to that file when it is asked where it stands."""
     process_begins()
     handle_signals(stacks)
     outlive_the_launchers_signal()
     faulthandler.enable()
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = printing_never_fails(sys.stdout), printing_never_fails(sys.stderr)
 
 
 def outlive_the_launchers_signal() -> None:
@@ -166,7 +188,13 @@ def _counts(text: str) -> list[int]:
 def meet(job: Job, info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> tuple[dist.Store, str]:
     """Return the store through which the ranks find each other, as `rendezvous` says, and the backend to use."""
     store = rendezvous(info, directory, attempt, anew)
-    return store, job.backend or backend_for(info, store)
+    backend = job.backend or backend_for(info, store)
+    return store_for(backend, store), backend
+
+
+def store_for(backend: str, store: dist.Store) -> dist.Store:
+    """Return a store as a backend needs it: threads of NCCL's own are not to wait for Python."""
+    return store.in_native_code if isinstance(store, LocalFileStore) and backend != "gloo" else store
 
 
 def backend_for(info: RankInfo, store: dist.Store) -> str:
@@ -181,56 +209,114 @@ def backend_for(info: RankInfo, store: dist.Store) -> str:
 def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:
     """Return the store through which the ranks find each other.
 
-    torchrun says where: a port that its agents have found free. Under SLURM, on Ray, and where there is a store `anew`
-    for each job, rank 0 takes a free port of its own and publishes its addresses in the run's directory, so that nobody
-    must know names or free ports beforehand. Bytes alone pass through the store.
+    Ranks of one machine meet in a file that no other user can open. For several, torchrun says where: a port that its
+    agents have found free. Under SLURM, on Ray, and where there is a store `anew` for each job, rank 0 takes a free
+    port of its own and publishes its address in the run's directory, so that nobody must know names or free ports
+    beforehand. Bytes alone pass through the store.
     """
-    alone = info.local_world_size == info.world_size
+    if info.local_world_size == info.world_size:
+        return _meet_here(info, directory, attempt)
     if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if alone:
-            _use_interface("127.0.0.1")
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
-            return dist.PrefixStore(
-                os.environ["TORCHELASTIC_RESTART_COUNT"], join_store(host, port, info.world_size, RENDEZVOUS_S)
-            )
-        if info.rank == 0:
-            return open_store(info.world_size, host, port, RENDEZVOUS_S)[0]
-        return join_store(host, port, info.world_size, RENDEZVOUS_S)
-    own = "127.0.0.1" if alone else _own_address()
+            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], join_store(host, port, info.world_size))
+        return join_store(host, port, info.world_size) if info.rank else open_store(info.world_size, host, port)
+    own = _own_address()
     _use_interface(own)
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # who meets at env:// (`init_rpc`) is to open no other there
-    published = f"rendezvous.{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_STEP_ID', '')}.{attempt}.json"
+    published = published_name(attempt)
     if info.rank == 0:
-        store, _ = open_store(info.world_size, own, 0, RENDEZVOUS_S)
+        store = open_store(info.world_size, own)
         token = secrets.token_hex(16)
         store.set("labkit/token", token)
-        addresses = [own] if own.startswith("127.") else _addresses(own)
+        addresses = [own] if is_address(own) else _addresses(own)
         directory.write(published, json.dumps({"addresses": addresses, "port": store.port, "token": token}).encode())
         os.environ.update(MASTER_ADDR=own, MASTER_PORT=str(store.port))
         return store
-    return _find(directory, published, info)
+    return _published(directory, published, info, _join_published)
 
 
-def _find(directory: RunDirectory, published: str, info: RankInfo) -> dist.Store:
+def _join_published(found: dict[str, Any], info: RankInfo) -> dist.Store:
+    why = OSError("it has published no address")
+    for address in found["addresses"]:
+        try:
+            socket.create_connection((address, found["port"]), 1).close()
+        except OSError as error:
+            why = OSError(f"at {', '.join(found['addresses'])}, port {found['port']}, nobody answers ({error})")
+            continue
+        store = join_store(address, found["port"], info.world_size)
+        if store.get("labkit/token").decode() == found["token"]:
+            os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(found["port"]))
+            return store
+        why = OSError(f"at {address}, port {found['port']}, another store answers")
+    raise why
+
+
+def published_name(attempt: int) -> str:
+    """Return the name of the file by which rank 0 says where the store is: of this job, step and attempt."""
+    env, names = os.environ, ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    if "TORCHELASTIC_RUN_ID" in env:  # which numbers attempts itself, at a port that two runs do not have at once
+        names = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    return ".".join(["rendezvous", *(env.get(name, "") for name in names), str(attempt), "json"])
+
+
+def _published(
+    directory: RunDirectory,
+    name: str,
+    info: RankInfo,
+    join: Callable[[dict[str, Any], RankInfo], dist.Store],
+) -> dist.Store:
+    """Return what `join` makes of what rank 0 has published; it raises OSError for what is left of another run."""
     deadline = time.monotonic() + RENDEZVOUS_S
-    why = f"it has not written {directory.path / published}"
+    why = f"it has not written {directory.path / name}"
     while time.monotonic() < deadline:
+        found: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            found: dict[str, Any] = json.loads((directory.path / published).read_text())
-            for address in found["addresses"]:
-                try:
-                    socket.create_connection((address, found["port"]), 1).close()
-                except OSError as error:
-                    why = f"at {', '.join(found['addresses'])}, port {found['port']}, nobody answers ({error})"
-                    continue
-                store = join_store(address, found["port"], info.world_size, RENDEZVOUS_S)
-                if store.get("labkit/token").decode() == found["token"]:
-                    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(found["port"]))
-                    return store
+            found = json.loads((directory.path / name).read_text())
+        try:
+            if found:
+                return join(found, info)
+        except OSError as error:
+            why = str(error)
         time.sleep(FIND_EVERY_S)
     raise TimeoutError(f"rank {info.rank} has waited {RENDEZVOUS_S:g} s for rank 0: {why}")
+
+
+# Ranks of one machine
+
+_mine: LocalRendezvous | None = None
+"""Where rank 0 has made the ranks meet last."""
+
+
+def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.Store:
+    global _mine
+    _use_interface("127.0.0.1")
+    if folder := os.environ.get("LABKIT_RENDEZVOUS"):  # the notebook has made it, on this machine
+        check_private(Path(folder))
+        store = open_file_store(f"{folder}/{directory.path.name}.{attempt}", timeout_s=RENDEZVOUS_S)
+    elif info.rank == 0:
+        # On Ray beside what the rank's actor removes; elsewhere the directory may be on a network, without locks.
+        former, _mine = _mine, LocalRendezvous(directory.path if "LABKIT_RANK" in os.environ else None)
+        if former is not None:
+            former.close()
+        found = {"file": str(_mine.file), "port": _mine.port}
+        store = _join_here(found, info)
+        directory.write(published_name(attempt), json.dumps(found).encode())
+    else:
+        store = _published(directory, published_name(attempt), info, _join_here)
+    serve_master_port(store)
+    return store
+
+
+def _join_here(found: dict[str, Any], info: RankInfo) -> dist.Store:
+    file = Path(found["file"])
+    check_private(file.parent)
+    if not is_in_use(file.parent):
+        raise OSError(f"{file.parent} is left of a run that is over")
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found["port"]))
+    return open_file_store(file, timeout_s=RENDEZVOUS_S)
 
 
 def _own_address() -> str:

@@ -1,15 +1,14 @@
 """Stands between a launcher (SLURM, torchrun, Ray) and one rank: starts it, passes requests on, records how it ended.
 
-Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, so that
-it is there at once and does not fail with the rank. What it writes, and where, is `run_directory`'s to read. That of a
-reserved rank, `labkit.session.supervisor`, is made of the same parts.
+Started by its path, once per rank, as `python supervisor.py DIRECTORY`; needs nothing but the standard library, and of
+labkit modules that need no more, so that it is there at once and does not fail with the rank. What it writes, and
+where, is `reader`'s to read. That of a reserved rank, `labkit.session.supervisor`, is made of the same parts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,13 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
+
+from labkit.cluster.files import Folder, append, clock_off_s, free_reserve
+from labkit.cluster.private import private
+from labkit.protocol.system import OutOfMemoryKills
 
 # A signal from the launcher. SLURM sends SIGTERM when it takes the machines away (preemption, `scancel`, the time
 # limit, `scontrol requeue`), and SIGKILL only when its grace is over: KillWait, 30 s unless the cluster says otherwise,
@@ -45,14 +51,17 @@ STAY_S = 600.0
 STATE_EVERY_S = 2.0
 """Time between two questions to SLURM whether it has."""
 
-END_CHARACTERS = 4096
-"""Of a rank's records, in which its last is looked for."""
-
 STACKS_SIGNAL: Any = getattr(signal, "SIGUSR2", None)
 """As `rank.signals` has it."""
 
 NOT_SEEN = 66
 """Exit code where the directory cannot be seen."""
+
+NOT_WRITTEN = 67
+"""Exit code where nothing can be written there."""
+
+LAST_WORD_S = 10.0
+"""How long it is tried to write how a rank ended. The reserve is freed for it; others may take that room first."""
 
 START = "import labkit.rank.die_with_parent; from {} import main; main()"
 
@@ -62,14 +71,22 @@ def main(directory: Path) -> int:
     rank, signals = begin()
     if not is_seen(directory, rank):
         return NOT_SEEN
-    attempt = claim_attempt(directory, rank, is_elastic())
     requests = Requests(directory)
-    requests.skip()
-    arguments = [str(directory), rank, str(attempt)]
-    child = Child(directory / "ranks" / f"{rank}.{attempt}", "labkit.cluster.rank_entry", arguments)
+    try:
+        attempt = claim_attempt(directory, rank, is_elastic())
+        requests.skip()
+        arguments = [str(directory), rank, str(attempt)]
+        child = Child(directory / "ranks" / f"{rank}.{attempt}", "labkit.cluster.rank_entry", arguments)
+    except OSError as error:
+        return cannot_write(directory, rank, error)
     peer_failed = directory / f"failed.{attempt}"
+    folder = Folder(directory)
     was_ended = was_asked = False
     while child.process.poll() is None:
+        if folder.look([child.output]):
+            print(f"rank {rank}: {folder.gone_in_words}; the rank is ended", flush=True)
+            was_ended = True
+            child.process.kill()
         if signals and not was_asked and not is_elastic():
             was_asked = True
             child.send("stop")
@@ -89,8 +106,9 @@ def main(directory: Path) -> int:
     code = child.process.returncode
     if code and not (was_ended or signals):
         with contextlib.suppress(OSError):  # a full disk, say; the others then have the launcher's grace
-            peer_failed.touch()
-    append(child.records, child.end(rank, was_ended or bool(signals)))
+            peer_failed.touch(0o600)
+    append(child.records, child.end(rank, was_ended or bool(signals)), LAST_WORD_S)
+    free_reserve(child.records)
     if was_asked and not code and rank == "0":
         stay_for_the_launcher()
     return 128 - code if code < 0 else code
@@ -119,6 +137,12 @@ def is_seen(directory: Path, rank: str) -> bool:
         return True
     print(f"rank {rank}: {directory} cannot be seen on {os.uname().nodename}; every node must see it", flush=True)
     return False
+
+
+def cannot_write(directory: Path, rank: str, error: OSError) -> int:
+    """Say where the launcher writes that this machine cannot write into the directory; return the exit code."""
+    print(f"rank {rank}: {directory} cannot be written on {os.uname().nodename}: {error}", flush=True)
+    return NOT_WRITTEN
 
 
 def stay_for_the_launcher() -> None:
@@ -158,18 +182,18 @@ class Requests:
             return []
         words = words[: words.rfind(b"\n") + 1]
         self._read_bytes += len(words)
-        return words.decode().split()
+        return words.decode(errors="replace").split()
 
 
 class Child:
     """A rank's process."""
 
     def __init__(self, base: Path, module: str, arguments: list[str]) -> None:
-        self.records = Path(f"{base}.records")
+        self.records, self.output = Path(f"{base}.records"), Path(f"{base}.out")
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
-        self._starved_before = out_of_memory_kills()
-        with open(f"{base}.out", "ab") as output:
+        self._memory_kills = OutOfMemoryKills()
+        with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
                 stdin=subprocess.PIPE,
@@ -195,29 +219,17 @@ class Child:
     @property
     def is_ready(self) -> bool:
         """Whether the process has reported that it waits for work, or has waited."""
-        return b'["Ready"' in self.records.read_bytes()
+        try:
+            return b'["Ready"' in self.records.read_bytes()
+        except OSError:
+            return False
 
     def end(self, rank: str, was_ended: bool) -> list[Any]:
         """Return the record of how the process ended; `was_ended` is whether that was done from outside."""
         code = self.process.returncode
-        starved = code == -signal.SIGKILL and not was_ended and out_of_memory_kills() > self._starved_before
-        return ["Exit", int(rank), code, starved, was_ended, time.time()]
-
-
-def append(records: Path, event: list[Any]) -> None:
-    """Append an event in a line of its own, even if the rank was ended while it wrote one."""
-    with open(records, "a") as file:
-        file.write("\n" + json.dumps(event) + "\n")
-
-
-def has_exit(records: Path) -> bool:
-    """Whether a rank's last event is there."""
-    try:
-        with open(records, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - END_CHARACTERS))
-            return any(line.startswith(b'["Exit"') for line in file.read().splitlines())
-    except OSError:
-        return False
+        out_of_memory = self._memory_kills.seen() if code == -signal.SIGKILL and not was_ended else ""
+        at_s = time.time() - clock_off_s(self.records.parents[1], self.records)
+        return ["Exit", int(rank), code, out_of_memory, was_ended, at_s]
 
 
 def claim_attempt(directory: Path, rank: str, elastic: bool) -> int:
@@ -244,15 +256,6 @@ def _is_of_attempt(path: Path) -> bool:
     except FileExistsError:
         return os.readlink(path) == here
     return True
-
-
-def out_of_memory_kills() -> int:
-    """Return how many processes Linux has ended for want of memory."""
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
 
 
 if __name__ == "__main__":

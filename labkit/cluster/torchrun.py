@@ -25,15 +25,20 @@ import psutil
 from labkit.cluster import job_events
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
+from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.plugins.arguments import naming
+from labkit.rank.local_rendezvous import LocalRendezvous
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Else ranks that are started again read the addresses of the dead: https://github.com/pytorch/pytorch/issues/135712."""
+
+ONE_MACHINE = "labkit-one-machine"
+"""What torchrun calls the rendezvous of an agent that is alone."""
 
 LEAVE_S = 5.0
 """How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
@@ -43,9 +48,11 @@ class Torchrun:
     """Where to launch: under torchrun, on this machine and perhaps others.
 
     Args:
-        nnodes: machines. With more than one, the run says which command to start on each of the others.
+        nnodes: machines. With more than one, the run says which command to start on each of the others, and whoever
+            reaches the port of `rdzv_endpoint` can run code as you: torchrun unpickles what it finds there.
         nproc_per_node: ranks on each.
-        rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines.
+        rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines. Give an
+            address of the network that they share, and not a name, to listen there alone.
         max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
             on from the newest.
         folder: where the runs' folders are made; with several machines, one that all of them can write.
@@ -96,10 +103,9 @@ class Torchrun:
             f"--nproc-per-node={self.nproc_per_node}",
             f"--max-restarts={self.max_restarts}",
             "--monitor-interval=0.1",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.rdzv_endpoint or '127.0.0.1:0'}",
+            *([f"--rdzv-backend={ONE_MACHINE}"] if self.nnodes == 1 else ["--rdzv-backend=c10d"]),
+            *([] if self.nnodes == 1 else [f"--rdzv-endpoint={self.rdzv_endpoint}"]),
             f"--rdzv-id={directory.name}",
-            *(["--local-addr=127.0.0.1"] if self.nnodes == 1 else []),
             f"--log-dir={directory / 'torchrun'}",
             str(supervisor),
             str(directory),
@@ -124,6 +130,8 @@ class TorchrunJob(LauncherJob):
         super().__init__(world_size, directory, about)
         self._on = on
         self._agent: subprocess.Popen[bytes] | None = None
+        self._rendezvous: LocalRendezvous | None = None
+        """Where the ranks meet if they are all on this machine."""
 
     def _in_thread(self, call: Callable[[], None]) -> Future[None]:
         # The agent ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
@@ -131,16 +139,20 @@ class TorchrunJob(LauncherJob):
 
     def submit(self) -> dict[str, Any]:
         """Start the agent. Raises ValueError for an endpoint that cannot be used."""
-        if self._on.rdzv_endpoint is not None:
+        path, environment = self.directory.path, dict(ENVIRONMENT)
+        if self._on.nnodes == 1:
+            self._rendezvous = LocalRendezvous()
+            environment["LABKIT_RENDEZVOUS"] = str(self._rendezvous.folder)
+        else:
+            assert self._on.rdzv_endpoint is not None
             _check_endpoint(self._on.rdzv_endpoint)
-        path = self.directory.path
-        with open(path / "torchrun.out", "ab") as output:
+        with open(path / "torchrun.out", "ab", opener=private) as output:
             self._agent = subprocess.Popen(
                 [sys.executable, "-c", START, *self._on.arguments(self.supervisor, path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                env={**os.environ, **environment, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
         if self._on.nnodes > 1:
@@ -218,25 +230,29 @@ class TorchrunJob(LauncherJob):
         except subprocess.TimeoutExpired:
             self.end()
             self._agent.wait()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
 
 def be_agent() -> None:
     """Be torchrun, in the agent's own process.
 
-    The agents' store holds pickled words, so whoever reaches it can have code run. Where all are on one machine it is
-    kept from the network; by itself it would listen on every interface.
+    Agents of several machines meet in a store that holds pickled words, so whoever reaches it can have code run. By
+    itself it would listen on every interface; an agent that is alone opens none.
     """
     from torch.distributed import TCPStore, run
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, rendezvous_handler_registry
 
-    from labkit.plugins.name_service.lookup import without_name_service
+    from labkit.cluster.name_service import is_address, without_name_service
+    from labkit.cluster.one_machine import OneMachine
+    from labkit.cluster.tcp_store import listen
 
     gc.enable()  # which `die_with_parent` has turned off
 
     def store(host: str, port: int, is_master: bool, **options: Any) -> TCPStore:
-        if is_master and host.startswith("127."):
+        if is_master and is_address(host):
             try:
-                listener = socket.create_server((host, port), backlog=128)
+                listener = listen(host, port, backlog=128)
             except OSError as error:
                 raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
             port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
@@ -244,6 +260,7 @@ def be_agent() -> None:
             return TCPStore(host, port, is_master=is_master, **options)
 
     vars(c10d_rendezvous_backend)["TCPStore"] = store
+    rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine(parameters.run_id))
     run.main(sys.argv[1:])
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
-import os
 import queue
 import threading
-from multiprocessing.connection import Connection, wait
+import time
 
 import psutil
-import torch.distributed as dist
 
+from labkit.engines.listener import Listener
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
-from labkit.rank.store import open_store
+from labkit.rank.local_rendezvous import LocalRendezvous
 
 BACKLOG = 1000
 """Records that wait for the notebook at most; ranks that send more wait, so that memory stays bounded."""
+
+LISTENERS_S = 2.0
+"""How long threads that listen to ranks which have ended may take to notice it."""
 
 
 class LocalEngine:
@@ -40,19 +41,26 @@ class LocalEngine:
         """Process id of each rank."""
         self._ranks: list[RankProcess] = []
         self._listeners: list[threading.Thread] = []
+        self._rendezvous: LocalRendezvous | None = None
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
+        self._is_closed = False
+        self._error: BaseException | None = None
+        """What has ended a thread that listens to a rank, which is to be heard of."""
 
     def start(self, job: Job) -> None:
         """Start the ranks and send each the job. Returns once the processes exist, not once they are ready."""
-        with job.connecting("127.0.0.1"):
-            self._store, port = self._open_store()
-        job = job._replace(port=port, environment={**loopback_environment(), **job.environment})
+        self._rendezvous = self._new_rendezvous()
+        job = job._replace(
+            port=self._rendezvous.port,
+            store=str(self._rendezvous.file),
+            environment={**loopback_environment(), **job.environment},
+        )
         try:
             self._ranks = self._take()
         except BaseException:
-            del self._store
+            self._close_rendezvous()
             raise
         self.pids = [process.pid for process in self._ranks]
         for rank, _ in self._at_work():
@@ -61,7 +69,12 @@ class LocalEngine:
             self._listeners.append(thread)
 
     def poll(self, timeout_s: float) -> list[events.Event]:
-        """Return the records that have arrived, waiting at most `timeout_s` for the first."""
+        """Return the records that have arrived, waiting at most `timeout_s` for the first.
+
+        Raises what has kept those of a rank from coming.
+        """
+        if self._error is not None:
+            raise self._error
         arrived = []
         with contextlib.suppress(queue.Empty):
             arrived.append(self._events.get(timeout=timeout_s))
@@ -87,10 +100,17 @@ class LocalEngine:
 
     def kill(self) -> None:
         """End every rank that still lives, and whatever processes it started."""
+        errors: list[Exception] = []
         for rank, process in self._at_work():
-            if process.is_alive:
-                self._killed.add(rank)
-                process.kill()
+            try:
+                if process.is_alive:
+                    self._killed.add(rank)
+                    process.kill()
+            except Exception as error:  # the others are to be ended all the same
+                self._killed.discard(rank)
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _at_work(self) -> list[tuple[int, RankProcess]]:
         """Return the processes that have not done their part, with their ranks."""
@@ -103,19 +123,38 @@ class LocalEngine:
     def close(self) -> None:
         """End what is left and let go of every process, thread, pipe and port."""
         if not self._ranks:
+            self._close_rendezvous()  # once more, where that failed
             return
-        self.kill()
+        with contextlib.ExitStack() as last:  # whatever one of these raises, the others are done
+            last.callback(self._let_go)
+            last.callback(self._wait_for_listeners)
+            last.callback(self._wait_for_the_killed)
+            self.kill()
+
+    def _wait_for_the_killed(self) -> None:
         for rank in list(self._killed):  # also who has said meanwhile that it is done: it is to get no other work
             self._ranks[rank].wait_for_exit()
-        for thread in self._listeners:
-            thread.join(timeout=2)
-        ranks, self._ranks = self._ranks, []
-        del self._store
-        self._give_back(ranks)
 
-    def _open_store(self) -> tuple[dist.TCPStore, int]:
-        """Return the store through which the ranks meet, and its port."""
-        return open_store(self.world_size)
+    def _wait_for_listeners(self) -> None:
+        deadline = time.monotonic() + LISTENERS_S
+        for thread in self._listeners:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _let_go(self) -> None:
+        self._is_closed = True
+        ranks, self._ranks = self._ranks, []
+        with contextlib.ExitStack() as last:
+            last.callback(self._give_back, ranks)
+            self._close_rendezvous()
+
+    def _new_rendezvous(self) -> LocalRendezvous:
+        """Return where the ranks meet."""
+        return LocalRendezvous()
+
+    def _close_rendezvous(self) -> None:
+        """Let go of where they met."""
+        if self._rendezvous is not None:
+            self._rendezvous.close()
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
@@ -124,54 +163,29 @@ class LocalEngine:
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
-        for process in ranks:
-            process.close()
-        for done in plugins.those_with("ranks_done"):
-            done(self.world_size)
+        with contextlib.ExitStack() as last:
+            for done in plugins.those_with("ranks_done"):
+                last.callback(done, self.world_size)
+            for process in ranks:
+                last.callback(process.close)
+
+    def _put(self, event: events.Event) -> None:
+        """Bring an event to the notebook. Waits while it is behind; drops the event once nobody takes any."""
+        while not self._is_closed:
+            with contextlib.suppress(queue.Full):
+                self._events.put(event, timeout=0.1)
+                return
 
     def _listen(self, rank: int, job: Job) -> None:
-        """Send the rank its job, then turn what comes from it into records, until it is gone."""
-        mine = self._ranks[rank]
-        mine.send_job(rank, job)
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        process, output, stacks, reader = mine.process, mine.output, mine.stacks, mine.queue._reader
-        sources = {reader, output, stacks, process.sentinel}
-        while True:
-            ready = wait(list(sources))
-            # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
-            is_last = process.sentinel in ready
-            # What a rank had printed when it sent a event comes before it. A pipe holds no more than one read takes.
-            if output in ready or (reader in ready and output in sources and output.poll()):
-                data = _read(output)
-                if text := decoder.decode(data, final=not data):
-                    self._events.put(events.Output(rank, text))
-                if not data or is_last:
-                    sources.discard(output)
-            if stacks in ready:
-                if data := _read(stacks):
-                    self._events.put(events.Stack(rank, data.decode("utf-8", "replace")))
-                else:
-                    sources.discard(stacks)
-            if reader in ready:
-                try:
-                    event = mine.queue.get()
-                except (EOFError, OSError):
-                    sources.discard(reader)
-                else:
-                    if isinstance(event, events.Exit):  # the process stays
-                        self._done.add(rank)
-                        self._events.put(event)
-                        return
-                    self._events.put(event)
-            if ready == [process.sentinel]:
-                break
-        self._events.put(events.Exit(rank, mine.wait_for_exit()))
-
-
-def _read(connection: Connection) -> bytes:
-    with contextlib.suppress(OSError):
-        return os.read(connection.fileno(), 1 << 16)
-    return b""
+        """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
+        try:
+            listener = Listener(rank, self._ranks[rank], self._put)
+            last = listener.listen(job)
+            if listener.last is not None:  # the process stays
+                self._done.add(rank)
+            self._put(last)
+        except BaseException as error:
+            self._error = error
 
 
 @functools.cache

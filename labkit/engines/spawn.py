@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.resource_tracker import ensure_running
 from queue import SimpleQueue
@@ -19,14 +20,32 @@ from typing import Any
 import psutil
 import torch.multiprocessing as mp
 
-from labkit.protocol import plugins
+from labkit.protocol import plugins, versions
 from labkit.protocol.job import Job
-from labkit.rank import main
-from labkit.rank.channels import EventQueue, RankPipes
+from labkit.protocol.system import raise_open_files_limit
+from labkit.rank import descendants, main
+from labkit.rank.channels import EventQueue, Garbled, RankPipes
 from labkit.rank.signals import STACKS_SIGNAL
 
 EXIT_CODE_S = 1.0
 """How long the exit code of a process that has ended may take to come."""
+
+GONE_S = 10.0
+"""How long a process that was killed may take to be gone. A GPU's driver needs seconds; a file system that does not
+answer can hold one for ever, and nobody is to wait for that."""
+
+LOOK_EVERY_S = 0.02
+"""Time between two looks whether a process has ended of which its sentinel does not tell."""
+
+UNKNOWN = 255
+"""The exit code of a process whose own did not come."""
+
+
+OPEN_FILES = 12
+"""What each rank takes of the notebook's process while it starts: both ends of four pipes, what `Process` keeps."""
+
+SPARE_OPEN_FILES = 32
+"""What a launch takes besides, whatever the number of ranks."""
 
 
 class RankProcess:
@@ -39,21 +58,27 @@ class RankProcess:
         self._inbox, self._inbox_lock = inbox, threading.Lock()
         self._is_closed, self._close_lock = False, threading.Lock()
         self._is_ready, self._ready_lock = False, threading.Lock()
+        self.killed_s = float("inf")
+        """When it was first killed from here, as `time.monotonic()`."""
 
     def send_job(self, rank: int, job: Job) -> None:
-        """Return the process its work. One that has died meanwhile is not noticed here: its exit will tell."""
+        """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
+
+        First comes what a process needs to report that it cannot read the job; of types that every version reads.
+        """
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
-        self.send((rank, job))
+        with self._inbox_lock:
+            self._inbox.send({"rank": rank, "labkit": tuple(versions.loaded()), "start_s": job.start_s})
+            self._inbox.send(job)
 
     @property
     def is_ready(self) -> bool:
         """Whether the process has imported what a job needs."""
         with self._ready_lock:
-            with contextlib.suppress(EOFError, OSError):  # it has ended; the next launch replaces it
-                if not self._is_ready and self.queue._reader.poll():
-                    self.queue.get()
-                    self._is_ready = True
+            # It has ended, and the next launch replaces it; or it sends what that will say is no event.
+            with contextlib.suppress(EOFError, OSError, Garbled):
+                self._is_ready = self._is_ready or bool(self.queue.receive())
             return self._is_ready
 
     def send(self, word: Any) -> None:
@@ -111,39 +136,66 @@ class RankProcess:
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
-        children: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(self.pid).children(recursive=True)
+        started = descendants.of(self.pid)
         with self._close_lock:
             if self._is_closed:
                 return
+            self.killed_s = min(self.killed_s, time.monotonic())
             self.process.kill()
-        for child in children:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        descendants.kill(started)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was killed long ago, and is still there: the system holds it."""
+        with self._close_lock:
+            return time.monotonic() > self.killed_s + GONE_S and not (self._is_closed or self._has_ended())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is gone, whoever has its exit code."""
+        with self._close_lock:
+            return self._is_closed or self._has_ended()
+
+    def _has_ended(self) -> bool:
+        # Not by its sentinel: what it has forked may hold that open, and it may have closed that itself.
+        return self.process.exitcode is not None or not psutil.pid_exists(self.pid)
 
     def wait_for_exit(self) -> int:
-        """Wait until the process has ended and give its exit code.
+        """Wait until the process has ended and return its exit code; kill one that does not end by itself.
 
         The system tells the code once, to one thread; whoever asks at that moment too is told that there is none, so
-        ask again. If the code never comes, other code in this process has taken it: 255 then stands for "unknown".
+        ask again. If the code never comes, other code in this process has taken it, or the system holds the process
+        though it was killed: `UNKNOWN` then stands for it.
         """
-        self.process.join()
+        if not self.wait_until(min(self.killed_s, time.monotonic()) + GONE_S) and self.killed_s == float("inf"):
+            self.process.kill()
+            self.killed_s = time.monotonic()
+            self.wait_until(self.killed_s + GONE_S)
         deadline = time.monotonic() + EXIT_CODE_S
-        while self.process.exitcode is None and time.monotonic() < deadline:
+        while self.process.exitcode is None and self._has_ended() and time.monotonic() < deadline:
             time.sleep(0.001)
         if self.process.exitcode is None:
-            self.process._popen.returncode = 255
+            self.process._popen.returncode = UNKNOWN
         return self.process.exitcode
+
+    def wait_until(self, deadline: float) -> bool:
+        """Wait until the process has ended, or until then, as `time.monotonic()`; return whether it has."""
+        while not self._has_ended():
+            if time.monotonic() >= deadline:
+                return False
+            if connection.wait([self.process.sentinel], LOOK_EVERY_S):
+                time.sleep(0.001)
+        return True
 
     def close(self) -> None:
         """End the process if it lives, and let go of it and its channels. Closing twice does nothing."""
         if self.is_alive:
             self.kill()
+        if not self._is_closed:
+            self.wait_for_exit()
         with self._close_lock:
             if self._is_closed:
                 return
-            self.wait_for_exit()
             self._is_closed = True
             for end in (self._inbox, self.queue, self.output, self.stacks):
                 end.close()
@@ -151,7 +203,11 @@ class RankProcess:
 
 
 def spawn(count: int) -> list[RankProcess]:
-    """Start processes that wait for a job. Returns once they exist, not once they are ready."""
+    """Start processes that wait for a job. Returns once they exist, not once they are ready.
+
+    Raises OSError if this process may not have so many files open.
+    """
+    allow_open_files(count)
     starting = in_spawner_thread(lambda: _spawn(count))
     try:
         return starting.result()
@@ -163,17 +219,54 @@ def spawn(count: int) -> list[RankProcess]:
         raise
 
 
+def allow_open_files(ranks: int) -> None:
+    """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
+    if not hasattr(psutil.Process, "num_fds"):
+        return  # Windows has no limit
+    others = psutil.Process().num_fds() + SPARE_OPEN_FILES
+    needed = others + OPEN_FILES * ranks
+    limit = raise_open_files_limit(needed)
+    if limit < needed:
+        fit = max(0, limit - others) // OPEN_FILES
+        raise OSError(
+            f"{ranks} ranks need {needed} open files in the notebook's process, {OPEN_FILES} for each rank and "
+            f"{others} besides, but it may have no more than {limit} (`ulimit -Hn`), enough for {fit}. "
+            "Launch fewer ranks, or start Jupyter again with a higher limit: `nofile` in /etc/security/limits.conf, "
+            "LimitNOFILE= in a systemd service, --ulimit nofile=65536 for a container"
+        )
+
+
 def _spawn(count: int) -> list[RankProcess]:
+    versions.loaded()
+    with contextlib.ExitStack() as if_it_fails:
+        ends, mine = open_pipes(count, if_it_fails)
+        processes = _start(ends)
+        for end in ends:
+            # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
+            for copy in (end.inbox, end.output, end.stacks):
+                copy.close()
+            end.queue.close_writer()
+        if_it_fails.pop_all()
+    return [RankProcess(process, *channel) for process, channel in zip(processes, mine, strict=True)]
+
+
+def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipes], list[tuple[Any, ...]]]:
+    """Return the ranks' ends of new channels, and the notebook's. Closed, they end the ranks that have begun."""
     context = mp.get_context("spawn")
-    ends, mine = [], []
+    ends: list[RankPipes] = []
+    mine: list[tuple[Any, ...]] = []
     for _ in range(count):
-        inbox_reader, inbox_writer = context.Pipe(duplex=False)
-        output_reader, output_writer = context.Pipe(duplex=False)
-        stacks_reader, stacks_writer = context.Pipe(duplex=False)
+        (inbox, inbox_writer), (output_reader, output), (stacks_reader, stacks) = (
+            [closing.enter_context(end) for end in context.Pipe(duplex=False)] for _ in range(3)
+        )
         # One queue a rank: a rank killed while it writes can then spoil no other rank's records.
-        queue = EventQueue()
-        ends.append(RankPipes(inbox_reader, queue, output_writer, stacks_writer))
+        queue = closing.enter_context(contextlib.closing(EventQueue()))
+        ends.append(RankPipes(inbox, queue, output, stacks))
         mine.append((inbox_writer, queue, output_reader, stacks_reader))
+    return ends, mine
+
+
+def _start(ends: list[RankPipes]) -> list[Any]:
     if STACKS_SIGNAL is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
         # is still importing does not die of it; `main.main` then ignores the signal. multiprocessing's resource tracker
@@ -182,13 +275,8 @@ def _spawn(count: int) -> list[RankProcess]:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
         begins, waits = plugins.those_with("rank_begins"), plugins.those_with("rank_waits")
-        started = mp.spawn(main.main, args=(ends, begins, waits), nprocs=count, join=False)
-    for end in ends:
-        # Keep no copy of the ranks' ends, so that each channel closes when its rank is gone.
-        for copy in (end.inbox, end.output, end.stacks):
-            copy.close()
-        end.queue.close_writer()
-    return [RankProcess(process, *channel) for process, channel in zip(started.processes, mine, strict=True)]
+        found: list[Any] = mp.spawn(main.main, args=(ends, begins, waits), nprocs=len(ends), join=False).processes
+    return found
 
 
 _work: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()

@@ -36,6 +36,8 @@ A message ends with the line that shows its page, wherever labkit is installed a
   memory, a node lost.
 * `labkit.errors.torchrun`: torchrun, under which the ranks ran, has ended, and they with it.
 * `labkit.errors.ray`: Ray did not take the ranks, can never place them, or has lost them.
+* `labkit.errors.run_folder`: The folder through which ranks and notebook speak has gone: it was
+  deleted or moved meanwhile.
 * `labkit.errors.labkit_failed`: labkit itself could not go on. No rank is to blame, and what had
   come from the ranks is kept.
 

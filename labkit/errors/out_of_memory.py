@@ -8,10 +8,12 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU raises
 
     rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5
 
-    rank 1 ended with SIGKILL while the system ended processes for want of memory. Its memory was seen to peak at 11.50 GiB. Try a smaller batch, a smaller model or fewer ranks.
+    rank 1 ended with SIGKILL because memory had run out: the machine's, or what its container or job may take. Its memory was seen to peak at 11.50 GiB. Try a smaller batch, a smaller model or fewer ranks.
 
 ## What to do
 
+* "Perhaps" means that only the whole machine's count of such kills has grown: another user's process
+  may have been the one. `dmesg` names it.
 * All ranks of a machine share its memory, so fewer ranks leave more for each; so do a smaller
   batch, and gradients accumulated over several small batches.
 * `run.peak_bytes` and `run.peak_device_bytes` say what each rank took. Does it grow from step to

@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 import labkit
 from labkit.cluster.slurm import Slurm
 from labkit.exporting.imports import check_origin, imported, local_file
+from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.plugins.arguments import naming
 
@@ -36,9 +38,10 @@ MARK = ".labkit-export.json"
 PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
-RANK_SIDE_PLUGINS = {"as_script", "name_service"}
+RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory"),
+    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
+    *("cluster.files", "cluster.name_service", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }
@@ -72,6 +75,9 @@ def export(
         seed: as `launch` takes it.
         arguments: for `fn`, as `launch` passes them on; what an option gives replaces them.
 
+    Secrets are not written: for what is one by its name or by how it looks (a token, a password in an address) the
+    script reads a variable of the environment, and a warning says which.
+
     Raises ValueError that names what cannot be written as source, or a file in the folder that is not export's own;
     TypeError for an argument that `fn` does not take.
     """
@@ -95,8 +101,23 @@ def export(
         # What runs on Ray needs Ray, which is there.
         sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
         files["requirements.txt"] = _requirements(sources).encode()
-        files["README.txt"] = _readme(fn.__name__).encode()
-        return _write(Path(folder), files)
+        files["README.txt"] = _readme(fn.__name__, script.environment).encode()
+        written = _write(Path(folder), files)
+    _warn_of_secrets(script.environment, copied)
+    return written
+
+
+def _warn_of_secrets(environment: list[str], copied: dict[str, str]) -> None:
+    if environment:
+        warnings.warn(
+            f"train.py does not have the secrets that the notebook has; it reads {', '.join(environment)} from the "
+            "environment. README.txt says how to set " + ("it" if len(environment) == 1 else "them"),
+            stacklevel=3,
+        )
+    for name, text in copied.items():
+        if lines := lines_with_secrets(text):
+            where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+            warnings.warn(f"{name}, copied as it is, has what looks like a secret in {where}", stacklevel=3)
 
 
 def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
@@ -248,7 +269,24 @@ def _ray_script(on: Slurm) -> str:
     return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
 
 
-def _readme(title: str) -> str:
+def _readme(title: str, environment: list[str]) -> str:
+    return _usage(title) + (_secrets(environment) if environment else "")
+
+
+def _secrets(environment: list[str]) -> str:
+    quoted = ", ".join(f'"{name}": "…"' for name in environment)
+    return textwrap.dedent(f"""
+        Secrets of the notebook are not in this folder. The script reads them from the environment:
+
+            export {" ".join(f"{name}=…" for name in environment)}
+
+        sbatch and torchrun pass them on; for Ray:
+
+            ray job submit --runtime-env-json '{{"env_vars": {{{quoted}}}}}' …
+        """)
+
+
+def _usage(title: str) -> str:
     return textwrap.dedent(f"""\
         {title}, exported from a notebook by labkit {labkit.__version__}
         {"=" * (len(title) + len(labkit.__version__) + 37)}

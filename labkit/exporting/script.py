@@ -30,6 +30,7 @@ import torch.distributed as dist
 from labkit.plugins.as_script import process_begins, rank_hooks
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.redaction import shown
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit
 
@@ -52,7 +53,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
         info = rank_info_here()
-        plain = {name: _as_json(value) for name, value in chosen.items()}
+        plain = {name: shown(name, _as_json(value)) for name, value in chosen.items()}
         asked = {"function": function.__name__, "arguments": plain, "seed": seed, "threads": threads}
         channel = ScriptChannel(info, here / "log", asked)
         job = Job(
@@ -98,6 +99,7 @@ class ScriptChannel(Channel):
         self._info, self._log, self._asked = info, log, asked
         self._folder: Path | None = None
         self._file: io.TextIOWrapper | None = None
+        self._attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         self._steps = 0
         self._said_s = self._began_s = time.monotonic()
 
@@ -112,8 +114,7 @@ class ScriptChannel(Channel):
         else:
             from labkit.cluster import run_directory
 
-            attempt = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-            store = rank_entry.rendezvous(info, run_directory.RunDirectory(self._log), attempt)
+            store = rank_entry.rendezvous(info, run_directory.RunDirectory(self._log), self._attempt)
         if info.rank == 0:
             store.set("labkit/log", self._new_folder().name)
         self._folder = self._log / store.get("labkit/log").decode()
@@ -122,7 +123,8 @@ class ScriptChannel(Channel):
             asked = {**self._asked, "ranks": info.world_size}
             (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n")
         self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
-        return store, rank_entry.backend_for(info, store)
+        backend = rank_entry.backend_for(info, store)
+        return rank_entry.store_for(backend, store), backend
 
     def _new_folder(self) -> Path:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_count(self._info.world_size, 'rank').replace(' ', '-')}"
@@ -133,7 +135,7 @@ class ScriptChannel(Channel):
                 return folder
         raise FileExistsError(f"{self._log} is full of runs of this second")
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Write one record down."""
         rank = self._info.rank
         if isinstance(event, events.Log):
@@ -142,8 +144,9 @@ class ScriptChannel(Channel):
             self._steps = event.steps
         elif isinstance(event, events.Started):
             if rank == 0:  # all have joined
-                for published in self._log.glob(f"rendezvous.{os.environ.get('SLURM_JOB_ID')}.*.json"):
-                    published.unlink()
+                from labkit.cluster.rank_entry import published_name
+
+                (self._log / published_name(self._attempt)).unlink(missing_ok=True)
             self._say(f"{_count(self._info.world_size, 'rank')}, logging to {self._folder}")
         elif isinstance(event, events.Result):
             self._keep(event)
@@ -218,7 +221,7 @@ def options(function: Callable[..., Any], arguments: dict[str, Any], seed: int |
             continue
         required = default is inspect.Parameter.empty
         settings: dict[str, Any] = {"dest": name, "required": required, "default": None if required else default}
-        settings["help"] = "(required)" if required else f"(default: {default})".replace("%", "%%")
+        settings["help"] = "(required)" if required else f"(default: {shown(name, default)})".replace("%", "%%")
         words = [f"--{name.strip('_').replace('_', '-')}", f"-{name.strip('_')[:1].lower()}"]
         if kind is bool:
             words.pop()
@@ -229,7 +232,8 @@ def options(function: Callable[..., Any], arguments: dict[str, Any], seed: int |
         flags = [word for word in words if word not in taken]
         taken |= {*flags}
         parser.add_argument(*flags, **settings)
-    parser.epilog = "\n".join(f"set in the script: {name} = {value!r:.80}" for name, value in fixed.items())
+    fixed_in_words = {name: shown(name, repr(value)) for name, value in fixed.items()}
+    parser.epilog = "\n".join(f"set in the script: {name} = {value:.80}" for name, value in fixed_in_words.items())
     ours = parser.add_argument_group("of the run")
     default_seed = "" if seed is None else f" (default: {seed})"
     for word, what, default in (

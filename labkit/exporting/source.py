@@ -10,6 +10,7 @@ import ast
 import functools
 import inspect
 import math
+import os
 import pathlib
 import re
 import sys
@@ -23,7 +24,9 @@ import torch
 import labkit
 from labkit.exporting.imports import Import, check_origin, import_lines
 from labkit.exporting.names import BUILTINS, is_builtin, kind_of, made_global, names_in, refusal, stands_for_builtin
+from labkit.exporting.secrets import Environment, without_secrets
 from labkit.exporting.statements import Sources
+from labkit.protocol.redaction import is_surely_secret
 
 LITERAL_CHARACTERS = 10_000
 """A constant that is longer as source belongs into a file."""
@@ -58,6 +61,7 @@ class Script:
         self._own_imports = self._sources.imports()
         self._imports: dict[str, Import] = {}
         self._definitions: dict[str, Definition] = {}
+        self._environment = Environment()
         self._bound: dict[str, Any] = {}
         """Everything that the script binds, by name."""
         self._made: set[str] = set()
@@ -66,12 +70,17 @@ class Script:
         """Names that the notebook does not define, and who uses them."""
         self._need(fn.__name__, fn, "")
         self._arguments = "".join(
-            f'"{name}": {self._expression(value, f"the argument {name}=…", set())}, '
+            f'"{name}": {self._expression(value, f"the argument {name}=…", set(), name)}, '
             for name, value in arguments.items()
         ).removesuffix(", ")
         for name, user in self._missing.items():
-            if name not in self._made:
+            if name not in self._made and name not in self._bound:
                 raise self._refusal(f"{user} uses {name!r}, which the notebook does not define (any more)")
+
+    @property
+    def environment(self) -> list[str]:
+        """The variables of the environment that the script reads, in place of secrets that the notebook has."""
+        return self._environment.names
 
     def text(self, seed: int | None) -> str:
         """Return the whole script."""
@@ -121,7 +130,7 @@ class Script:
         elif (isinstance(value, type) or (callable(value) and hasattr(value, "__name__"))) and not is_builtin(value):
             self._need_code(name, value, why)
         else:
-            text = f"{name} = {self._expression(value, f'{why} {name!r}', set())}"
+            text = f"{name} = {self._expression(value, f'{why} {name!r}', set(), name)}"
             used, at_once = names_in(text)
             position = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
             self._definitions[name] = Definition(name, text, position, at_once, used)
@@ -143,6 +152,7 @@ class Script:
             self._need(known_as, value, why)
             self._definitions[name] = Definition(name, f"{name} = {known_as}", position, {known_as}, {known_as})
             return
+        text = without_secrets(text, self._from_environment)
         code = getattr(inspect.unwrap(value), "__code__", None)
         postponed = bool(code and code.co_flags & annotations.compiler_flag) or _postpones(value)
         used, at_once = names_in((FUTURE if postponed else "") + text)
@@ -216,19 +226,25 @@ class Script:
 
     # Values
 
-    def _expression(self, value: Any, what: str, inside: set[int]) -> str:
-        """Write a value as source. Raises ValueError that names it."""
-        text = self._written(value, what, inside | {id(value)} if id(value) not in inside else None)
+    def _expression(self, value: Any, what: str, inside: set[int], name: str = "") -> str:
+        """Write a value as source; `name` is what it is called there. Raises ValueError that names it."""
+        if is_surely_secret(name, value):
+            return self._from_environment(name, value)
+        text = self._written(value, what, inside | {id(value)} if id(value) not in inside else None, name)
         if len(text) > LITERAL_CHARACTERS:
             raise self._refusal(f"{what}, {len(text):,} characters as source. Keep it in a file, and read that")
         return text
 
-    def _written(self, value: Any, what: str, inside: set[int] | None) -> str:
+    def _from_environment(self, name: str, value: Any) -> str:
+        self._need("os", os, f"{self._title} needs")
+        return self._environment.expression(name, value)
+
+    def _written(self, value: Any, what: str, inside: set[int] | None, name: str) -> str:
         if inside is None:
             raise self._refusal(f"{what}, {kind_of(value)} that contains itself")
 
         def each(values: Iterable[Any]) -> list[str]:
-            return [self._expression(item, what, inside) for item in values]
+            return [self._expression(item, what, inside, name) for item in values]
 
         kind = type(value)
         if kind is float and not math.isfinite(value):
@@ -246,7 +262,8 @@ class Script:
             text = f"{{{items}}}" if items else "set()"
             return text if kind is set else f"frozenset({text if items else ''})"
         if kind is dict:
-            pairs = zip(each(value.keys()), each(value.values()), strict=True)
+            named = ((key, item, key if isinstance(key, str) else name) for key, item in value.items())
+            pairs = ((self._expression(k, what, inside), self._expression(v, what, inside, n)) for k, v, n in named)
             return f"{{{', '.join(f'{key}: {item}' for key, item in pairs)}}}"
         if kind is range:
             return repr(value)
@@ -258,7 +275,7 @@ class Script:
             return f'Path("{value.as_posix()}")'
         if kind is functools.partial:
             self._need("functools", functools, f"{self._title} needs")
-            keywords = [f"{name}={self._expression(item, what, inside)}" for name, item in value.keywords.items()]
+            keywords = [f"{n}={self._expression(item, what, inside, n)}" for n, item in value.keywords.items()]
             return f"functools.partial({', '.join([*each([value.func]), *each(value.args), *keywords])})"
         if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
             return self._name_for(value, what)

@@ -22,9 +22,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 NAMES = ("digits", "mnist", "fashion-mnist", "cifar10", "folder")
-DEFAULT_ROOT = Path.home() / ".cache" / "labkit"
-"""Where the real sets are looked for, and downloaded to, without `root`."""
-
 CIFAR10_BINARY = "cifar-10-batches-bin"
 """The folder of CIFAR-10's binary version (https://www.cs.toronto.edu/~kriz/cifar.html) …"""
 CIFAR10_RECORD = 1 + 3 * 32 * 32
@@ -104,8 +101,22 @@ def load(name: str, root: str | Path | None = None, download: bool = False, imag
         if root is None:
             raise ValueError("load('folder') needs root=…, the folder that holds a folder of images per class")
         return _folder(Path(root), image_size)
-    root = Path(root) if root is not None else DEFAULT_ROOT
+    root = Path(root) if root is not None else default_root()
     return _cifar10(root, download) if name == "cifar10" else _mnist(name, root, download)
+
+
+def default_root() -> Path:
+    """Return the folder in which `load` looks for the real sets, and to which it downloads them, without `root`.
+
+    Raises ValueError for a user without a home folder, as in some containers.
+    """
+    try:
+        return Path.home() / ".cache" / "labkit"
+    except RuntimeError as error:
+        raise ValueError(
+            "data sets are looked for in ~/.cache/labkit, but this user has no home folder. "
+            "Give the folder that holds them: load(…, root=…)"
+        ) from error
 
 
 def _in_memory(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Splits:

@@ -34,8 +34,13 @@ class Asked(NamedTuple):
 
 
 class Companion:
-    """Beside one run. Each method may be left as it is; those that hear of the run are called with its lock held."""
+    """Beside one run. Each method may be left as it is; those that hear of the run are called with its lock held.
 
+    They are called by `labkit.monitor.observers` alone, which switches off one that raises.
+    """
+
+    title = "observer"
+    """What it is, for the sentence that says so."""
     run: Run
     """Filled in by the run, when it is made."""
     holds_the_time = False
@@ -46,7 +51,10 @@ class Companion:
     """What is to be shown with the run just now."""
 
     def begin(self, job: Job) -> Job:
-        """Return the run's job as it is to be, `job.with_hooks(…)` for its ranks, say. It is about to start."""
+        """Return the run's job as it is to be, `job.with_hooks(…)` for its ranks, say. It is about to start.
+
+        A TimeoutError keeps it from starting.
+        """
         return job
 
     def showing(self) -> contextlib.AbstractContextManager[Any]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from labkit.protocol import plugins
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
+from labkit.protocol.system import OutOfMemory
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -35,8 +36,8 @@ class RankFacts:
     """The run ended this rank's process, after another rank had failed, say."""
     peak_bytes: int = 0
     """Peak resident memory of the process, as far as it was seen."""
-    out_of_memory: bool = False
-    """The system was ending processes for want of memory, and this one was killed."""
+    out_of_memory: OutOfMemory = ""
+    """Whether the system killed the process because memory had run out."""
     unseen: bool = False
     """Nobody saw the process end; the exit code is a guess."""
     last_step: int | None = None
@@ -117,15 +118,18 @@ def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts])
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 
 
-def diagnose_own_error(error: Exception, trace: str, folder: str) -> Diagnosis:
+def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended: str = "") -> Diagnosis:
     """Say that labkit itself could not go on: no rank is to blame.
 
-    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended.
+    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended; `not_ended`
+    says why they could not be.
     """
-    after = (
-        f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
-        if folder
-        else "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
-    )
+    after = "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
+    if not_ended:
+        after = f"The ranks could not be ended ({not_ended}): `run.pids` are their processes. What had come is kept."
+    if folder:
+        after = (
+            f"The ranks may still be at work. Once the cause is mended, labkit.attach({folder!r}) follows them again."
+        )
     headline = f"labkit could not follow the ranks any longer: {type(error).__name__}: {error}"
     return Diagnosis(None, headline.splitlines()[0][:500], f"{after}\n\n{trace}".rstrip(), [], "labkit_failed")

@@ -6,13 +6,14 @@ returned. What is decided there is tested without processes, in `state` and `dia
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from labkit.engines.base import Engine
-from labkit.monitor.companion import Companion
 from labkit.monitor.diagnosis import (
     Diagnosis,
     RankFacts,
@@ -21,6 +22,7 @@ from labkit.monitor.diagnosis import (
     diagnose_silence,
     others,
 )
+from labkit.monitor.observers import Observers
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import Cell
@@ -37,6 +39,11 @@ POLL_S = 0.05
 POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
 
+LOCK_S = 1.0
+"""How long whoever stops a run waits for the lock; one that is held for longer is held by what does not go on."""
+
+logger = logging.getLogger("labkit")
+
 
 class Follower:
     """What follows one run. Everything that others read or call holds `lock`."""
@@ -47,9 +54,9 @@ class Follower:
         world_size: int,
         timeout_s: float | None,
         on_end: Callable[[], object],
-        companions: list[Companion],
+        observers: Observers,
     ) -> None:
-        self.engine, self._companions = engine, companions
+        self.engine, self._observers = engine, observers
         self.state = RunState(world_size, engine.failure_grace_s, time.monotonic())
         self.lock = threading.RLock()
         self.over = threading.Event()
@@ -90,8 +97,7 @@ class Follower:
 
     def take(self, event: events.Event) -> None:
         """Note one event."""
-        for companion in self._companions:
-            companion.take(event)
+        self._observers.take(event)
         since_launch_s, ended_by_us = self.elapsed_s, False
         if isinstance(event, events.Exit):
             ended_by_us = self.engine.killed(event.rank)
@@ -105,52 +111,73 @@ class Follower:
                     with self.lock:
                         self.take(event)
                 self.mind_the_time()
-        except Exception as error:  # labkit's own, or the file system's: not one of a rank, and not to be hidden
+        except BaseException as error:  # labkit's own, or the file system's: not one of a rank, and not to be hidden
             self._give_up(error)
         finally:
             try:
                 self.engine.close()
-            except Exception as error:
+            except BaseException as error:
                 self._give_up(error)
             finally:
                 self.settle()  # whatever happens, who waits for the run does not wait for ever
 
-    def _give_up(self, error: Exception) -> None:
+    def settle_if_dead(self) -> None:
+        """End a run whose thread has ended without a word, so that nobody waits for it: for those who wait."""
+        if self._thread is not None and not self._thread.is_alive() and not self.over.is_set():
+            self._give_up(RuntimeError("the thread that followed them has ended"))
+            self.settle()
+
+    def _give_up(self, error: BaseException) -> None:
         """Note an error of labkit's own, and end ranks that nobody follows any longer, unless they can be found again.
 
         What has come from the ranks is kept.
         """
-        if self._own_error is None:
-            folder = str(self.engine.folder or "") if self.engine.outlives_notebook else ""
-            self._own_error = diagnose_own_error(error, traceback.format_exc(), folder)
+        folder = str(self.engine.folder or "") if self.engine.outlives_notebook else ""
+        not_ended = ""
         if not self.engine.outlives_notebook:
             try:
                 self.engine.kill()
-            except Exception as worse:
-                error.add_note(f"and the ranks could not be ended: {worse}")
+            except BaseException as worse:
+                not_ended = f"{type(worse).__name__}: {worse}"
+        if self._own_error is None:
+            trace = "".join(traceback.format_exception(error))
+            self._own_error = diagnose_own_error(error, trace, folder, not_ended)
 
     def settle(self) -> None:
         """Say how the run ended. Nothing of it changes any more."""
-        with self.lock:
-            state = self.state
-            exits_s = max(rank.exit_s for rank in state.ranks)
-            self.end_s = min(time.time(), self.start_s + exits_s)
-            ended = state.ended if not state.stop_asked else None
-            if self._own_error is not None:
-                self.diagnosis = self._own_error
-            elif state.has_failed or ended is not None:
-                facts = self._facts()
-                known = [companion.explain_failure for companion in self._companions]
-                if ended:
-                    ended = ended._replace(others=others(facts, ended.rank))
-                self.diagnosis = self._silence or ended or diagnose(facts, known)
-        self._on_end()
-        self.over.set()
+        try:
+            with self.lock:
+                self._settle()
+        except BaseException as error:
+            self._give_up(error)
+            self.diagnosis = self._own_error
+        finally:
+            try:
+                self._on_end()
+            except BaseException as error:
+                logger.error("labkit could not note how a run ended", exc_info=error)
+            finally:
+                self.over.set()
+
+    def _settle(self) -> None:
+        state = self.state
+        exits_s = max(rank.exit_s for rank in state.ranks)
+        self.end_s = min(time.time(), self.start_s + exits_s)
+        ended = state.ended if not state.stop_asked else None
+        if self._own_error is not None:
+            self.diagnosis = self._own_error
+            if not self.engine.outlives_notebook:
+                state.end_all()
+        elif state.has_failed or ended is not None:
+            facts = self._facts()
+            if ended:
+                ended = ended._replace(others=others(facts, ended.rank))
+            self.diagnosis = self._silence or ended or diagnose(facts, [self._observers.explain_failure])
 
     def mind_the_time(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
         now_s, state = time.monotonic(), self.state
-        if any(companion.holds_the_time for companion in self._companions):
+        if self._observers.holds_the_time:
             state.progress_s = now_s
         with self.lock:
             if self.stop_asked_s is not None and not self.cut_short:
@@ -166,25 +193,24 @@ class Follower:
                     self._end_the_silent(self._timeout_s, now_s)
                 return
         with self.lock:
-            for companion in self._companions:
-                companion.look(now_s - state.progress_s)
+            self._observers.look(now_s - state.progress_s)
 
     def _end_the_silent(self, timeout_s: float, now_s: float) -> None:
         """End ranks that have been silent for too long, once those have heard that ask them why."""
         ranks, silent_s = self.state.ranks, now_s - self.state.progress_s
-        if any(companion.asks_why(silent_s) for companion in self._companions):
+        if self._observers.asks_why(silent_s):
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
         first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
-        found = (companion.explain_silence(timeout_s, first) for companion in self._companions)
-        self._silence = next(filter(None, found), None) or diagnose_silence(timeout_s, first, self._facts())
+        found = self._observers.explain_silence(timeout_s, first)
+        self._silence = found or diagnose_silence(timeout_s, first, self._facts())
         if self._silence.rank is not None:
             ranks[self._silence.rank].phase = "failed"
         self.state.has_failed, self.state.end_by_s = True, now_s
 
     def ask_to_stop(self, grace_s: float | None) -> None:
         """Begin to stop the run; asked again, only take another grace. In s."""
-        with self.lock:
+        with self._lock_unless_stuck():
             if self.over.is_set():
                 return
             if grace_s is not None:
@@ -197,17 +223,27 @@ class Follower:
             else:
                 self.engine.ask_to_stop()
 
+    @contextlib.contextmanager
+    def _lock_unless_stuck(self) -> Iterator[None]:
+        """Hold the lock, or do without it: whoever stops a run is not to wait for an observer that never returns."""
+        has_it = self.lock.acquire(timeout=LOCK_S)
+        try:
+            yield
+        finally:
+            if has_it:
+                self.lock.release()
+
     @property
     def grace_s(self) -> float:
         """How long ranks that are asked to stop have, in s."""
         if self._stop_grace_s is not None:
             return self._stop_grace_s
-        return self.engine.stop_grace_s + sum(companion.grace_s for companion in self._companions)
+        return self.engine.stop_grace_s + self._observers.grace_s
 
     def _mind_the_stop(self, end_s: float, now_s: float) -> None:
         """End ranks that were asked to stop when their grace is over, or nothing can come of it."""
         at_work = self.state.at_work
-        in_vain = any(companion.mind_the_stop(at_work, end_s, now_s) for companion in self._companions)
+        in_vain = self._observers.mind_the_stop(at_work, end_s, now_s)
         if in_vain or now_s >= end_s:
             self.cut_short = "in vain" if in_vain else "late"
             self.state.end_by_s = min(self.state.end_by_s, now_s)
@@ -219,6 +255,5 @@ class Follower:
             rank.last_step = self.state.recorded.progress(rank.rank).last_step
             rank.ended_by_us = rank.ended_by_us or self.engine.killed(rank.rank)
         facts: list[RankFacts] = list(self.state.ranks)
-        for companion in self._companions:
-            companion.add_facts(facts)
+        self._observers.add_facts(facts)
         return facts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
+from labkit.monitor.observers import Observers
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
+
+INTERRUPTED_S = 5.0
+"""How long `Run.wait` waits for the end after a second interrupt: whoever presses it wants the cell back."""
+
+logger = logging.getLogger("labkit")
 
 
 class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
@@ -43,7 +50,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         self.run = run
         self.diagnosis = diagnosis
         self.frames: Any = ()
-        self.added = [companion.add_to(self) for companion in run.companions]
+        self.added = run.companions.add_to(self)
         """What plugins have to say of it, as text and as HTML."""
         super().__init__(diagnosis.headline)
 
@@ -51,7 +58,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         added = "".join(f"\n\n{text}" for text, _ in self.added if text)
         text = f"{self.diagnosis.headline}\n\n{self.cause}{added}\n{others}".rstrip()
-        return f"{text}\n\n{self.diagnosis.what_to_do}".rstrip()
+        return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do)))
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""
@@ -88,7 +95,7 @@ class Run:
         """Why the run failed, or None."""
         self.engine = engine
         """What carries the ranks."""
-        self.companions = companions(Asked()) if beside is None else beside
+        self.companions = Observers(companions(Asked()) if beside is None else beside)
         """What plugins have put beside the run."""
         for companion in self.companions:
             companion.run = self
@@ -188,10 +195,17 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What a cluster says of the run: its job and place in the queue, say. Where ranks stand, if none of them has
-        logged anything for a minute after they began.
+        """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks
+        stand, if none of them has logged anything for a minute after they began.
         """
-        return "\n".join(filter(None, (self._state.notice, *(companion.notice for companion in self.companions))))
+        return "\n".join(filter(None, (self._state.said, self.companions.notice)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong without ending the run, a line each: records that could not be written, an observer of
+        labkit's own that failed and was switched off.
+        """
+        return [*self._state.warnings, *self.companions.failed]
 
     @property
     def attempt(self) -> int:
@@ -240,19 +254,29 @@ class Run:
         """Block until the run is over, and return it.
 
         Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
-        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once.
+        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once, and this
+        returns even if the end is not seen within some seconds.
         """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        interrupts = obeyed = 0
+        leave_s = float("inf")
         while not self.over.is_set():
             try:
-                self.attend()
+                if obeyed < interrupts:
+                    obeyed = interrupts
+                    self._obey(interrupts)
+                self._follower.settle_if_dead()
+                if interrupts < 2:
+                    self.attend()
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
-                late, deadline = False, float("inf")
-                if self._state.stop_asked:
-                    self.engine.kill()
-                self.ask_to_stop()
+                late, deadline, interrupts = False, float("inf"), interrupts + 1
+                if interrupts == 2:
+                    leave_s = time.monotonic() + INTERRUPTED_S
+            if interrupts > 2 or time.monotonic() > leave_s:
+                logger.warning("run %r was told to end, and has not been seen to; run.stop() waits for it", self.name)
+                break
             if late:
                 raise TimeoutError(
                     f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
@@ -263,14 +287,19 @@ class Run:
             raise self.error.with_traceback(getattr(self.engine, "trace", None))
         return self
 
+    def _obey(self, interrupts: int) -> None:
+        """Stop the run, or end it if it was to stop already."""
+        if interrupts > 1 or self._state.stop_asked:
+            self.engine.kill()
+        self.ask_to_stop()
+
     def note(self, event: events.Change) -> None:
         """Note what a companion has found out."""
         self._follower.take(event)
 
     def attend(self) -> None:
         """Let companions speak with whoever waits for the run, in whose thread this is called."""
-        for companion in self.companions:
-            companion.attend()
+        self.companions.attend()
 
     def stop(self, grace_s: float | None = None) -> Run:
         """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
@@ -292,6 +321,7 @@ class Run:
         began_s, interrupted = time.monotonic(), False
         while not self.over.is_set():
             try:
+                self._follower.settle_if_dead()
                 self.over.wait(0.1)
             except KeyboardInterrupt:
                 if interrupted:
@@ -352,8 +382,7 @@ class Run:
         """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
         for hooks in plugins.those_with("rank_hooks"):
             job = job.with_hooks(hooks())
-        for companion in list(self.companions):
-            job = companion.begin(job)
+        job = self.companions.begin(job)
         try:
             self.engine.start(job)
             self.follow(job)
@@ -377,12 +406,13 @@ class Run:
 
     def _settle(self) -> None:
         diagnosis = self._follower.diagnosis
-        if diagnosis is not None:
-            self.error = WorkerFailed(diagnosis, self)
-            self._status = "failed"
-        else:
-            self._status = "stopped" if self._state.stop_asked else "finished"
-        going.discard(self)
+        try:
+            if diagnosis is not None:
+                self.error = WorkerFailed(diagnosis, self)
+        finally:
+            ended = "stopped" if self._state.stop_asked else "finished"
+            self._status = ended if diagnosis is None else "failed"
+            going.discard(self)
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.status}, {self.world_size} ranks, {self.elapsed_s:.1f} s>"

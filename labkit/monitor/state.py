@@ -12,6 +12,9 @@ from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
 from labkit.protocol import events, plugins
 
+WARNINGS = 3
+"""Of one kind that are shown at most; of the other ranks it is only said how many there are."""
+
 RETURN_GRACE_S = 10.0
 """How long a rank may take to end its process after its function has returned."""
 
@@ -53,6 +56,8 @@ class RunState:
         """What was logged, in the form that charts draw."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
+        self.warned: dict[tuple[int, str], str] = {}
+        """What went wrong without ending the run, by rank (-1: of all) and topic."""
         self.attempt = 0
         """How often all ranks have been started again."""
         self.ended: Diagnosis | None = None
@@ -65,6 +70,26 @@ class RunState:
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
+
+    @property
+    def said(self) -> str:
+        """What there is to say of all ranks: the notice, in its first line with what went wrong."""
+        first, newline, rest = self.notice.partition("\n")
+        return " · ".join(filter(None, (first, *self.warnings))) + newline + rest
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong without ending the run, a line each; of many ranks with the same only some."""
+        by_topic: dict[str, list[str]] = {}
+        for (_, topic), text in sorted(self.warned.items()):
+            if text:
+                by_topic.setdefault(topic, []).append(text)
+        found = []
+        for texts in by_topic.values():
+            found += texts[:WARNINGS]
+            if (more := len(texts) - WARNINGS) > 0:
+                found.append(f"likewise {more:,} more rank{'' if more == 1 else 's'}")
+        return found
 
     @property
     def is_over(self) -> bool:
@@ -80,6 +105,12 @@ class RunState:
     def at_work(self) -> set[int]:
         """The ranks that may still do something."""
         return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
+
+    def end_all(self) -> None:
+        """Note that ranks whose end nobody has seen were ended."""
+        for rank in self.ranks:
+            if rank.exit_code is None and rank.phase in ("queued", "starting", "running"):
+                rank.phase = "ended"
 
     def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
         """Note that whoever carries the ranks has ended them; `rank` is the one that it happened to, or -1."""
@@ -113,11 +144,15 @@ class RunState:
                 rank.phase = "stopped"
             case events.Memory():
                 rank.peak_bytes, rank.peak_device_bytes = event.peak_bytes, event.peak_device_bytes
+            case events.Warned():  # the newest of each topic
+                self.warned[event.rank, event.topic] = event.text
             case events.Attached():
                 rank.attached[event.kind] = event.blob
 
     def _take_log(self, log: events.Log, now_s: float) -> None:
         rank = self.ranks[log.rank]
+        if not len(log.steps) == len(log.times_s) == len(log.values) / max(1, len(log.names)):
+            raise ValueError(f"rank {log.rank} has sent log calls that cannot be told apart: {log!r:.500}")
         if rank.begins_again:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])

@@ -11,7 +11,6 @@
     stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come
     variables    what variables were when a rank failed
-    name_service no name server is asked when ranks connect by address
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
@@ -30,7 +29,7 @@ from __future__ import annotations
 
 NAMES = (
     *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
-    *("in_vain", "variables", "name_service", "as_script", "standby", "not_finite", "leaving"),
+    *("in_vain", "variables", "as_script", "standby", "not_finite", "leaving"),
     *("many", "live_chart", "report", "ahead", "png"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

@@ -10,6 +10,8 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from labkit.protocol.system import OutOfMemory
+
 RESERVED_NAMES = ("rank", "step", "time_s")
 """Columns of the history that `worker.log` fills in itself."""
 
@@ -115,14 +117,24 @@ class Attached(NamedTuple):
     blob: bytes
 
 
+class Warned(NamedTuple):
+    """Something went wrong that does not end the run: what cannot be written or read, a clock that is off."""
+
+    rank: int
+    """-1: of all ranks."""
+    topic: str
+    text: str
+    """One line, for the run's report; "" once there is no more to say of the topic."""
+
+
 class Exit(NamedTuple):
     """The rank's process is gone or, on reserved ranks, has done its part. The last record of a rank."""
 
     rank: int
     code: int
     """As in `multiprocessing.Process.exitcode`: minus the signal's number if a signal ended it."""
-    out_of_memory: bool = False
-    """Whether the system ended processes for want of memory while the rank lived, and this one by SIGKILL."""
+    out_of_memory: OutOfMemory = ""
+    """Whether it was killed because memory had run out."""
     ended: bool = False
     """Whether it was ended from outside: by a cluster's scheduler, say, because another rank had failed."""
     at_s: float = 0.0
@@ -156,6 +168,7 @@ Event = (
     | Stack
     | Answered
     | Attached
+    | Warned
     | Exit
     | Change
 )

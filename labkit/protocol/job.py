@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 
@@ -38,10 +38,6 @@ class RankHooks:
 
     Each method may be left as it is. `channel` is the rank's `labkit.rank.channels.Channel`.
     """
-
-    def connecting(self, host: str) -> AbstractContextManager[None]:
-        """Return the context in which a store is opened or joined there, in the notebook as in the rank."""
-        return nullcontext()
 
     def around(self, job: Job, channel: Any) -> AbstractContextManager[None]:
         """Return the context in which the rank, a member of its process group, calls the function."""
@@ -81,7 +77,7 @@ class Job(NamedTuple):
     """CPU threads per rank; None: the cores that a rank finds, divided by the ranks there."""
     seed: int | None
     port: int
-    """Of the notebook's rendezvous store, on loopback; 0 where the ranks make their own."""
+    """`MASTER_PORT` of ranks that the notebook has started, free for a script; 0 where ranks find one themselves."""
     start_s: float
     """When the run was launched, as `time.time()`."""
     environment: dict[str, str]
@@ -93,17 +89,12 @@ class Job(NamedTuple):
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHooks, ...] = ()
     """What plugins do in each rank."""
+    store: str = ""
+    """The file of the store through which ranks meet that the notebook has started."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""
         return self._replace(hooks=(*self.hooks, hooks))
-
-    def connecting(self, host: str) -> AbstractContextManager[Any]:
-        """Return the context in which the job's store is opened or joined there, as its hooks make it."""
-        with ExitStack() as within:
-            for hooks in self.hooks:
-                within.enter_context(hooks.connecting(host))
-            return within.pop_all()
 
 
 class RankInfo(NamedTuple):

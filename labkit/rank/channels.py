@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import select
+import struct
 import threading
 import time
 import traceback
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
-from multiprocessing.queues import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
@@ -22,40 +25,144 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-class EventQueue(SimpleQueue[Any]):
+HEADER = struct.Struct("!8sQ")
+"""Before each message: a mark by which garbage is known at once, and how many bytes follow."""
+
+MARK = b"\x93labkit\n"
+
+READ_BYTES = 1 << 20
+"""Read at once at most; a pipe holds less, usually 64 KiB."""
+
+REST_S = 0.05
+"""How long the rest of a message is waited for before a reader looks elsewhere."""
+
+HAS_POLL = hasattr(select, "poll")
+"""Windows has not; a pipe there brings messages whole."""
+
+
+class Garbled(Exception):  # noqa: N818 - says what came
+    """What has come through a pipe is no event."""
+
+
+class Messages:
+    """Puts events together from the bytes of a pipe, wherever they are cut."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a message has begun that has not come whole."""
+        return bool(self._bytes)
+
+    def add(self, data: bytes) -> list[Any]:
+        """Take bytes; return the events that are whole now. Raises Garbled for what is none, and takes no more then."""
+        self._bytes += data
+        found: list[Any] = []
+        while True:
+            if not MARK.startswith(self._bytes[: len(MARK)]):
+                raise Garbled(f"{bytes(self._bytes[:40])!r} is not the beginning of a message")
+            if len(self._bytes) < HEADER.size:
+                return found
+            end = HEADER.size + HEADER.unpack_from(self._bytes)[1]
+            if len(self._bytes) < end:
+                return found
+            with memoryview(self._bytes) as whole, whole[HEADER.size : end] as body:
+                found.append(_event(body))
+            del self._bytes[:end]
+
+
+def _event(body: memoryview | bytes) -> Any:
+    try:
+        return pickle.loads(body)
+    except MemoryError:
+        raise
+    except BaseException as error:
+        raise Garbled(f"{type(error).__name__}: {error}") from error
+
+
+class EventQueue:
     """A queue from one process to one other, with nothing that a kill could leave behind.
 
     `multiprocessing.SimpleQueue` guards both of its ends with semaphores, for several processes at each. They have
     names in the system, which stay when this process, its ranks and multiprocessing's resource tracker are killed at
-    once. Here threads of one process share an end, so a lock of the process's own does.
+    once. Here threads of one process share an end, so a lock of the process's own does. And its `get` waits for all of
+    a message that has begun: for ever, if its writer was killed and a process that it has forked keeps the pipe open.
     """
 
     def __init__(self) -> None:
-        self._reader, self._writer = get_context("spawn").Pipe(duplex=False)
-        self._lock_the_ends()
+        reader, writer = get_context("spawn").Pipe(duplex=False)
+        self._begin(reader, writer)
+
+    def _begin(self, reader: Connection | None, writer: Connection) -> None:
+        self.reader: Any = reader
+        """The notebook's end, to wait for."""
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._unsent: list[memoryview] = []
+        self._messages = Messages()
 
     def __getstate__(self) -> Any:
         assert_spawning(self)
-        return self._reader, self._writer
+        return self._writer
 
     def __setstate__(self, state: Any) -> None:
-        self._reader, self._writer = state
-        self._lock_the_ends()
+        self._begin(None, state)
 
-    def _lock_the_ends(self) -> None:
-        self._rlock, self._wlock, self._poll = threading.Lock(), threading.Lock(), self._reader.poll
+    def put(self, event: Any) -> None:
+        """Send one event. A signal's handler that raises in here does not cut a message in two: the next has the rest.
+
+        Raises OSError when nobody reads any longer.
+        """
+        body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
+        if not HAS_POLL:
+            with self._lock:
+                return self._writer.send_bytes(body)
+        header = HEADER.pack(MARK, len(body))
+        parts = [header + body] if len(body) < READ_BYTES else [header, body]
+        with self._lock:
+            self._unsent += map(memoryview, parts)
+            while self._unsent:
+                written = os.write(self._writer.fileno(), self._unsent[0])
+                self._unsent[0] = self._unsent[0][written:]
+                if not self._unsent[0]:
+                    del self._unsent[0]
+        return None
+
+    def receive(self) -> list[Any]:
+        """Return the events that have come. Waits a moment for the rest of one, so that it comes without a detour.
+
+        Raises EOFError when no more can come, and Garbled for what is no event.
+        """
+        if not HAS_POLL:
+            return [_event(self.reader.recv_bytes())] if self.reader.poll() else []
+        look = select.poll()
+        look.register(self.reader.fileno(), select.POLLIN)
+        found: list[Any] = []
+        while not found and look.poll(REST_S * 1000 if self._messages.is_partial else 0):
+            data = os.read(self.reader.fileno(), READ_BYTES)
+            if not data:
+                raise EOFError("its writer is gone" + " in the middle of a message" * self._messages.is_partial)
+            found = self._messages.add(data)
+        return found
 
     def close_writer(self) -> None:
         """Let go of the writing end in this process: once the other's is gone, reading raises EOFError."""
         self._writer.close()
+
+    def close(self) -> None:
+        """Let go of both ends."""
+        for end in (self.reader, self._writer):
+            if end is not None:
+                end.close()
 
 
 class RankPipes(NamedTuple):
     """One rank's ends of its channels to the notebook."""
 
     inbox: Connection
-    """Receives (rank, `Job`), then perhaps "stop"; on reserved ranks over and over, and at last "leave". Its closing
-    means that the notebook is gone."""
+    """Receives what `RankProcess.send_job` sends, then perhaps "stop"; on reserved ranks over and over, and at last
+    "leave". Its closing means that the notebook is gone."""
     queue: EventQueue
     """Carries events to the notebook."""
     output: Connection
@@ -70,9 +177,14 @@ class RankPipes(NamedTuple):
 
 
 class Channel:
-    """A rank's channel to the notebook during one job: takes records there and knows what the notebook has said."""
+    """A rank's channel to the notebook during one job: takes records there and knows what the notebook has said.
+
+    It is that of one process. What a rank has forked, a DataLoader's worker, say, has a copy of it, but not of the
+    threads that may have held its locks, and what both write would mix. So nothing is sent from there.
+    """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self.stop_asked_s: float | None = None
         """When this rank heard that it should stop, as `time.monotonic()`."""
         self.rank = -1
@@ -82,8 +194,25 @@ class Channel:
         self.hooks: tuple[RankHooks, ...] = ()
         """The job's, once the rank is at it."""
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether this is a copy of the channel, in a process that the rank has forked."""
+        return os.getpid() != self._pid
+
+    def check_process(self, what: str) -> None:
+        """Raise RuntimeError, with what was done, in a process that is not the rank's own."""
+        if self.is_copy:
+            raise RuntimeError(
+                f"{what} in process {os.getpid()}, which rank {self.rank} has started (a DataLoader's worker?). Only "
+                "the rank itself can speak with the notebook: return the value to it, and log it there"
+            )
+
     def send(self, event: events.Event) -> None:
-        """Send one event to the notebook."""
+        """Send one event to the notebook. Raises RuntimeError in a process that is not the rank's own."""
+        self.check_process(f"{type(event).__name__} was to be sent")
+        self._send(event)
+
+    def _send(self, event: events.Event) -> None:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
@@ -96,10 +225,13 @@ class Channel:
         for hooks in self.hooks:
             try:
                 hooks.hear(word, self)
-            except Exception:
+            except BaseException:
                 traceback.print_exc()
         if word == "details":
-            self.send(events.Answered(self.rank))
+            try:
+                self.send(events.Answered(self.rank))
+            except Exception:
+                traceback.print_exc()
 
     def end(self, event: events.Exit) -> None:
         """Tell the notebook that this rank has done its part, where the process stays; nothing is sent after it."""
@@ -115,7 +247,7 @@ class PipeChannel(Channel):
         self._queue = queue
         self._is_over, self._lock = False, threading.Lock()
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Put one event on the queue. What a thread sends that outlives its job is dropped: it is no other job's."""
         with self._lock:
             if not self._is_over:
@@ -123,6 +255,7 @@ class PipeChannel(Channel):
 
     def end(self, event: events.Exit) -> None:
         """Put the last one."""
+        self.check_process("Exit was to be sent")
         with self._lock:
             self._is_over = True
             self._queue.put(event)

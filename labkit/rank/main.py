@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -19,21 +20,21 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue as JobQueue
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.protocol import events
+from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import failure, process_group
+from labkit.rank import descendants, failure, process_group
 from labkit.rank.channels import Channel, PipeChannel, RankPipes
+from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals, leave_children_alone
-from labkit.rank.store import join_store
 from labkit.rank.worker import Stopped, Worker
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class Inbox:
     def __init__(self, ends: RankPipes) -> None:
         self._ends = ends
         self._parts: JobQueue[Part | None] = JobQueue()
+        self._comes: dict[str, Any] | None = None
+        """What was said of the newest job, before it came."""
+        self._channel: PipeChannel | None = None
         threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
 
     def next_part(self) -> Part | None:
@@ -74,23 +78,55 @@ class Inbox:
         return self._parts.empty()
 
     def _listen(self) -> None:
-        channel: PipeChannel | None = None
-        while True:
+        try:
+            while True:
+                try:
+                    word = self._ends.inbox.recv_bytes()
+                except (EOFError, OSError) as error:
+                    print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
+                    break
+                self._take(pickle.loads(word))
+        except BaseException as error:
+            self._report(error)
+        finally:
+            leave(1)
+
+    def _take(self, word: Any) -> None:
+        if word == "leave":
+            self._parts.put(None)
+        elif isinstance(word, dict):
+            self._comes = word
+        elif isinstance(word, Job) and self._comes is not None:
+            rank = self._comes["rank"]
+            # What is said from now on is of this job, and not of the last.
+            self._channel = PipeChannel(self._ends.queue, rank)
+            info = RankInfo(rank, rank, word.world_size, word.world_size)
+            self._parts.put(Part(word, info, self._channel, _rendezvous_in_the_notebook))
+        elif not isinstance(word, str):
+            raise TypeError(f"the notebook has sent {word!r:.200}")
+        elif self._channel is not None:
+            self._channel.receive(word)
+
+    def _report(self, error: BaseException) -> None:
+        """Say that what the notebook has sent cannot be read, a job most likely."""
+        traceback.print_exception(error)
+        print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
+        if self._comes is not None:
+            rank, kernels, start_s = (self._comes[name] for name in ("rank", "labkit", "start_s"))
             try:
-                word = self._ends.inbox.recv()
-            except (EOFError, OSError):
-                end_children()
-                os._exit(1)  # the notebook is gone: nobody is left to report to
-            if word == "leave":
-                self._parts.put(None)
-            elif isinstance(word, tuple):
-                rank, job = word
-                # What is said from now on is of this job, and not of the last.
-                channel = PipeChannel(self._ends.queue, rank)
-                info = RankInfo(rank, rank, job.world_size, job.world_size)
-                self._parts.put(Part(job, info, channel, _rendezvous_in_the_notebook))
-            elif channel is not None:
-                channel.receive(word)
+                self._ends.queue.put(unreadable_job(error, rank, time.time() - start_s, versions.Version(*kernels)))
+            except BaseException:
+                traceback.print_exc()
+
+
+def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: versions.Version) -> events.Failure:
+    """Return what a rank reports that cannot read its job."""
+    what = f"{type(error).__name__}: {error}"
+    to_do = versions.restart(kernels, versions.on_disk())
+    summary = f"{to_do}: {what}" if to_do else what
+    hint = "Restart the kernel if labkit, or what the job names, was changed since the kernel imported it."
+    trace = "".join(traceback.format_exception(error))
+    return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
 
 
 def main(
@@ -108,10 +144,10 @@ def main(
 
     def prepare() -> Callable[[], Part | None]:
         handle_signals(ends.stacks.fileno())
+        _redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         for other in all_ends:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
-        _redirect_output(ends.output)
         for begin in begins:
             begin()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
@@ -129,12 +165,41 @@ def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process."""
     code = 1
     try:
+        descendants.adopt()
         code = do_jobs(prepare())
     except BaseException:
         traceback.print_exc()
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
+        leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process, and what it has started, now."""
+    try:
+        end_children()
+        descendants.end()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code)
+
+
+def end_if_forked(channel: Channel) -> None:
+    """End a process that the launched function has forked and that returns from it: it is not the rank."""
+    if not channel.is_copy:
+        return
+    error, code = sys.exc_info()[1], 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            code = 1
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
         os._exit(code)
 
 
@@ -184,7 +249,10 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
             function, args, kwargs = cloudpickle.loads(job.function)
             channel.send(events.Started(rank))
             channel.during = "running"
-            result = function(Worker(info, device, log, channel), *args, **kwargs)
+            try:
+                result = function(Worker(info, device, log, channel), *args, **kwargs)
+            finally:
+                end_if_forked(channel)
         log.close()
         channel.during = "sending the result"
         channel.send(events.Result(rank, pack_result(result)))
@@ -197,7 +265,10 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         log.close()
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
-    channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
+    try:
+        channel.send(events.Memory(rank, *_peak_memory(left_bytes)))
+    except Exception:  # no reason to fail
+        traceback.print_exc()
     if job.group is None and store is not None:
         process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
     _tidy_up(at_exit=job.surroundings is None)
@@ -272,12 +343,11 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
 
 
 def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> tuple[dist.Store, str | None]:
-    # With the third, nobody starts ranks once more (Lightning would); with the last, who meets at env:// (`init_rpc`)
-    # joins the notebook's store, and opens none at its port.
+    # With the third, nobody starts ranks once more (Lightning would).
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
-    with job.connecting("127.0.0.1"):
-        return join_store("127.0.0.1", job.port, info.world_size), job.backend
+    store = open_file_store(job.store, job.backend == "gloo")
+    serve_master_port(store)
+    return store, job.backend
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:

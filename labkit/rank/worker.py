@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Worker:
     def __init__(self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel) -> None:
         self.rank, self.local_rank, self.world_size = info.rank, info.local_rank, info.world_size
         self.device = device
+        self._pid = os.getpid()
         self._log, self._channel = log, channel
         self._watching = [hooks for hooks in channel.hooks if type(hooks).logged is not RankHooks.logged]
         self._known_names: set[tuple[str, ...]] = set()
@@ -57,8 +59,11 @@ class Worker:
         the comparison.
 
         Raises TypeError for a value that is not one number, ValueError for a reserved name, FloatingPointError for a
-        NaN or Inf under `watch="nan"`, and `labkit.Stopped` once the run was asked to stop.
+        NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked to stop, and RuntimeError in a process
+        that the rank has started, a DataLoader's worker, say.
         """
+        if os.getpid() != self._pid:
+            self._channel.check_process("worker.log was called")
         if step is None:
             step = self._next_step
             self._next_step += 1
@@ -81,6 +86,7 @@ class Worker:
 
         Raises ValueError for none: a data set with fewer samples than a batch of all ranks needs trains nothing.
         """
+        self._channel.check_process("worker.expect was called")
         steps = self._whole_number(steps)
         if steps < 1:
             raise ValueError(

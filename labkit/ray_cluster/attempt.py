@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,9 @@ DRAIN_S = 30.0
 DRAIN_MARGIN_S = 2.0
 """… and how long before its deadline they are ended."""
 
+WRITE_EVERY_S = 1.0
+"""Time between two trials to write what could not be written."""
+
 CLOSE_S = 5.0
 """How long actors may take to let go of their directories."""
 
@@ -62,6 +64,10 @@ class Attempt:
         self._holders: list[Any] = []
         self._asked: dict[Any, tuple[int, int]] = {}
         """Questions for news that are not answered: the rank, and the number of the question."""
+        self._held: dict[int, int] = {}
+        """Ranks that are not asked while what they have said cannot be written: the number of the next question."""
+        self._written_s = 0.0
+        """When that was tried last."""
         self._told = [0] * len(places)
         """How often each rank has been given something."""
         self._codes: dict[int, int] = {}
@@ -88,10 +94,11 @@ class Attempt:
         """Start the ranks and follow them; return why they are gone, if that is no rank's doing."""
         self._start()
         try:
-            while self._asked:
+            while self._asked or self._held:
                 now = time.monotonic()
                 self._tell(self._side.news())
                 self._mind_the_time(now)
+                self._write_what_waits(now)
                 self._receive()
         finally:
             self._close()
@@ -125,13 +132,13 @@ class Attempt:
             self._ask(place.rank, 1)
 
     def _ask(self, rank: int, number: int) -> None:
-        self._asked[self._holders[rank].news.remote(number)] = (rank, number)
+        self._asked[self._holders[rank].news.remote(number, time.time())] = (rank, number)
 
     def _tell(self, pieces: list[Piece], but: int | None = None, then_leave: bool = False) -> None:
         """Give pieces to all ranks that are there, but for the one from which they come; perhaps have them leave."""
         import ray
 
-        ranks = [rank for rank, _ in self._asked.values() if rank != but]
+        ranks = [rank for rank in self._present() if rank != but]
         if not (pieces or then_leave) or not ranks:
             return
         given: Any = pieces
@@ -141,9 +148,35 @@ class Attempt:
             self._told[rank] += 1
             self._holders[rank].take.remote(self._told[rank], given, then_leave)
 
+    def _present(self) -> list[int]:
+        """Return the ranks that are there."""
+        return [*(rank for rank, _ in self._asked.values()), *self._held]
+
+    def _write_what_waits(self, now: float) -> None:
+        """Try again to write what could not be written on the notebook's machine; then the ranks are asked on."""
+        if self._held and now > self._written_s + WRITE_EVERY_S:
+            self._written_s = now
+            self._tell(self._side.take([]))
+            if self._side.error is None:
+                self._notebook.say("warned", topic="disk", text="")
+                held, self._held = self._held, {}
+                for rank, number in held.items():
+                    self._ask(rank, number)
+
+    def _hold(self, rank: int, number: int, error: OSError) -> None:
+        """Have a rank keep what it has to say until what it has said before is written."""
+        if not self._held:
+            why = f"{error.strerror or error}"
+            text = f"what the ranks write cannot be written to {self._orders.directory}: {why}. They go on, and keep it"
+            self._notebook.say("warned", topic="disk", text=text)
+        self._held[rank] = number
+
     def _receive(self) -> None:
         import ray
 
+        if not self._asked:
+            time.sleep(LOOK_EVERY_S)
+            return
         ready, _ = ray.wait(list(self._asked), timeout=LOOK_EVERY_S)
         if ready:
             ready, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
@@ -158,7 +191,9 @@ class Attempt:
                 self._lose(rank, str(error))
             else:
                 self._tell(self._side.take(update.pieces), but=rank)
-                if update.exit_code is None:
+                if update.exit_code is None and self._side.error is not None:
+                    self._hold(rank, number + 1, self._side.error)
+                elif update.exit_code is None:
                     self._ask(rank, number + 1)
                 else:
                     self._note_exit(rank, update.exit_code, update.wrote)
@@ -220,12 +255,13 @@ class Attempt:
             self._close_at_s = min(self._close_at_s, now + END_S)
         if now > self._close_at_s:
             self._close_at_s, self._give_up_at_s = float("inf"), now + LOST_S
-            for rank, _ in self._asked.values():
+            for rank in self._present():
                 self._holders[rank].close.remote()
         if now > self._give_up_at_s:
-            for rank in [rank for rank, _ in self._asked.values()]:
+            for rank in self._present():
                 self._lose(rank, "its actor does not answer")
             self._asked.clear()
+            self._held.clear()
         if now > self._looked_s + NODES_EVERY_S:
             self._looked_s = now
             self._look_for_drained_nodes(now)
@@ -233,7 +269,7 @@ class Attempt:
     def _look_for_drained_nodes(self, now: float) -> None:
         if self._was_drained or self._ended is not None or self._failed_rank is not None:
             return
-        draining = draining_nodes()
+        draining = draining_nodes(self._notebook)
         for place in self._places:
             if place.node in draining and place.rank not in self._codes:
                 self._was_drained = True
@@ -258,14 +294,28 @@ class Attempt:
             ray.kill(holder)
 
 
-def draining_nodes() -> dict[str, int]:
-    """Return the nodes that are being drained, by Ray's numbers, with their deadlines: ms since 1970, 0 for none."""
-    with contextlib.suppress(Exception):  # not public, and not there for clients from outside
+def draining_nodes(notebook: Notebook) -> dict[str, int]:
+    """Return the nodes that are being drained, by Ray's numbers, with their deadlines: ms since 1970, 0 for none.
+
+    Ray has no public name for it. Where its own has changed, the notebook is told once.
+    """
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        return {}  # it does not say so to clients from outside
+    try:
         from ray._private.state import state
 
         found: dict[str, int] = state.get_draining_nodes()
-        return found
-    return {}
+    except Exception as error:
+        text = (
+            f"this version of Ray ({ray.__version__}) does not say which nodes are taken away "
+            f"(ray._private.state.state.get_draining_nodes: {type(error).__name__}: {error}): ranks there get no time "
+            "for a last checkpoint"
+        )
+        notebook.warn_once("draining", text)
+        return {}
+    return found
 
 
 def said_by_ray(text: str) -> str:

@@ -44,6 +44,7 @@ class Notebook:
     def __init__(self, descriptor: int) -> None:
         self._words = os.fdopen(descriptor, "w", buffering=1)
         self._lock = threading.Lock()
+        self._warned: set[str] = set()
         self.wants_end = threading.Event()
         """Set once the ranks are to be ended, or nobody needs them any more."""
 
@@ -55,6 +56,12 @@ class Notebook:
     def notice(self, text: str, queued: bool = False) -> None:
         """Tell the notebook where the ranks are, or what they wait for."""
         self.say("notice", text=text, queued=queued)
+
+    def warn_once(self, topic: str, text: str) -> None:
+        """Tell the notebook of something that went wrong without ending the run; the same topic only once."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            self.say("warned", topic=topic, text=text)
 
     def listen(self) -> None:
         """Take words from now on, in a thread of its own."""
@@ -210,7 +217,8 @@ def place(orders: Orders, notebook: Notebook, why: str) -> tuple[Any, dict[int, 
         if notebook.wants_end.is_set():
             ray.util.remove_placement_group(group)
             return None, {}
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining_nodes()]
+        draining = draining_nodes(notebook)
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in draining]
         total = [node["Resources"] for node in nodes]
         now = time.monotonic()
         if placement.can_be_placed(total, orders.each, orders.world_size, orders.placement):

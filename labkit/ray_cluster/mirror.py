@@ -3,8 +3,8 @@
 Either end asks `news` and gives the other what it says, as `Piece`s. Files of ranks and `asked` only grow; all others
 appear whole, once. Nothing here knows Ray; what is in the directories is `cluster.run_directory`'s to say.
 
-Guarantees: whoever reads the notebook's directory sees no record before what its rank had printed before, and no word
-before the job that it speaks of.
+Guarantees: whoever reads the notebook's directory sees no record before what its rank had printed before, nor before
+the files that it names, and no word before the job that it speaks of. What cannot be written, on a full disk, waits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from labkit.cluster.files import limit_output, was_cut
+from labkit.cluster.private import make_folders
 
 BLOCK_BYTES = 1 << 22
 """Of one file at once at most, so that memory stays bounded however much a rank writes."""
@@ -30,6 +34,9 @@ _WHOLE = re.compile(r"(jobs/\d+/)?(rendezvous\.[\w.-]*\.json|failed\.\d+)")
 
 _GROWS = re.compile(r"(jobs/\d+/)?ranks/\d+\.\d+\.(records|out|stacks)")
 
+_BLOB = re.compile(r"(jobs/\d+/)?ranks/\d+\.\d+\.\d+\.blob")
+"""Large values, which come in several pieces and are seen once they are whole."""
+
 
 class Piece(NamedTuple):
     """Some of a file."""
@@ -39,19 +46,61 @@ class Piece(NamedTuple):
     data: bytes
     is_whole: bool = True
     """Whether this is all of it; else it is to be appended."""
+    total: int = 0
+    """Of what is to be appended, but seen only once it is whole: its bytes."""
+
+
+class NotWrittenError(Exception):
+    """A piece could not be written, or only its beginning."""
+
+    def __init__(self, rest: Piece, error: OSError) -> None:
+        super().__init__(str(error))
+        self.rest, self.error = rest, error
 
 
 def put(directory: Path, piece: Piece) -> None:
-    """Write a piece down. What is whole is seen as a whole or not at all."""
+    """Write a piece down. What is whole is seen as a whole or not at all. Raises NotWrittenError with what is left."""
     path = directory / piece.name
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if piece.is_whole:
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_bytes(piece.data)
-        aside.replace(path)
-    else:
-        with open(path, "ab") as file:
-            file.write(piece.data)
+    aside = path.with_name(f".{path.name}.part")
+    left = memoryview(piece.data)
+    try:
+        flags = os.O_TRUNC if piece.is_whole else os.O_APPEND
+        is_seen = not (piece.is_whole or piece.total)
+        descriptor = os.open(path if is_seen else aside, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+        try:
+            while left:
+                left = left[os.write(descriptor, left) :]
+            is_complete = piece.is_whole or (piece.total and os.fstat(descriptor).st_size >= piece.total)
+        finally:
+            os.close(descriptor)
+        if is_complete:
+            aside.replace(path)
+    except OSError as error:
+        raise NotWrittenError(piece if piece.is_whole else piece._replace(data=bytes(left)), error) from error
+
+
+class _Written:
+    """A directory in which pieces are written one after the other: those that cannot be wait."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._waiting: deque[Piece] = deque()
+        self.error: OSError | None = None
+        """Why pieces wait, if they do."""
+
+    def put(self, pieces: Iterable[Piece] = ()) -> list[Piece]:
+        """Write pieces after those that wait; return those that have been written."""
+        self._waiting += pieces
+        written: list[Piece] = []
+        self.error = None
+        while self._waiting:
+            try:
+                put(self._directory, self._waiting[0])
+            except NotWrittenError as failed:
+                self._waiting[0], self.error = failed.rest, failed.error
+                break
+            written.append(self._waiting.popleft())
+        return written
 
 
 class NotebookSide:
@@ -59,7 +108,13 @@ class NotebookSide:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._written = _Written(directory)
         self._asked_bytes = 0
+
+    @property
+    def error(self) -> OSError | None:
+        """Why some of what has come could not be written yet, if so: on a full disk, say."""
+        return self._written.error
 
     def begin(self) -> None:
         """Take what has been asked so far as known: whoever begins now is given it by `for_rank`."""
@@ -83,28 +138,31 @@ class NotebookSide:
 
     def news(self) -> list[Piece]:
         """Return what the notebook has written since, for every rank."""
-        words = self._words()[self._asked_bytes :]
-        words = words[: words.rfind(b"\n") + 1]
-        if not words:
+        try:
+            words = self._words()[self._asked_bytes :]
+            words = words[: words.rfind(b"\n") + 1]
+            given = [word.split(b":")[1].decode() for word in words.split() if word.startswith(b"job:")]
+            jobs = [piece for number in given for piece in self._job(f"jobs/{number}/")]
+        except OSError:  # just now, or for ever: the notebook looks after its directory
             return []
         self._asked_bytes += len(words)
-        given = [word.split(b":")[1].decode() for word in words.split() if word.startswith(b"job:")]
-        return [*(piece for number in given for piece in self._job(f"jobs/{number}/")), Piece("asked", words, False)]
+        return [*jobs, Piece("asked", words, False)] if words else []
 
     def take(self, pieces: list[Piece]) -> list[Piece]:
-        """Write down what has come from a rank; return what the other ranks need of it."""
-        needed = []
+        """Write down what has come from a rank, after what waits; return what the other ranks need of it.
+
+        If it cannot be written, `error` says why: it is tried again whenever this is called.
+        """
         for piece in pieces:
-            if piece.name == "asked" and piece.data == IDLE:
-                put(self._directory, piece)  # the others receive it as what the notebook asks
-            elif _GROWS.fullmatch(piece.name) and not piece.is_whole:
-                put(self._directory, piece)
-            elif _WHOLE.fullmatch(piece.name) and piece.is_whole:
-                put(self._directory, piece)
-                needed.append(piece)
-            else:
+            is_idle = piece.name == "asked" and piece.data == IDLE  # the others receive it as what the notebook asks
+            grows = _GROWS.fullmatch(piece.name) or (_BLOB.fullmatch(piece.name) and piece.total > 0)
+            if not (is_idle or (grows and not piece.is_whole) or (_WHOLE.fullmatch(piece.name) and piece.is_whole)):
                 raise ValueError(f"a rank has sent {piece.name!r}, which no rank writes")
-        return needed
+        written = self._written.put(pieces)
+        for piece in written:
+            if piece.name.endswith(".out"):
+                limit_output(self._directory / piece.name)
+        return [piece for piece in written if piece.is_whole]
 
     def _words(self) -> bytes:
         return (self._directory / "asked").read_bytes()
@@ -134,6 +192,7 @@ class RankSide:
 
     def __init__(self, directory: Path, pieces: list[Piece]) -> None:
         self._directory = directory
+        self._written = _Written(directory)
         self._sent: dict[str, int] = {}
         """Bytes of each file that the notebook has."""
         self._idle_given = 0
@@ -141,8 +200,10 @@ class RankSide:
         for piece in pieces:
             if _GROWS.fullmatch(piece.name):
                 self._sent[piece.name] = len(piece.data)
-        (directory / "ranks").mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(directory / "ranks")
         self.take(pieces)
+        if self._written.error is not None:
+            raise self._written.error
 
     def take(self, pieces: list[Piece]) -> None:
         """Write down what has come from the notebook."""
@@ -151,39 +212,58 @@ class RankSide:
                 self._idle_given += _count_idle(piece.data)
             elif piece.name.startswith("jobs/"):
                 folder = "/".join(piece.name.split("/")[:2]) + "/"
-                (self._directory / folder / "ranks").mkdir(mode=0o700, parents=True, exist_ok=True)
+                with contextlib.suppress(OSError):  # the rank will say so
+                    make_folders(self._directory / folder / "ranks")
                 if folder not in self._jobs:
-                    # Of those before the last what is still to come is nobody's: the run has been told its end.
-                    self._jobs = [*self._jobs, folder][-2:]
+                    self._jobs.append(folder)
             if _WHOLE.fullmatch(piece.name):
                 self._sent[piece.name] = len(piece.data)
-            put(self._directory, piece)
+        self._written.put(pieces)
+        while len(self._jobs) > 2:
+            # Of those before the last what is still to come is nobody's: the run has been told its end.
+            over = self._directory / self._jobs.pop(0) / "ranks"
+            for blob in over.glob("*.blob"):
+                blob.unlink(missing_ok=True)
 
     def news(self) -> list[Piece]:
         """Return what the rank has written since, and count it as sent."""
+        self._written.put()
         found: list[Piece] = []
         for folder in ["", *self._jobs]:
             found += self._wholes(folder)
-            names = sorted(f"{folder}ranks/{name}" for name in os.listdir(self._directory / folder / "ranks"))
-            for records in (name for name in names if name.endswith(".records") and _GROWS.fullmatch(name)):
-                found += self._of_process(records)
-        asked = (self._directory / "asked").read_bytes()
-        if (idle := _count_idle(asked)) > self._idle_given:
-            self._idle_given = idle
-            found.append(Piece("asked", IDLE, False))
+            for records in self._names(f"{folder}ranks/"):
+                if records.endswith(".records") and _GROWS.fullmatch(records):
+                    found += self._of_process(records)
+        with contextlib.suppress(OSError):
+            if (idle := _count_idle((self._directory / "asked").read_bytes())) > self._idle_given:
+                self._idle_given = idle
+                found.append(Piece("asked", IDLE, False))
         return found
 
     def _of_process(self, records: str) -> Iterator[Piece]:
         """Return what one process of the rank has written: records last, and only once all printed before is there."""
         base = records.removesuffix("records")
         has_begun = records in self._sent
-        reported = self._read(records)  # before the output, so that what was printed first is there
+        reported = self._read(records)  # before the output and the files, so that what was there first comes first
         printed = self._read(f"{base}out")
         for name, data in ((f"{base}stacks", self._read(f"{base}stacks")), (f"{base}out", printed)):
             if data:
                 yield self._send(name, data)
-        if len(printed) < BLOCK_BYTES and (reported or not has_begun):  # its file says that the rank has begun
+        blob = self._next_of_blobs(base)
+        if blob is not None:
+            yield blob
+        elif len(printed) < BLOCK_BYTES and (reported or not has_begun):  # its file says that the rank has begun
             yield self._send(records, reported)
+
+    def _next_of_blobs(self, base: str) -> Piece | None:
+        """Return a piece of the first large value that the notebook does not have yet as a whole."""
+        for name in self._names(base.rpartition("/")[0] + "/"):
+            if name.startswith(base) and _BLOB.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    total = (self._directory / name).stat().st_size
+                    if self._sent.get(name, 0) < total:
+                        return self._send(name, self._read(name))._replace(total=total)
+        return None
 
     def _send(self, name: str, data: bytes) -> Piece:
         self._sent[name] = self._sent.get(name, 0) + len(data)
@@ -191,20 +271,29 @@ class RankSide:
 
     def _read(self, name: str) -> bytes:
         try:
-            with open(self._directory / name, "rb") as file:
-                file.seek(self._sent.get(name, 0))
+            with open(self._directory / name, "rb", buffering=0) as file:
+                sent = self._sent.get(name, 0)
+                if was_cut(file.fileno(), sent):
+                    self._sent[name] = sent = 0
+                file.seek(sent)
                 return file.read(BLOCK_BYTES)
-        except FileNotFoundError:
+        except OSError:  # not there, or not just now
             return b""
 
     def _wholes(self, folder: str) -> Iterator[Piece]:
-        with contextlib.suppress(FileNotFoundError):
-            for file in sorted(os.listdir(self._directory / folder)):
-                name = f"{folder}{file}"
-                if _WHOLE.fullmatch(name) and name not in self._sent:
+        for name in self._names(folder):
+            if _WHOLE.fullmatch(name) and name not in self._sent:
+                with contextlib.suppress(OSError):
                     data = (self._directory / name).read_bytes()
                     self._sent[name] = len(data)
                     yield Piece(name, data)
+
+    def _names(self, folder: str) -> list[str]:
+        """Return the names of all in a folder, in order, below the directory."""
+        try:
+            return sorted(f"{folder}{name}" for name in os.listdir(self._directory / folder))
+        except OSError:
+            return []
 
 
 def _count_idle(words: bytes) -> int:

@@ -24,7 +24,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.ray_cluster.mirror import Piece, RankSide
+import psutil
+
+from labkit.cluster.files import CLOCK
+from labkit.cluster.private import private
+from labkit.ray_cluster.mirror import BLOCK_BYTES, Piece, RankSide
 from labkit.ray_cluster.placement import Place
 
 LOOK_EVERY_S = 0.02
@@ -41,6 +45,13 @@ STARTERS = re.compile(
     r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHONBREAKPOINT)$"
 )
 """Variables that speak of whoever started Ray, or are for Ray's own processes: they are not the rank's."""
+
+
+PREFIX = "labkit-rank-"
+"""Of the name of a rank's directory on its node."""
+
+MARK = ".labkit-rank.json"
+"""In it, says which process made it: others' folders may have such a name, too."""
 
 
 class Update(NamedTuple):
@@ -64,6 +75,7 @@ class RankHolder:
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._turns, self._taken = threading.Condition(), 0
         self._answered_s = 0.0
+        self._clock_ahead_s = float("inf")
         self._number, self._last = 0, Update([])
         """The newest answer, kept until the next question says that it has arrived."""
         environment = {name: value for name, value in os.environ.items() if not STARTERS.match(name)}
@@ -84,7 +96,7 @@ class RankHolder:
 
     def _mind(self, command: list[str], environment: dict[str, str], started: threading.Event) -> None:
         try:
-            with open(self._directory / "supervisor.out", "ab") as output:
+            with open(self._directory / "supervisor.out", "ab", opener=private) as output:
                 process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
@@ -93,20 +105,35 @@ class RankHolder:
             started.set()
         process.wait()
 
-    def news(self, number: int) -> Update:
+    def news(self, number: int, now_s: float) -> Update:
         """Return what the rank has written since the answer before this number; wait a while for it.
 
-        Asked for the same number again, as where the connection was lost for a while, the answer is the same.
+        Asked for the same number again, as where the connection was lost for a while, the answer is the same. `now_s`
+        is when that was asked, as `time.time()` of the notebook's machine.
         """
+        if number > 1:  # the first was asked before there was anybody to answer
+            self._compare_clocks(now_s)
         with self._asking:
             if number != self._number:
                 self._number, self._last = number, self._new()
             return self._last
 
+    def _compare_clocks(self, now_s: float) -> None:
+        """Have the rank's processes know how far this machine's clock is ahead of the notebook's.
+
+        That is the least that was seen: what a question takes is added to it.
+        """
+        ahead_s = time.time() - now_s
+        if ahead_s < self._clock_ahead_s - 1.0:
+            self._clock_ahead_s = ahead_s
+            with contextlib.suppress(OSError):
+                (self._directory / CLOCK).write_text(f"{ahead_s}")
+
     def _new(self) -> Update:
         assert self._process is not None, "the supervisor could not be started"
         deadline = time.monotonic() + ANSWER_S
-        time.sleep(max(0.0, self._answered_s + LOOK_EVERY_S - time.monotonic()))  # a rank that logs on and on
+        if sum(len(piece.data) for piece in self._last.pieces) < BLOCK_BYTES:  # else there is more
+            time.sleep(max(0.0, self._answered_s + LOOK_EVERY_S - time.monotonic()))  # a rank that logs on and on
         while True:
             code = self._process.poll()  # before the look: what was written until then is seen by it
             with self._lock:
@@ -157,11 +184,33 @@ def _new_directory() -> Path:
         from ray._private.worker import _global_node
 
         parent = _global_node.get_session_dir_path()
-    for left in Path(parent).glob("labkit-*-*"):
-        pid = left.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc").exists():
+    for left in Path(parent).glob(f"{PREFIX}*"):
+        if _is_left_behind(left):
             shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"labkit-{os.getpid()}-", dir=parent))
+    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    (made / MARK).write_text(json.dumps({"pid": os.getpid(), "machine": _machine()}))
+    return made
+
+
+def _is_left_behind(folder: Path) -> bool:
+    """Whether an actor of this user's has made a directory on this machine, and is gone. Others' are never touched."""
+    try:
+        if folder.is_symlink() or os.stat(folder).st_uid != os.getuid():
+            return False
+        mark = folder / MARK
+        if mark.is_symlink() or os.stat(mark).st_uid != os.getuid():
+            return False
+        made_by = json.loads(mark.read_text())
+        return made_by["machine"] == _machine() and not psutil.pid_exists(made_by["pid"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError):
+        return False
+
+
+def _machine() -> str:
+    """Return what tells process ids of this machine, or container, from those of others, which may see its folders."""
+    with contextlib.suppress(OSError):
+        return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+    return os.uname().nodename
 
 
 def _address() -> str:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
+from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
+from labkit.protocol import events
 from labkit.protocol.pages import more
 from labkit.ray_cluster.orders import Orders
 
@@ -82,7 +84,7 @@ class RayJob(LauncherJob):
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-        with open(self.directory.path / "ray.out", "ab") as output:
+        with open(self.directory.path / "ray.out", "ab", opener=private) as output:
             return subprocess.Popen(
                 [sys.executable, "-c", START],
                 stdin=subprocess.PIPE,
@@ -116,6 +118,8 @@ class RayJob(LauncherJob):
             if word["kind"] == "notice":
                 self._notice = word["text"]
                 self.emit(job_events.Notice(-1, word["text"], queued=word["queued"]))
+            elif word["kind"] == "warned":
+                self.emit(events.Warned(-1, word["topic"], word["text"]))
             elif word["kind"] == "ended":
                 self._ended = job_events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
         self._driver.wait()

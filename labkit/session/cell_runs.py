@@ -21,6 +21,7 @@ from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import dumps, pack_call
 from labkit.protocol.system import threads
+from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
@@ -58,18 +59,25 @@ class CellRuns:
         self.last: Run | None = None
         """What carried the last cell."""
         self._group: int | None = None
-        self._group_store: Any = None
+        self._rendezvous: LocalRendezvous | None = None
         self._cells: dict[str, Cell] = {}
+        """Those that have run on the ranks, and those of the notebook whose code was sent to them."""
 
     def leave_group(self) -> None:
         """Take notice that the ranks leave the cells' process group: the next cell makes it anew."""
-        self._group = self._group_store = None
+        self._group = None
+        self._meet_at(None)
+
+    def _meet_at(self, rendezvous: LocalRendezvous | None) -> None:
+        left, self._rendezvous = self._rendezvous, rendezvous
+        if left is not None:
+            left.close()
 
     def pick_up(self, job: Job, run: Run, is_at_it: bool) -> None:
         """Go on after the job that the ranks were given last, perhaps by another notebook."""
         self.last = run
-        self._cells = {file: cell for file, cell in job.cells.items() if CELL_FILE.fullmatch(file)}
-        used = [int(file.split()[1].rstrip(">")) for file in self._cells]
+        self._cells = dict(job.cells)
+        used = [int(file.split()[1].rstrip(">")) for file in self._cells if CELL_FILE.fullmatch(file)]
         while next(numbers) < max([*used, job.group or 0]):
             pass
         if not is_at_it:
@@ -94,7 +102,7 @@ class CellRuns:
         compile_cell(code, title)
         sent = _pack_variables(send) if send else b""
         file = f"<ranks {next(numbers)}>"
-        self._cells[file] = Cell(title, code)
+        self._cells |= {file: Cell(title, code), **kernel.cells(sent)}
         with self._group_in_place(title, timeout_s) as engine:
             cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
             run = self.last = self._start(engine(asked), pack_call(run_cell, (cell,), {}), title, timeout_s)
@@ -104,6 +112,9 @@ class CellRuns:
                 run.stop(STOP_GRACE_S)
                 lost = [rank for rank in asked if run.states[rank] == "ended"]
                 print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
+                raise
+            except BaseException:
+                run.kill()  # nobody watches it any longer
                 raise
             finally:
                 run.over.wait()
@@ -119,7 +130,7 @@ class CellRuns:
         def engine(only: Sequence[int]) -> Engine:
             about = {"name": name, "timeout_s": timeout_s}
             made: Any = self._reserve.cell_engine(only, self._turns.of(name), about)
-            made.group_store = self._group_store
+            made.rendezvous = self._rendezvous
             found: Engine = made
             return found
 
@@ -127,7 +138,8 @@ class CellRuns:
             self._group = None
             print(f"{replaced_in_words(new)}: {variables_gone([each.rank for each in new])}", flush=True)
         if self._group is None or self._reserve.were_used_elsewhere:
-            self._group, self._group_store = next(numbers), self._reserve.new_group_store()
+            self._group = next(numbers)
+            self._meet_at(self._reserve.new_rendezvous())
             try:
                 self._start(engine(range(self._world_size)), pack_call(join, (), {}), name, None).wait()
             except BaseException:
@@ -151,7 +163,7 @@ class CellRuns:
             port=0,
             start_s=time.time(),
             environment={},
-            cells={**kernel.cells(), **self._cells},
+            cells=dict(self._cells),
             group=self._group,
         )
         asked = Asked(live=False, wait=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.cluster import job_events
+from labkit.cluster.directory_engine import folder_gone
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.protocol.pages import more
@@ -120,7 +121,7 @@ class ClusterReserve:
         about = self.directory.of_job(number).about()
         return JobEngine(self, about["only"], about["world_size"], turn, about, number)
 
-    def new_group_store(self) -> None:
+    def new_rendezvous(self) -> None:
         """Return nothing: rank 0 opens the store through which ranks join a group."""
 
     def take(self, engine: JobEngine) -> None:
@@ -263,6 +264,9 @@ class ClusterReserve:
         if self.directory.was_asked_to("idle"):
             why = f"nothing had run on them for {self.directory.about()['session']['idle_s']:g} s (idle_s)"
             ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
+        elif not self.directory.path.exists():
+            ended = folder_gone(self.directory.path, "session")
+            why = ended.headline
         elif self.directory.was_asked_to("leave"):
             why = "they were closed"
             ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")

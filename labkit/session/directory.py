@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.cluster.files import has_exit
 from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.supervisor import has_exit
 
 
 class SessionDirectory(RunDirectory):
@@ -27,7 +27,7 @@ class SessionDirectory(RunDirectory):
 
     def create_for_jobs(self, about: dict[str, Any]) -> None:
         """Make the directory, with room for jobs. Raises OSError with what to do."""
-        self._make(about, self.jobs.mkdir)
+        self._make(about, lambda: self.jobs.mkdir(mode=0o700))
 
     def of_job(self, number: int) -> RunDirectory:
         """Return the directory of a job."""

@@ -122,7 +122,12 @@ def _set_folder(folder: str | None) -> None:
 
 
 def _umask() -> int:
-    mask = os.umask(0)
+    """Return the mask, without setting it where the system tells: other threads may make files meanwhile."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    mask = os.umask(0o077)
     os.umask(mask)
     return mask
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import job_events
-from labkit.cluster.directory_engine import DirectoryEngine
+from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
 from labkit.plugins.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -190,7 +190,11 @@ class JobEngine(DirectoryEngine):
                 if not self._awaited:
                     found.append(job_events.Notice(-1, self._reserve.notice))
             found.append(event)
-        if not read and not self._is_told:
+        if self._reader.is_gone and ending is None:
+            ending = folder_gone(self.directory.path)
+            self.end_with(ending)
+            self.kill()
+        if not read and not self._reader.is_behind and not self._is_told:
             found += self._last_events(ending)
         return found
 
@@ -247,8 +251,8 @@ class CellEngine(JobEngine):
     """Carries one cell on some of a session's ranks, in the process group that stays from cell to cell."""
 
     failure_grace_s = float("inf")  # the session's to decide: who is not stuck keeps its variables
-    group_store: Any = None
-    """None: rank 0 keeps it."""
+    rendezvous: None = None
+    """Rank 0 makes it."""
 
     def start(self, job: Job) -> None:
         """Send the cell to those that have a part in it; say so if they wait for machines."""

@@ -9,18 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.plugins import standby
-from labkit.plugins.name_service.stores import open_store
 from labkit.plugins.root_cause.exits import in_words
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
+from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
@@ -74,9 +72,9 @@ class LocalReserve:
         """Return what carries one cell."""
         return CellEngine(self, only, turn)
 
-    def new_group_store(self) -> tuple[dist.TCPStore, int]:
-        """Return a store through which ranks join a process group that is to stay, and its port."""
-        return open_store(self.world_size)
+    def new_rendezvous(self) -> LocalRendezvous:
+        """Return where ranks join a process group that is to stay."""
+        return LocalRendezvous()
 
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
@@ -251,8 +249,8 @@ class CellEngine(ReservedEngine):
     def __init__(self, reserve: LocalReserve, only: Sequence[int], turn: Turn) -> None:
         super().__init__(reserve, reserve.world_size, turn)
         self._only = set(only)
-        self.group_store: tuple[dist.TCPStore, int] | None = None
-        """Through which the group is joined; kept by the session."""
+        self.rendezvous: LocalRendezvous | None = None
+        """Where the group is joined; the session's own."""
 
     def start(self, job: Job) -> None:
         """Send the cell to those that have a part in it."""
@@ -261,10 +259,12 @@ class CellEngine(ReservedEngine):
             self._events.put(job_events.Absent(rank))
         super().start(job)
 
-    def _open_store(self) -> tuple[dist.TCPStore, int]:
-        store, self.group_store = self.group_store, None  # an engine may be kept for long, with its run
-        assert store is not None
-        return store
+    def _new_rendezvous(self) -> LocalRendezvous:
+        assert self.rendezvous is not None
+        return self.rendezvous
+
+    def _close_rendezvous(self) -> None:
+        """Leave it to the session."""
 
 
 def _forget_output(process: RankProcess) -> None:

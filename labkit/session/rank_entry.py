@@ -9,8 +9,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, listen, meet, rank_info_here
-from labkit.cluster.run_directory import FileSender, RunDirectory
+from labkit.cluster.rank_entry import begin, correct_clock, listen, meet, rank_info_here
+from labkit.cluster.run_directory import RunDirectory
+from labkit.cluster.sender import FileSender
 from labkit.plugins.ahead.first_step import get_warm
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
@@ -28,15 +29,15 @@ class JobChannel(Channel):
     def __init__(self, directory: RunDirectory, rank: int) -> None:
         super().__init__()
         self.rank = rank
-        self._sender = FileSender(directory.file(rank, 0, "records"))
+        self.sender = FileSender(directory.file(rank, 0, "records"))
 
-    def send(self, event: events.Event) -> None:
+    def _send(self, event: events.Event) -> None:
         """Append one event. What a thread sends that outlives its job is dropped: it is no other job's."""
-        self._sender.send(event)
+        self.sender.send(event)
 
     def end(self, event: events.Exit) -> None:
         """Append the last one."""
-        self._sender.send(event, is_last=True)
+        self.sender.send(event, is_last=True)
 
 
 class Given(NamedTuple):
@@ -68,6 +69,7 @@ class JobInbox:
         job = given.directory.job()
         self._write_into(given.directory)
         info = _info_in(job, self._info)
+        correct_clock(given.channel.sender, info, given.directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
         return Part(job, info, given.channel, lambda job, info: meet(job, info, given.directory, 0, anew=True))
 
@@ -105,7 +107,7 @@ def main() -> NoReturn:
         inbox = JobInbox(directory, rank_info_here(), stacks)
         if inbox.is_empty:
             get_warm()
-        FileSender(directory.file(rank, number, "records")).send(events.Ready(rank), is_last=True)
+        FileSender(directory.file(rank, number, "records"), keeps_reserve=False).send(events.Ready(rank), is_last=True)
         return inbox.next_part
 
     do_and_exit(prepare)

@@ -21,14 +21,15 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
 
+from labkit.cluster.files import Folder, append, clock_off_s, free_reserve, has_exit
 from labkit.cluster.supervisor import (
+    LAST_WORD_S,
     NOT_SEEN,
     STACKS_SIGNAL,
     Child,
     Requests,
-    append,
     begin,
-    has_exit,
+    cannot_write,
     is_elastic,
     is_seen,
     stay_for_the_launcher,
@@ -51,7 +52,12 @@ LEAVE_S = 3.0
 def main(directory: Path) -> int:
     """Mind one rank until the session is over, and return an exit code."""
     rank, signals = begin()
-    return Supervisor(directory, rank, signals).mind() if is_seen(directory, rank) else NOT_SEEN
+    if not is_seen(directory, rank):
+        return NOT_SEEN
+    try:
+        return Supervisor(directory, rank, signals).mind()
+    except OSError as error:
+        return cannot_write(directory, rank, error)
 
 
 class Supervisor:
@@ -59,7 +65,7 @@ class Supervisor:
 
     def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
         self._directory, self._rank, self._signals = directory, rank, signals
-        self._requests = Requests(directory)
+        self._requests, self._folder = Requests(directory), Folder(directory)
         self._idle_s: float | None = json.loads((directory / "run.json").read_text())["session"]["idle_s"]
         self._job = ""
         """The newest job that this rank was given."""
@@ -84,6 +90,10 @@ class Supervisor:
             for position, word in enumerate(words):
                 self._word_s = self._busy_s = time.monotonic()
                 self._obey(word, words[position + 1 :])
+            if self._folder.look(self._outputs()) and not self._was_ended:
+                print(f"rank {self._rank}: {self._folder.gone_in_words}; the rank is ended", flush=True)
+                self._was_ended = True
+                self._child.process.kill()
             if self._signals:
                 self._obey_the_launcher()
             if time.monotonic() > self._leave_at_s + LEAVE_S:
@@ -160,12 +170,13 @@ class Supervisor:
         goes = self._was_ended or bool(self._signals)
         end = self._child.end(self._rank, self._was_killed or goes)
         was_ready = self._child.is_ready
-        append(self._child.records, end)
+        append(self._child.records, end, LAST_WORD_S)
         leaves = goes or self._leave_at_s < float("inf")
         records = self._records_of(self._job) if self._job else None
         again = was_ready and not (self._was_killed or leaves) and records is not None and not records.exists()
         if records is not None and not again and not has_exit(records):
-            append(records, [*end[:4], self._was_killed or leaves, end[5]])
+            append(records, [*end[:4], self._was_killed or leaves, end[5]], LAST_WORD_S)
+            free_reserve(records)
         if leaves or not (was_ready or self._was_killed):
             return False
         self._was_killed = False
@@ -193,7 +204,13 @@ class Supervisor:
     def _never_ends(self, records: Path) -> None:
         """Record that a process is gone that could not be seen to end: its node was lost, or taken away."""
         if not has_exit(records):
-            append(records, ["Exit", int(self._rank), -9, False, True, time.time(), True])
+            at_s = time.time() - clock_off_s(self._directory, records)
+            append(records, ["Exit", int(self._rank), -9, "", True, at_s, True], LAST_WORD_S)
+            free_reserve(records)
+
+    def _outputs(self) -> list[Path]:
+        """Return the files that the process prints to."""
+        return [self._child.output, *([self._records_of(self._job).with_suffix(".out")] if self._job else [])]
 
     def _records_of(self, job: str) -> Path:
         return self._directory / "jobs" / job / "ranks" / f"{self._rank}.0.records"
@@ -214,9 +231,10 @@ class Supervisor:
         if not self._child.is_ready:
             self._busy_s = now
         if now > self._busy_s + self._idle_s and self._leave_at_s == float("inf"):
-            with open(self._directory / "asked", "a") as asked:
-                asked.write("idle\n")
-            self._busy_s = now
+            with contextlib.suppress(OSError):  # a full disk, say; it is tried again
+                with open(self._directory / "asked", "a") as asked:
+                    asked.write("idle\n")
+                self._busy_s = now
 
 
 if __name__ == "__main__":

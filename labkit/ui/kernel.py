@@ -94,13 +94,30 @@ def _file_name(compiler: Any, raw: str, transformed: str, number: int) -> str:
     return str(compiler.get_code_name(raw, transformed, number))
 
 
-def cells() -> dict[str, Cell]:
-    """Return every cell run so far, by the file name that tracebacks use for it."""
+def cells(pickled: bytes | None = None) -> dict[str, Cell]:
+    """Return every cell run so far, or those with code in a pickle, by the file name that tracebacks use for it."""
     from labkit.protocol.job import Cell  # not above: it imports torch, and `import labkit` in a notebook asks here
 
-    return {
-        file: Cell(cell_title(number), "".join(linecache.getlines(file))) for file, number in cell_numbers().items()
-    }
+    numbers = cell_numbers()
+    files = numbers.keys() if pickled is None else files_named_in(pickled, list(numbers))
+    return {file: Cell(cell_title(numbers[file]), "".join(linecache.getlines(file))) for file in files}
+
+
+def files_named_in(pickled: bytes, files: list[str]) -> list[str]:
+    """Return those of some files, in order, whose code is in a pickle: code travels with the name of its file.
+
+    All cells' names begin alike, so that a pickle with a gigabyte of data is gone through once.
+    """
+    common = os.path.commonprefix(files).encode()
+    names = {file: file.encode() for file in files}
+    if not common:
+        return [file for file, name in names.items() if name in pickled]
+    found: set[str] = set()
+    at = pickled.find(common)
+    while at >= 0:
+        found |= {file for file, name in names.items() if pickled.startswith(name, at)}
+        at = pickled.find(common, at + len(common))
+    return [file for file in files if file in found]
 
 
 def cell_title(number: int) -> str:

@@ -123,7 +123,7 @@ class LiveView(threading.Thread):
         self._asking.draw()
         for name, says in self._button_says().items() if not self._run.stopping else ():
             setattr(self._button, name, says)
-        if self._panel is not (panel := next(filter(None, (each.panel for each in self._run.companions)), None)):
+        if self._panel is not (panel := self._run.companions.panel):
             self._panel = panel
             self._box.children = self._children()
         history = self._run.recorded

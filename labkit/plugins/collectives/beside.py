@@ -19,6 +19,8 @@ from labkit.protocol.events import Attached, Event
 class Calls(Explaining):
     """Beside a run: the newest that each rank has said."""
 
+    title = "observer of collectives"
+
     def __init__(self) -> None:
         self._said: dict[int, Collectives] = {}
 

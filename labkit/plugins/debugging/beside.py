@@ -20,6 +20,8 @@ MENTIONS = (b"breakpoint", b"set_trace")
 class Beginning(Companion):
     """Puts a `Debugger` beside the run, if anybody can answer, and the hooks into its job."""
 
+    title = "debugger's beginning"
+
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
 

@@ -41,6 +41,8 @@ KEPT = 40_000
 class Debugger(Companion):
     """Beside one run. Its methods are called from the thread that follows the run, the panel's, and a waiter's."""
 
+    title = "debugger"
+
     def __init__(self, run: Run, cells: Mapping[str, Cell], way: str) -> None:
         self._run, self._cells, self._way = run, cells, way
         self._engine: Any = run.engine  # one that can `say`

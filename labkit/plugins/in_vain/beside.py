@@ -44,6 +44,8 @@ seen to use a sixth of that."""
 class InVain(Companion):
     """Beside a run: cuts the grace of a stop short by proof."""
 
+    title = "deadlock observer"
+
     def __init__(self) -> None:
         self._stopping: Stopping | None = None
 

@@ -10,6 +10,8 @@ from labkit.protocol.job import Job
 class Watched(Companion):
     """Has the run's ranks end at the first value that is not finite."""
 
+    title = "NaN observer"
+
     def begin(self, job: Job) -> Job:
         """Return the job with what ends them."""
         return job.with_hooks(EndsAtTheFirst())

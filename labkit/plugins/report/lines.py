@@ -44,7 +44,8 @@ class Lines(threading.Thread):
             if self._run.recorded.names:
                 self._handles[1].update(self._run.figure().bundle(), raw=True)
         else:
-            print("\n".join(filter(None, (summary.line(self._run), summary.sparkline(self._run)))), flush=True)
+            new = [each for each in self._run.warnings if each not in notice]
+            print("\n".join(filter(None, (summary.line(self._run), summary.sparkline(self._run), *new))), flush=True)
 
     def finish(self) -> None:
         """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""

@@ -60,14 +60,14 @@ def sparkline(run: Run, width: int = 40) -> str:
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), headline)))
+    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), *run.warnings, headline)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
-    if remark(run):
-        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(remark(run))}</div>')
+    for said in filter(None, (remark(run), *run.warnings)):
+        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]

@@ -122,7 +122,9 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     assert culprit.exit_code is not None
     how = in_words(culprit.exit_code)
     headline = f"rank {culprit.rank} died ({how}) and left no traceback"
-    if culprit.out_of_memory:
+    if culprit.out_of_memory == "perhaps":
+        headline = f"rank {culprit.rank} was killed ({how}), perhaps by the system for want of memory"
+    elif culprit.out_of_memory:
         headline = f"rank {culprit.rank} was killed by the system for want of memory ({how})"
     if culprit.unseen:
         headline = f"rank {culprit.rank} vanished without a word"
@@ -138,8 +140,14 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     }
     lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
     if culprit.out_of_memory:
+        meanwhile = (
+            "while the system killed processes because memory had run out. It counts them for the whole machine, so "
+            "they may have been others: dmesg names them"
+            if culprit.out_of_memory == "perhaps"
+            else "because memory had run out: the machine's, or what its container or job may take"
+        )
         lines = [
-            f"rank {culprit.rank} ended with {how} while the system ended processes for want of memory. {peak}"
+            f"rank {culprit.rank} ended with {how} {meanwhile}. {peak}"
             "Try a smaller batch, a smaller model or fewer ranks."
         ]
     elif culprit.unseen:

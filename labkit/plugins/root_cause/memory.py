@@ -11,7 +11,7 @@ from labkit.monitor.companion import Companion
 from labkit.monitor.diagnosis import RankFacts
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.system import peak_resident_bytes
+from labkit.protocol.system import OutOfMemory, OutOfMemoryKills, peak_resident_bytes
 
 if TYPE_CHECKING:
     from labkit.monitor.state import RunState
@@ -36,14 +36,15 @@ class MemorySeen(events.Change):
 class Memory(Companion):
     """Looks at the memory of ranks on this machine, and whether the system ends processes for want of it."""
 
+    title = "memory observer"
+
     def __init__(self) -> None:
-        self._before = 0
         self._look_due_s = 0.0
-        self._starved: set[int] = set()
+        self._starved: dict[int, OutOfMemory] = {}
 
     def begin(self, job: Job) -> Job:
-        """Note how many processes have been ended for want of memory before."""
-        self._before = out_of_memory_kills()
+        """Note how many processes have been killed for want of memory before."""
+        self._kills = OutOfMemoryKills()
         return job
 
     def look(self, silent_s: float) -> None:
@@ -57,19 +58,11 @@ class Memory(Companion):
     def take(self, event: events.Event) -> None:
         """Note who was killed while memory was wanting."""
         killed = isinstance(event, events.Exit) and event.code == -getattr(signal, "SIGKILL", 9)
-        if killed and self.run.pids and out_of_memory_kills() > self._before:
-            self._starved.add(event.rank)
+        if killed and self.run.pids and (how := self._kills.seen()):
+            self._starved[event.rank] = how
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
         """Say so of ranks that this run has not ended itself."""
         for rank in ranks:
-            rank.out_of_memory |= rank.rank in self._starved and not rank.ended_by_us
-
-
-def out_of_memory_kills() -> int:
-    """Return how many processes Linux has ended for want of memory since it started; 0 where it does not count them."""
-    try:
-        with open("/proc/vmstat") as counters:
-            return next((int(line.split()[1]) for line in counters if line.startswith("oom_kill ")), 0)
-    except OSError:
-        return 0
+            if not rank.ended_by_us:
+                rank.out_of_memory = rank.out_of_memory or self._starved.get(rank.rank, "")

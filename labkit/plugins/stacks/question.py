@@ -39,6 +39,8 @@ class Explaining(Companion):
 class Asking(Companion):
     """Beside a run: the newest question, and what has come of it."""
 
+    title = "observer of stacks"
+
     def __init__(self) -> None:
         self._asked: list[int] = []
         self._asked_s = self._answered_s = 0.0
@@ -98,8 +100,7 @@ class Asking(Companion):
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
         self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
-        for companion in self._explaining():
-            companion.ask(at_work)
+        run.companions.each(Explaining, lambda each: each.ask(at_work))
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
@@ -139,11 +140,8 @@ class Asking(Companion):
         found.missed = (self._missed or self._explain(found)).text
         return found
 
-    def _explaining(self) -> list[Explaining]:
-        return [companion for companion in self.run.companions if isinstance(companion, Explaining)]
-
     def _explain(self, places: Stacks) -> Missed:
-        found = (companion.explain_wait(places) for companion in self._explaining())
+        found = self.run.companions.each(Explaining, lambda each: Missed(*each.explain_wait(places)))
         return next((missed for missed in found if missed != NOTHING_MISSED), NOTHING_MISSED)
 
     def _places(self) -> Stacks:
@@ -218,5 +216,8 @@ class Asking(Companion):
 
 
 def asking(run: Run) -> Asking:
-    """Return what asks the ranks of a run."""
-    return next(companion for companion in run.companions if isinstance(companion, Asking))
+    """Return what asks the ranks of a run. Raises RuntimeError if it was switched off."""
+    found = run.companions.first(Asking)
+    if found is None:
+        raise RuntimeError("the ranks cannot be asked where they stand: " + "; ".join(run.companions.failed))
+    return found

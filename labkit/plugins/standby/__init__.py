@@ -218,7 +218,10 @@ def _fill() -> None:
         _wanted = 0
         if missing > 0:
             _born_s = time.monotonic()
-            new = spawn(missing)
+            try:
+                new = spawn(missing)
+            except OSError:  # no more files or processes are allowed: the next launch says so, and how many ranks fit
+                return
             _ready.extend(new)
             _importing.update(new)
 

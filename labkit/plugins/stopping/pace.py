@@ -56,6 +56,8 @@ class Pace:
 class Grace(Companion):
     """Beside a run: how long its ranks have when they are asked to stop."""
 
+    title = "observer of the pace"
+
     _pace: Pace | None = None
 
     def take(self, event: Event) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Recorded(Companion):
     """Beside a run of which so many steps are traced. Raises ValueError for no number."""
 
+    title = "trace observer"
+
     def __init__(self, steps: int) -> None:
         check_steps(steps)
         self._steps = steps

@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from labkit.protocol.redaction import has_secret_name, redact, shown
+
 NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
 """What `log_to` calls a tracker, and its class."""
 
@@ -80,13 +82,16 @@ def _tracker(named: Any) -> Tracker:
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a tracker can show: numbers, texts, None, and short lists of them as text."""
+    """Return the arguments that a tracker can show: numbers, texts, None, and short lists of them as text.
+
+    What is a secret by its name or by how it looks is left out, as in reports of failures.
+    """
     kept = {}
     for name, value in parameters.items():
         if _is_plain(value):
-            kept[name] = value
+            kept[name] = shown(name, value)
         elif isinstance(value, (list, tuple)) and len(value) <= 20 and all(map(_is_plain, value)):
-            kept[name] = str(value)
+            kept[name] = shown(name, value) if has_secret_name(name, value) else redact(str(value))
     return kept
 
 

@@ -40,6 +40,8 @@ FAILURES = 3
 class Followed(Companion):
     """Beside a run that `labkit.launch` starts with `log_to`."""
 
+    title = "observer for trackers"
+
     def __init__(self, asked: Asked) -> None:
         """Check what `log_to` names, before any rank starts."""
         parameters = dict(asked.kwargs)

@@ -12,7 +12,6 @@ is done in a thread of its own, which is left behind after `LIMIT_S`: a GPU may 
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Container, Iterable
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from labkit.plugins.source import is_readers
+from labkit.protocol.redaction import LEFT_OUT, has_secret_name, redact
 from labkit.rank.worker import Worker
 
 LIMIT_S = 0.25
@@ -30,16 +30,6 @@ LIMIT_S = 0.25
 
 FRAMES, VARIABLES, CHARACTERS, ELEMENTS, DEPTH = 10, 40, 200, 8, 3
 """At most: frames, variables of each, characters of a description, elements of a container, containers in it."""
-
-SECRET = re.compile(
-    r"(^|_)(api|access|private)?_?(token|key|pass(word|wd|phrase)?|pwd|secret|credential|auth)s?(_|$)", re.I
-)
-"""Names whose values are left out, unless these are tensors: an attention's keys, a text's tokens."""
-
-SECRET_TEXT = re.compile(r"(?<=://)[^/\s@]+(?=@)|\b(hf_|sk-|gh[pousr]_|xox[abp]-|AKIA)[\w-]{6,}|(?<=Bearer )\S+")
-"""Parts of texts that are left out: a password in an address, keys as services write them."""
-
-LEFT_OUT = "left out: its name is a secret's"
 
 SHOWN_AS_WRITTEN = (bool, float, complex, type(None), range, slice, torch.Size, torch.dtype, torch.device, Worker)
 UNINTERESTING = (ModuleType, FunctionType, BuiltinFunctionType, type)
@@ -91,13 +81,9 @@ def named(name: str, value: Any) -> str:
 
 
 def _named(name: Any, value: Any, depth: int) -> str:
-    if type(name) is str and SECRET.search(_snake(name)) and not issubclass(type(value), torch.Tensor):
+    if has_secret_name(name, value) and not issubclass(type(value), torch.Tensor):  # an attention's keys
         return LEFT_OUT
     return describe(value, depth)
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[:100])
 
 
 def describe(value: Any, depth: int = 0) -> str:
@@ -124,7 +110,7 @@ def describe(value: Any, depth: int = 0) -> str:
 
 
 def _text(value: str) -> str:
-    text = repr(SECRET_TEXT.sub("…", value[: 2 * CHARACTERS])[:100])
+    text = repr(redact(value[: 2 * CHARACTERS])[:100])
     return text if len(value) <= 100 else f"{text}… ({len(value):,} characters)"
 
 

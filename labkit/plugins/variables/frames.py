@@ -81,6 +81,8 @@ class Frames(list[FailedFrame]):
 class Variables(Companion):
     """Beside a run: what its ranks have said of their variables."""
 
+    title = "observer of variables"
+
     def __init__(self) -> None:
         self._said: dict[int, Described] = {}
 

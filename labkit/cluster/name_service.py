@@ -4,7 +4,7 @@ The problem: whoever connects to a `TCPStore` has PyTorch look up a name for the
 log (`formatSockAddr`; pytorch #159007). The address is written as IPv6, ::ffff:127.0.0.1, which is in no hosts file, so
 a DNS server is asked; one that is far, or that drops a question now and then, makes a launch wait for 5 s and more.
 What does not work: another host (::1 is in many hosts files, not in all), RES_OPTIONS (a second at least, and the
-reader's function would find it in its environment), `FileStore` (it aborts a process whose file has gone).
+reader's function would find it in its environment).
 What is done: where the host is an address, so that no name need be found, the C library is told to look into its own
 files alone while PyTorch connects, which takes about a millisecond.
 What still fails: another thread that begins to look up a name in this millisecond finds only what the hosts file has;
@@ -30,7 +30,7 @@ def without_name_service(host: str) -> Iterator[None]:
     """Have addresses looked up in files alone, if `host` is an address; see above."""
     global _within
     switch = _switch()
-    if switch is None or not _is_address(host):
+    if switch is None or not is_address(host):
         yield
         return
     look_up, usual = switch
@@ -47,6 +47,15 @@ def without_name_service(host: str) -> Iterator[None]:
                 look_up(b"hosts", usual)
 
 
+def is_address(host: str) -> bool:
+    """Return whether a host is given by its address, so that no name need be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 @functools.cache
 def _switch() -> tuple[Callable[[bytes, bytes], int], bytes] | None:
     """Return what sets where glibc looks names up, and where it usually does; None where it is another library."""
@@ -59,11 +68,3 @@ def _switch() -> tuple[Callable[[bytes, bytes], int], bytes] | None:
                 if database.strip() == "hosts" and sources.strip():
                     return look_up, sources.strip().encode()
     return None
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

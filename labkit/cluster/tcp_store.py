@@ -1,0 +1,50 @@
+"""The store through which ranks of several machines meet: opened by rank 0, joined by the others.
+
+Whoever reaches its port can read its keys and overwrite them. They are bytes: labkit unpickles none of them.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from labkit.cluster.name_service import is_address, without_name_service
+
+RENDEZVOUS_S = 300.0
+"""How long ranks of several machines wait for each other."""
+
+
+def open_store(
+    world_size: int, host: str = "127.0.0.1", port: int = 0, timeout_s: float = RENDEZVOUS_S
+) -> dist.TCPStore:
+    """Open a store on this machine: at `host` alone if that is an address, else on every interface."""
+    listener = listen(host, port, max(128, 2 * world_size))
+    with without_name_service(host):
+        return dist.TCPStore(
+            host,
+            listener.getsockname()[1],
+            world_size,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),  # by itself the store would listen on every interface
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+
+def join_store(host: str, port: int, world_size: int, timeout_s: float = RENDEZVOUS_S) -> dist.TCPStore:
+    """Return the store that was opened there. Raises torch's DistStoreError if nobody answers in time."""
+    with without_name_service(host):
+        return dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens at `host` alone if that is an address, else on every interface."""
+    if is_address(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    # A name may mean another interface to the others than to this machine: Debian's hosts file has 127.0.1.1 for it.
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)

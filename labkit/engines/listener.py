@@ -1,0 +1,188 @@
+"""Turns what comes from one rank's process into events until it has ended. Whatever happens, there is a last one."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+
+from labkit.engines.spawn import UNKNOWN, RankProcess
+from labkit.protocol import events, versions
+from labkit.protocol.job import Job
+from labkit.rank.channels import Garbled
+
+LOOK_EVERY_S = 1.0
+"""Time between two looks whether the process has ended, should nothing else tell: a process that the rank has forked
+keeps open by whose closing the system tells it."""
+
+DIES_S = 2.0
+"""How long a process takes at most to be gone once its channels are closed. One that goes on has closed them itself."""
+
+READ_BYTES = 1 << 16
+"""As much as a pipe holds."""
+
+
+class Listener:
+    """Listens to one rank, in a thread of its own."""
+
+    def __init__(self, rank: int, process: RankProcess, put: Callable[[events.Event], None]) -> None:
+        self._rank, self._process, self._put = rank, process, put
+        self._reader, self._output, self._stacks = process.queue.reader, process.output, process.stacks
+        self._sentinel = process.process.sentinel
+        self._sources = {self._reader, self._output, self._stacks, self._sentinel}
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._doing = "its job was being sent"
+        self._has_reported = False
+        self._channel_end: EOFError | None = None
+        self.last: events.Exit | None = None
+        """The rank's own last event, if its process stays."""
+
+    def listen(self, job: Job) -> events.Exit:
+        """Send the rank its job, bring what comes from it, and return its last event."""
+        try:
+            self._send(job)
+            self._doing = "what it sent was being read in the notebook"
+            return self._bring_all()
+        except BaseException as error:
+            return self._give_up(error, job)
+
+    def _send(self, job: Job) -> None:
+        try:
+            self._process.send_job(self._rank, job)
+        except OSError:
+            if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
+                raise
+
+    def _bring_all(self) -> events.Exit:
+        has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S
+        while True:
+            ready = wait(list(self._sources), 0 if has_ended else LOOK_EVERY_S)
+            has_ended = has_ended or self._sentinel in ready
+            if not has_ended and time.monotonic() >= look_s:
+                look_s = time.monotonic() + LOOK_EVERY_S
+                has_ended = self._process.has_ended
+                if self._process.is_stuck:
+                    return self._leave_behind()
+                if self._channel_end is not None and not has_ended:
+                    self._check_dies(self._channel_end)
+            # What a rank had printed when it sent an event comes before it. A pipe holds no more than one read takes.
+            if self._output in ready or (
+                self._reader in ready and self._output in self._sources and self._output.poll()
+            ):
+                # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
+                self._read_output(is_last=has_ended)
+            if self._stacks in ready:
+                self._read_stacks()
+            if self._reader in ready:
+                self._read_events()
+                if self.last is not None:
+                    return self.last
+            if has_ended and not set(ready) - {self._sentinel}:
+                return self._end()
+
+    def _read_output(self, is_last: bool) -> None:
+        data = _read(self._output)
+        if text := self._decoder.decode(data, final=not data):
+            self._put(events.Output(self._rank, text))
+        if not data or is_last:
+            self._sources.discard(self._output)
+
+    def _read_stacks(self) -> None:
+        if data := _read(self._stacks):
+            self._put(events.Stack(self._rank, data.decode("utf-8", "replace")))
+        else:
+            self._sources.discard(self._stacks)
+
+    def _read_events(self) -> None:
+        try:
+            found = self._process.queue.receive()
+        except EOFError as error:
+            self._channel_end = error
+            self._sources.discard(self._reader)
+            return
+        for event in found:
+            if getattr(event, "rank", None) not in (self._rank, -1):
+                raise Garbled(f"{event!r:.200} is no event of rank {self._rank}")
+            if isinstance(event, events.Exit):
+                self.last = event
+                return
+            self._has_reported = self._has_reported or not isinstance(event, events.Ready)
+            self._put(event)
+
+    # The end
+
+    def _end(self) -> events.Exit:
+        self._check_dies(self._channel_end or EOFError("its end of it is closed"))
+        code = self._process.wait_for_exit()
+        to_do = versions.restart(versions.loaded(), versions.on_disk()) if code > 0 and not self._has_reported else ""
+        if to_do:  # so it could not import what it was told to
+            self._put(events.Failure(self._rank, 0.0, "starting", to_do, "Its output says what it did not find."))
+        return events.Exit(self._rank, code)
+
+    def _check_dies(self, end: EOFError) -> None:
+        """Raise what ended the channel of a process that goes on without it."""
+        if not self._process.wait_until(time.monotonic() + DIES_S):
+            raise ConnectionError(f"its channel has ended, and it goes on ({end})") from end
+
+    def _leave_behind(self) -> events.Exit:
+        pid = self._process.pid
+        self._put(
+            events.Warned(
+                self._rank, "end", f"rank {self._rank} was killed, and its process {pid} is still there: {_held(pid)}"
+            )
+        )
+        return events.Exit(self._rank, UNKNOWN)
+
+    def _give_up(self, error: BaseException, job: Job) -> events.Exit:
+        """End a rank that cannot be heard any longer, and say why."""
+        summary, hint = self._explained(error)
+        cause = f"{hint}\n\n{''.join(traceback.format_exception(error))}"
+        self._put(events.Failure(self._rank, time.time() - job.start_s, self._doing, summary.splitlines()[0], cause))
+        code = UNKNOWN
+        with contextlib.suppress(Exception):
+            self._process.kill()
+            code = self._process.wait_for_exit()
+        return events.Exit(self._rank, code)
+
+    def _explained(self, error: BaseException) -> tuple[str, str]:
+        what = f"{type(error).__name__}: {error}".rstrip(" :")
+        if isinstance(error, MemoryError):
+            return what, (
+                f"The notebook's process has not enough memory for what rank {self._rank} sent. Return less, or save "
+                "it to a file there and return the path."
+            )
+        if isinstance(error, Garbled):
+            changed = versions.restart(versions.loaded(), versions.on_disk())
+            why = changed or "two processes wrote into its channel at once?"
+            return f"{error}; {why}", f"What came from rank {self._rank} is no event."
+        if isinstance(error, ConnectionError):
+            return what, (
+                f"Code in rank {self._rank} may have closed file descriptors that are not its own (os.closerange, or a "
+                "library that makes a daemon of its process). The rank was ended: nothing comes from it any more."
+            )
+        return what, f"labkit could not speak with rank {self._rank} any longer, and ended it."
+
+
+def _read(connection: Connection) -> bytes:
+    with contextlib.suppress(OSError):
+        return os.read(connection.fileno(), READ_BYTES)
+    return b""
+
+
+def _held(pid: int) -> str:
+    """Return in which state the system holds a process, as far as it tells."""
+    state = where = ""
+    with contextlib.suppress(OSError, IndexError):
+        with open(f"/proc/{pid}/stat") as row:
+            state = row.read().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/wchan") as function:
+            where = function.read().strip("0\n")
+    return (
+        f"the system holds it (state {state or '?'}"
+        + (f", in {where})" if where else ")")
+        + ". It ends when that lets it go"
+    )

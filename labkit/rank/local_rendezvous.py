@@ -1,0 +1,271 @@
+"""Where the ranks of one machine meet: a store in a file that only this user can open, and a port that nobody has.
+
+The problem: a `TCPStore` asks nobody who connects for a name. On a machine with several users each of them can connect
+to one on 127.0.0.1, read the keys by which ranks find each other, and overwrite them.
+What does not work: a secret prefix (newer stores list their keys); a listener that is closed once all ranks have come
+(whoever was faster stays); a store of Python's own, served by the notebook (ranks would wait whenever it computes).
+What is done: PyTorch's `FileStore`, in a folder of mode 0700. It looks every 10 ms for what it waits for, which would
+make a launch on reserved ranks half as long again; `LocalFileStore` looks sooner.
+What still fails: gloo and NCCL listen on loopback themselves, as everywhere: see `.github/SECURITY.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX = "labkit-rendezvous-"
+"""Of the folders' names, where temporary files are."""
+
+MARKER = "in-use"
+"""A file that is locked for as long as the process lives that made the folder."""
+
+MAKING_S = 60.0
+"""How long a folder may take to get its marker."""
+
+JOIN_S = 60.0
+"""How long a rank waits for the others of its machine."""
+
+LOOK_S = (0.0002, 0.01)
+"""Least and greatest time between two looks for what is waited for …"""
+
+LOOK_SHARE = 8
+"""… which become rarer with the time that has been waited."""
+
+
+class LocalRendezvous:
+    """A store's file and a port for the ranks of this machine, until `close` or the end of this process.
+
+    A process that is killed leaves its folder behind; the next process that makes one removes it. Whether a process is
+    gone is told by a lock, which the system releases with it: containers that share a folder for temporary files do not
+    share process ids.
+    """
+
+    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+        if parent is None:
+            _remove_left_behind_once()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self.file = self.folder / "store"
+        with contextlib.ExitStack() as if_it_fails:  # no more open files, say
+            if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
+            marker = _locked_marker(self.folder)
+            if marker is not None:
+                if_it_fails.callback(os.close, marker)
+            # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
+            # at `MASTER_PORT` finds it free, for both set SO_REUSEADDR.
+            reserved = if_it_fails.enter_context(socket.socket())
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            if_it_fails.pop_all()
+        self.port: int = reserved.getsockname()[1]
+        self.close = weakref.finalize(self, _close, os.getpid(), self.folder, marker, reserved)
+        """Remove the folder, and let go of the port. Closing twice does nothing."""
+
+
+def _locked_marker(folder: Path) -> int | None:
+    """Make the marker in a new folder, locked from the moment on at which it has its name."""
+    if sys.platform == "win32":
+        return None
+    new = folder / f"{MARKER}.new"
+    marker = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    new.rename(folder / MARKER)
+    return marker
+
+
+def _close(pid: int, folder: Path, marker: int | None, reserved: socket.socket) -> None:
+    if os.getpid() != pid:  # a fork of the process that made it, at its end
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    reserved.close()
+    if marker is not None:
+        os.close(marker)
+
+
+@functools.cache
+def _remove_left_behind_once() -> None:
+    remove_left_behind(Path(tempfile.gettempdir()))  # which may hold many thousand files
+
+
+def remove_left_behind(where: Path) -> None:
+    """Remove the folders of this user whose processes are gone."""
+    if sys.platform == "win32":
+        return
+    for folder in where.glob(f"{PREFIX}*"):
+        if not is_in_use(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether the process that made a folder lives; so it counts where this cannot be told."""
+    if sys.platform == "win32":
+        return True
+    try:
+        check_private(folder)
+        marker = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:  # it is being made, or removed
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - folder.stat().st_mtime < MAKING_S
+        return True
+    except (OSError, ValueError):  # it is another user's
+        return True
+    try:
+        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(marker)
+    return False
+
+
+def check_private(folder: Path) -> None:
+    """Raise ValueError if another user can reach what is in a folder, or has made it; OSError if there is none."""
+    status = os.lstat(folder)
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077 or os.path.islink(folder)):
+        whose = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
+        raise ValueError(f"{folder} is not this user's alone ({whose}): ranks do not meet there")
+
+
+# A script's own way there
+
+_create_store: Callable[..., dist.Store] | None = None
+"""PyTorch's own function, once it has been replaced."""
+
+_master: tuple[int, str, int, dist.Store] | None = None
+"""This process, and what stands at which address in it."""
+
+
+def serve_master_port(store: dist.Store) -> None:
+    """Have a store be found at `MASTER_ADDR:MASTER_PORT` in this process, by `env://` as by `tcp://`.
+
+    `rpc.init_rpc` meets so, where PyTorch would have rank 0 open a store for the whole network. A process that is
+    started here opens its own as ever: the port is free.
+    """
+    global _create_store, _master
+    _master = (os.getpid(), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), store)
+    if _create_store is None:
+        torchs: Any = importlib.import_module("torch.distributed.rendezvous")
+        _create_store, torchs._create_c10d_store = torchs._create_c10d_store, _find_or_create_store
+
+
+def _find_or_create_store(hostname: str, port: int, *args: Any, **options: Any) -> dist.Store:
+    assert _create_store is not None
+    if _master is not None and _master[:3] == (os.getpid(), hostname, port):
+        return _master[3]
+    return _create_store(hostname, port, *args, **options)
+
+
+# The store
+
+_kept: list[LocalFileStore] = []
+"""Those whose files are there. A native store that ends while its folder is being removed ends the process with it; and
+what PyTorch still refers to would be without its methods here."""
+
+
+def open_file_store(path: str | os.PathLike[str], is_gloo: bool = True, timeout_s: float = JOIN_S) -> dist.Store:
+    """Return the store in a file; the first process that opens it makes the file.
+
+    Args:
+        path: in a folder that is there.
+        is_gloo: whether the process group has no other backend. NCCL's own threads use the store, and are not to wait
+            for Python.
+        timeout_s: how long the store waits for a key.
+    """
+    store = LocalFileStore(os.fspath(path), timeout_s)
+    return store if is_gloo else store.in_native_code
+
+
+class LocalFileStore(dist.Store):
+    """PyTorch's `FileStore`, that looks more often for what it waits for, and fails at once when its folder is gone."""
+
+    timeout: timedelta  # as PyTorch has it
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__()
+        self._path, self._folder = path, os.path.dirname(path)
+        if not os.path.isdir(self._folder):
+            raise self._gone()
+        self.in_native_code = dist.FileStore(path, -1)
+        """The same store without Python; it waits in steps of 10 ms."""
+        _kept[:] = [*(store for store in _kept if os.path.exists(store._path)), self]
+        for store in (self, self.in_native_code):
+            store.set_timeout(timedelta(seconds=timeout_s))
+        self.in_native_code.add("labkit/opened", 1)  # which makes the file: to look into none is to wait for it
+
+    def _there(self) -> dist.FileStore:
+        if not os.path.exists(self._path):  # PyTorch would wait for it, for minutes
+            raise self._gone()
+        return self.in_native_code
+
+    def _gone(self) -> dist.DistStoreError:
+        return dist.DistStoreError(f"the ranks can no longer meet: {self._folder} is gone, as when their run is over")
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self._there().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting until it is there."""
+        self.wait([key])
+        return self._there().get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which begins as 0; return the sum."""
+        return self._there().add(key, amount)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key if it has the expected value; return the value that it has then."""
+        return self._there().compare_set(key, expected, desired)
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return self._there().check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys are there."""
+        limit_s = (timeout or self.timeout).total_seconds()
+        began = time.monotonic()
+        least_s, greatest_s = LOOK_S
+        while not self.check(keys):
+            waited_s = time.monotonic() - began
+            if waited_s > limit_s > 0:
+                missing = [key for key in keys if not self.check([key])]
+                raise dist.DistStoreError(f"not there after {limit_s:g} s: {', '.join(missing)}")
+            time.sleep(min(max(least_s, waited_s / LOOK_SHARE), greatest_s))
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key."""
+        return self._there().delete_key(key)
+
+    deleteKey = delete_key  # noqa: N815 - as PyTorch's native code calls it
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return self._there().num_keys()
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def clone(self) -> LocalFileStore:
+        """Return another store in the same file."""
+        return LocalFileStore(self._path, self.timeout.total_seconds())
+
+    def has_extended_api(self) -> bool:
+        """Return whether there is more; there is not."""
+        return False

@@ -1,0 +1,38 @@
+"""Files as Linux has them, in which it counts the processes that it killed because memory had run out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MOUNT = "31 23 0:27 {top} {at} rw,nosuid,relatime shared:9 - {kind} {kind} rw,{options}\n"
+
+
+def system(root: Path, groups: str, mounts: str, counter: str, host: bool = True) -> Path:
+    """Write the files of a machine, with nothing killed so far: whose cgroup counts in the file `counter`, if any."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(groups)
+    (root / "proc/self/mountinfo").write_text(mounts)
+    if counter:
+        (root / counter).parent.mkdir(parents=True)
+    (root / "counter").write_text(counter)
+    if host:
+        (root / "proc/vmstat").write_text("")
+    count(root)
+    return root
+
+
+def v2(root: Path) -> Path:
+    """Write those of a machine with cgroup v2, as systemd mounts it."""
+    mount = MOUNT.format(top="/", at="/sys/fs/cgroup", kind="cgroup2", options="nsdelegate")
+    return system(root, "0::/user.slice/jupyter.service\n", mount, V2 + "user.slice/jupyter.service/memory.events")
+
+
+V2 = "sys/fs/cgroup/"
+
+
+def count(root: Path, cgroup: int = 0, host: int = 0) -> None:
+    """Have the cgroup and the machine count so many kills."""
+    if counter := (root / "counter").read_text():
+        (root / counter).write_text(f"low 0\nmax 7\noom {cgroup}\noom_kill {cgroup}\noom_group_kill 0\n")
+    if (root / "proc/vmstat").exists():
+        (root / "proc/vmstat").write_text(f"nr_free_pages 9\noom_kill {host}\ndrop_pagecache 0\n")
