@@ -32,9 +32,10 @@ class ForkedRanks(LocalEngine):
         return self.started
 
     def _give_back(self, ranks):
-        for process in ranks:
-            process.send("leave")
-        super()._give_back(ranks)
+        with contextlib.ExitStack() as last:
+            for process in ranks:
+                process.send("leave")
+                last.callback(process.close)
 
 
 class Stays:

@@ -74,8 +74,8 @@ def _be_different(worker, how):
         case "raises":
             raise ValueError("bad batch")
         case "starts programs":
-            subprocess.Popen(["sleep", "1000"])
-            multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
+            subprocess.Popen(["sleep", "20"])  # no longer, for a fault may keep them from being ended
+            multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,)).start()
             time.sleep(0.4)  # and the other rank does not wait so long
         case "forks":
             if pid := os.fork():

@@ -142,6 +142,11 @@ def asked():
     return found
 
 
+def end_with(method, asked):
+    """How a run ends in which that is asked; `attend` is not where the run is over before anybody waits for it."""
+    return "falls silent" if method == "attend" else next(end for end in ENDS if method in asked[end])
+
+
 def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
     assert set.union(*asked.values()) == set(METHODS)
 
@@ -149,7 +154,7 @@ def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [RuntimeError("injected"), SystemExit("injected"), MemoryError("injected")], ids=repr)
 def test_whatever_an_observer_raises_the_run_ends_as_it_would(method, error, asked):
-    end = next(end for end in ENDS if method in asked[end])
+    end = end_with(method, asked)
     observer, other = broken(method, raises(error)), Asks()
     run = run_with([observer, other], end)
     assert_ended(run, end)
@@ -165,7 +170,7 @@ RETURNS_NOTHING = {"take", "look", "add_facts", "attend", "panel"}
     "method", sorted(set(METHODS) - RETURNS_NOTHING - {"holds_the_time", "asks_why", "mind_the_stop"})
 )
 def test_an_observer_that_returns_what_it_should_not_is_switched_off(method, asked):
-    end = next(end for end in ENDS if method in asked[end])
+    end = end_with(method, asked)
     observer = broken(method, lambda *_: Junk())
     run = run_with([observer], end)
     assert_ended(run, end)
@@ -175,7 +180,7 @@ def test_an_observer_that_returns_what_it_should_not_is_switched_off(method, ask
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_observer_that_takes_its_time_does_not_keep_a_run_from_ending(method, asked):
-    end = next(end for end in ENDS if method in asked[end])
+    end = end_with(method, asked)
     given = getattr(Companion, method)
 
     def slow(self, *arguments):
@@ -291,7 +296,7 @@ def observers_of_a_run(kind, monkeypatch):
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, asked, monkeypatch):
-    end = "falls silent" if method == "attend" else next(end for end in ENDS if method in asked[end])
+    end = end_with(method, asked)
     found, observer = observers_of_a_run(kind, monkeypatch)
     fault = raises(RuntimeError("injected"))
     is_property = not callable(getattr(Companion, method))

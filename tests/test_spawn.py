@@ -243,6 +243,7 @@ def test_a_process_that_the_system_holds_is_not_waited_for_without_end(held_rank
 def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(held_rank, monkeypatch):
     engine = LocalEngine(1)
     monkeypatch.setattr(engine, "_take", lambda: [held_rank])
+    monkeypatch.setattr(engine, "_give_back", lambda ranks: held_rank.close())
     run = Run(engine, 1, "train")
     run.start(A_SMALL_JOB._replace(world_size=1, start_s=time.time()))
     run.stop(0)

@@ -20,7 +20,7 @@ from labkit.protocol import events, plugins, versions
 from labkit.protocol.job import RankHooks
 from labkit.protocol.versions import Version
 from labkit.rank import main
-from labkit.rank.channels import EventQueue, RankPipes
+from labkit.rank.channels import Channel, EventQueue, RankPipes
 from tests import workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.fake_engine import A_JOB
@@ -130,6 +130,26 @@ def test_a_rank_to_which_an_unknown_labkit_speaks_ends_and_says_so(rank, capsys)
 def test_a_rank_that_is_left_alone_ends(rank):
     rank.inbox.close()
     wait_until(lambda: rank.code == [1])
+
+
+class Kept(Channel):
+    def __init__(self):
+        super().__init__()
+        self.rank, self.sent = 1, []
+
+    def _send(self, event):
+        self.sent.append(event)
+
+
+def test_a_rank_on_a_cluster_reports_a_job_that_it_cannot_read(tmp_path):
+    (tmp_path / "job.pkl").write_bytes(b"cos\nno_such_name\n.")
+    channel = Kept()
+    with pytest.raises(AttributeError):
+        main.read_job(lambda: pickle.loads((tmp_path / "job.pkl").read_bytes()), channel)
+    (failure,) = channel.sent
+    assert (failure.rank, failure.during) == (1, "receiving its job")
+    assert failure.summary.startswith("AttributeError: ")
+    assert failure.traceback.startswith("Restart the kernel if")
 
 
 # With real ranks

@@ -41,7 +41,7 @@ from labkit.rank.local_rendezvous import (
     open_file_store,
     serve_master_port,
 )
-from labkit.rank.main import Part, do_and_exit, leave
+from labkit.rank.main import Part, do_and_exit, leave, read_job
 from labkit.rank.signals import handle_signals
 
 SIGCONT_S = 0.2
@@ -89,7 +89,7 @@ def main() -> NoReturn:
         channel = FileChannel(directory, rank, attempt)
         atexit.register(channel.sender.close)  # first, so that it is called last
         info = rank_info_here()
-        job = directory.job()
+        job = read_job(directory.job, channel)
         correct_clock(channel.sender, info, directory)
         about = directory.about()  # the notebook's own folder and modules, where they are here too
         with contextlib.suppress(OSError):

@@ -129,6 +129,16 @@ def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: vers
     return events.Failure(rank, time_s, "receiving its job", summary.splitlines()[0][:500], f"{hint}\n\n{trace}")
 
 
+def read_job(read: Callable[[], Job], channel: Channel) -> Job:
+    """Return a job from a file, and report it if that cannot be read; the process is to end then."""
+    try:
+        return read()
+    except BaseException as error:
+        here = versions.on_disk()  # when files were written says nothing of two machines
+        channel.send(unreadable_job(error, channel.rank, 0.0, here))
+        raise
+
+
 def main(
     index: int,
     all_ends: list[RankPipes],

@@ -16,7 +16,7 @@ from labkit.plugins.ahead.first_step import get_warm
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit
+from labkit.rank.main import Part, do_and_exit, read_job
 from labkit.session.directory import SessionDirectory
 
 JOB_SEEN_S = 60.0
@@ -37,6 +37,7 @@ class JobChannel(Channel):
 
     def end(self, event: events.Exit) -> None:
         """Append the last one."""
+        self.check_process("Exit was to be sent")
         self.sender.send(event, is_last=True)
 
 
@@ -66,8 +67,8 @@ class JobInbox:
         given = self._given.get()
         if given is None:
             return None
-        job = given.directory.job()
         self._write_into(given.directory)
+        job = read_job(given.directory.job, given.channel)
         info = _info_in(job, self._info)
         correct_clock(given.channel.sender, info, given.directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
