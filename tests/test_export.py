@@ -405,7 +405,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "versions"),
         "rank": (
             *("channels", "die_with_parent", "failure", "log_batcher", "main", "descendants"),
-            *("local_rendezvous", "process_group", "signals", "worker"),
+            *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "plugins": (),
         "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),

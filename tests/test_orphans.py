@@ -23,7 +23,7 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
-from labkit.rank.local_rendezvous import remove_left_behind
+from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, command_of, lives, wait_until
 
 pytestmark = [

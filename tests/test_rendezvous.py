@@ -13,7 +13,7 @@ import torch.distributed as dist
 from labkit.cluster import rank_entry, tcp_store
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol.job import RankInfo
-from labkit.rank import local_rendezvous
+from labkit.rank import local_rendezvous, private_folder
 from labkit.rank.local_rendezvous import LocalFileStore, LocalRendezvous
 from tests.conftest import LONG_S
 
@@ -114,7 +114,7 @@ def test_what_another_run_has_left_is_passed_over(directory, left, tmp_path, mon
     folder = tmp_path / "left"
     if left == "its process is gone":
         folder.mkdir(mode=0o700)
-        (folder / local_rendezvous.MARKER).touch()
+        (folder / private_folder.MARKER).touch()
     found = {"file": str(folder / "store"), "port": 1}
     directory.write(rank_entry.published_name(0), json.dumps(found).encode())
     why = "No such file" if left == "its folder is gone" else "is left of a run that is over"

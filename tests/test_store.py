@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 import torch.distributed as dist
 
 from labkit.cluster import name_service, tcp_store
-from labkit.rank import local_rendezvous
-from labkit.rank.local_rendezvous import LocalRendezvous, is_in_use, open_file_store
+from labkit.rank import local_rendezvous, private_folder
+from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store
+from labkit.rank.private_folder import is_in_use
 from tests.conftest import LONG_S
 
 
@@ -41,7 +43,7 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
     finally:
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
-    local_rendezvous.check_private(made.folder)
+    private_folder.check_private(made.folder)
     made.close()
     made.close()
     assert not made.folder.exists()
@@ -131,11 +133,25 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(rendezvous):
     assert not is_in_use(left)
     LocalRendezvous().close()
     assert left.exists(), "a process looks once"
-    local_rendezvous._remove_left_behind_once.cache_clear()
+    private_folder.remove_left_behind_once.cache_clear()
     LocalRendezvous().close()
     assert not left.exists()
     assert rendezvous.folder.exists(), "whose process lives"
     assert is_in_use(rendezvous.folder)
+
+
+def test_who_sees_a_process_end_removes_what_it_has_left_and_nobody_elses(tmp_path, monkeypatch):
+    """As a rank's supervisor does. Another container may have a process of the same number."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    living = LocalRendezvous()
+    left, others = (tmp_path / f"{private_folder.PREFIX}{pid}-x" for pid in (123456, 12345))
+    for folder in (left, others):
+        folder.mkdir(mode=0o700)
+        (folder / private_folder.MARKER).touch()
+    private_folder.remove_of(123456)
+    private_folder.remove_of(os.getpid())
+    assert sorted(tmp_path.iterdir()) == sorted([others, living.folder])
+    living.close()
 
 
 @pytest.mark.spawns
@@ -150,23 +166,23 @@ def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
 def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path):
     elsewhere = tmp_path / "mine"
     elsewhere.mkdir(mode=0o700)
-    (elsewhere / local_rendezvous.MARKER).touch()
-    (tmp_path / f"{local_rendezvous.PREFIX}link").symlink_to(elsewhere)
+    (elsewhere / private_folder.MARKER).touch()
+    (tmp_path / f"{private_folder.PREFIX}link").symlink_to(elsewhere)
     for name, mode in (("made just now", 0o700), ("open to all", 0o777)):
-        folder = tmp_path / f"{local_rendezvous.PREFIX}{name}"
+        folder = tmp_path / f"{private_folder.PREFIX}{name}"
         folder.mkdir()
         folder.chmod(mode)
-    (folder / local_rendezvous.MARKER).touch()
+    (folder / private_folder.MARKER).touch()
     before = sorted(tmp_path.rglob("*"))
-    local_rendezvous.remove_left_behind(tmp_path)
+    private_folder.remove_left_behind(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
-    left = tmp_path / f"{local_rendezvous.PREFIX}left"
+    left = tmp_path / f"{private_folder.PREFIX}left"
     left.mkdir(mode=0o700)
-    (left / local_rendezvous.MARKER).touch()
-    unfinished = tmp_path / f"{local_rendezvous.PREFIX}unfinished"
+    (left / private_folder.MARKER).touch()
+    unfinished = tmp_path / f"{private_folder.PREFIX}unfinished"
     unfinished.mkdir(mode=0o700)
     os.utime(unfinished, (0, 0))
-    local_rendezvous.remove_left_behind(tmp_path)
+    private_folder.remove_left_behind(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -174,7 +190,7 @@ def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path
 def test_ranks_do_not_meet_where_another_user_can_come(rendezvous, mode):
     rendezvous.folder.chmod(mode)
     with pytest.raises(ValueError, match=f"is not this user's alone .*mode {mode:o}"):
-        local_rendezvous.check_private(rendezvous.folder)
+        private_folder.check_private(rendezvous.folder)
 
 
 # A script's own way to the store

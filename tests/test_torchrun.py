@@ -22,7 +22,7 @@ import torch
 
 import labkit
 from labkit.cluster.launcher_job import SUPERVISOR
-from labkit.rank.local_rendezvous import remove_left_behind
+from labkit.rank.private_folder import remove_left_behind
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
 

@@ -33,15 +33,9 @@ from labkit.plugins.as_script import process_begins
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.local_rendezvous import (
-    LocalFileStore,
-    LocalRendezvous,
-    check_private,
-    is_in_use,
-    open_file_store,
-    serve_master_port,
-)
+from labkit.rank.local_rendezvous import LocalFileStore, LocalRendezvous, open_file_store, serve_master_port
 from labkit.rank.main import Part, do_and_exit, leave, read_job
+from labkit.rank.private_folder import check_private, is_in_use
 from labkit.rank.signals import handle_signals
 
 SIGCONT_S = 0.2
@@ -297,9 +291,8 @@ def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.St
         store = open_file_store(f"{folder}/{directory.path.name}.{attempt}", timeout_s=RENDEZVOUS_S)
     elif info.rank == 0:
         # On Ray beside what the rank's actor removes; elsewhere the directory may be on a network, without locks.
-        former, _mine = _mine, LocalRendezvous(directory.path if "LABKIT_RANK" in os.environ else None)
-        if former is not None:
-            former.close()
+        leave_rendezvous()
+        _mine = LocalRendezvous(directory.path if "LABKIT_RANK" in os.environ else None)
         found = {"file": str(_mine.file), "port": _mine.port}
         store = _join_here(found, info)
         directory.write(published_name(attempt), json.dumps(found).encode())
@@ -307,6 +300,14 @@ def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.St
         store = _published(directory, published_name(attempt), info, _join_here)
     serve_master_port(store)
     return store
+
+
+def leave_rendezvous() -> None:
+    """Remove the folder in which ranks have met, if this process has made one."""
+    global _mine
+    former, _mine = _mine, None
+    if former is not None:
+        former.close()
 
 
 def _join_here(found: dict[str, Any], info: RankInfo) -> dist.Store:

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 from labkit.cluster.files import Folder, append, clock_off_s, free_reserve
 from labkit.cluster.private import private
 from labkit.protocol.system import OutOfMemoryKills
+from labkit.rank.private_folder import remove_of
 
 # A signal from the launcher. SLURM sends SIGTERM when it takes the machines away (preemption, `scancel`, the time
 # limit, `scontrol requeue`), and SIGKILL only when its grace is over: KillWait, 30 s unless the cluster says otherwise,
@@ -227,6 +228,7 @@ class Child:
     def end(self, rank: str, was_ended: bool) -> list[Any]:
         """Return the record of how the process ended; `was_ended` is whether that was done from outside."""
         code = self.process.returncode
+        remove_of(self.process.pid)  # if it was killed
         out_of_memory = self._memory_kills.seen() if code == -signal.SIGKILL and not was_ended else ""
         at_s = time.time() - clock_off_s(self.records.parents[1], self.records)
         return ["Exit", int(rank), code, out_of_memory, was_ended, at_s]

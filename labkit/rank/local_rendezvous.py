@@ -12,13 +12,10 @@ What still fails: gloo and NCCL listen on loopback themselves, as everywhere: se
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import shutil
 import socket
-import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Callable
@@ -28,17 +25,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-if sys.platform != "win32":
-    import fcntl
-
-PREFIX = "labkit-rendezvous-"
-"""Of the folders' names, where temporary files are."""
-
-MARKER = "in-use"
-"""A file that is locked for as long as the process lives that made the folder."""
-
-MAKING_S = 60.0
-"""How long a folder may take to get its marker."""
+from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
 
 JOIN_S = 60.0
 """How long a rank waits for the others of its machine."""
@@ -51,21 +38,16 @@ LOOK_SHARE = 8
 
 
 class LocalRendezvous:
-    """A store's file and a port for the ranks of this machine, until `close` or the end of this process.
-
-    A process that is killed leaves its folder behind; the next process that makes one removes it. Whether a process is
-    gone is told by a lock, which the system releases with it: containers that share a folder for temporary files do not
-    share process ids.
-    """
+    """A store's file and a port for the ranks of this machine, until `close` or the end of this process."""
 
     def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
         if parent is None:
-            _remove_left_behind_once()
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            remove_left_behind_once()
+        self.folder = new_folder(parent)
         self.file = self.folder / "store"
         with contextlib.ExitStack() as if_it_fails:  # no more open files, say
             if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            marker = _locked_marker(self.folder)
+            marker = locked_marker(self.folder)
             if marker is not None:
                 if_it_fails.callback(os.close, marker)
             # Bound, and not listening: so no program is given this port by the system, and a script that opens a store
@@ -79,17 +61,6 @@ class LocalRendezvous:
         """Remove the folder, and let go of the port. Closing twice does nothing."""
 
 
-def _locked_marker(folder: Path) -> int | None:
-    """Make the marker in a new folder, locked from the moment on at which it has its name."""
-    if sys.platform == "win32":
-        return None
-    new = folder / f"{MARKER}.new"
-    marker = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(marker, fcntl.LOCK_EX)
-    new.rename(folder / MARKER)
-    return marker
-
-
 def _close(pid: int, folder: Path, marker: int | None, reserved: socket.socket) -> None:
     if os.getpid() != pid:  # a fork of the process that made it, at its end
         return
@@ -97,50 +68,6 @@ def _close(pid: int, folder: Path, marker: int | None, reserved: socket.socket) 
     reserved.close()
     if marker is not None:
         os.close(marker)
-
-
-@functools.cache
-def _remove_left_behind_once() -> None:
-    remove_left_behind(Path(tempfile.gettempdir()))  # which may hold many thousand files
-
-
-def remove_left_behind(where: Path) -> None:
-    """Remove the folders of this user whose processes are gone."""
-    if sys.platform == "win32":
-        return
-    for folder in where.glob(f"{PREFIX}*"):
-        if not is_in_use(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_in_use(folder: Path) -> bool:
-    """Return whether the process that made a folder lives; so it counts where this cannot be told."""
-    if sys.platform == "win32":
-        return True
-    try:
-        check_private(folder)
-        marker = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW)
-    except FileNotFoundError:  # it is being made, or removed
-        with contextlib.suppress(FileNotFoundError):
-            return time.time() - folder.stat().st_mtime < MAKING_S
-        return True
-    except (OSError, ValueError):  # it is another user's
-        return True
-    try:
-        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(marker)
-    return False
-
-
-def check_private(folder: Path) -> None:
-    """Raise ValueError if another user can reach what is in a folder, or has made it; OSError if there is none."""
-    status = os.lstat(folder)
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077 or os.path.islink(folder)):
-        whose = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
-        raise ValueError(f"{folder} is not this user's alone ({whose}): ranks do not meet there")
 
 
 # A script's own way there

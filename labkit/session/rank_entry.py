@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, correct_clock, listen, meet, rank_info_here
+from labkit.cluster.rank_entry import begin, correct_clock, leave_rendezvous, listen, meet, rank_info_here
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender
 from labkit.plugins.ahead.first_step import get_warm
@@ -55,6 +55,8 @@ class JobInbox:
         self._session, self._info, self._stacks = session, info, stacks
         self._given: SimpleQueue[Given | None] = SimpleQueue()
         self._channel: JobChannel | None = None
+        self._is_in_cells_group = False
+        """Whether the ranks are in a process group that stays from cell to cell."""
         listen(self._receive)
 
     @property
@@ -64,11 +66,14 @@ class JobInbox:
 
     def next_part(self) -> Part | None:
         """Block until there is work; return this rank's part in it, or None if there will be no more."""
+        if not self._is_in_cells_group:
+            leave_rendezvous()  # all have done with the last job
         given = self._given.get()
         if given is None:
             return None
         self._write_into(given.directory)
         job = read_job(given.directory.job, given.channel)
+        self._is_in_cells_group = job.group is not None
         info = _info_in(job, self._info)
         correct_clock(given.channel.sender, info, given.directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.

@@ -1,0 +1,99 @@
+"""Temporary folders that are one user's alone, and that do not stay when the process that made them is killed.
+
+Such a process leaves its folder behind. Who sees its end removes it (`remove_of`, a rank's supervisor), or else the
+next process that makes one. Whether a process is gone is told by a lock, which the system releases with it: containers
+that share a folder for temporary files do not share process ids.
+
+Needs nothing but the standard library, as supervisors do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX = "labkit-rendezvous-"
+"""Of the folders' names, where temporary files are."""
+
+MARKER = "in-use"
+"""A file that is locked for as long as the process lives that made the folder."""
+
+MAKING_S = 60.0
+"""How long a folder may take to get its marker."""
+
+
+def new_folder(parent: str | os.PathLike[str] | None = None) -> Path:
+    """Make a folder of this process, where temporary files are or elsewhere."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+
+
+def remove_of(pid: int) -> None:
+    """Remove the folders of a process of this machine that has ended, where temporary files are."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{pid}-*"):
+        if not is_in_use(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def locked_marker(folder: Path) -> int | None:
+    """Make the marker in a new folder, locked from the moment on at which it has its name."""
+    if sys.platform == "win32":
+        return None
+    new = folder / f"{MARKER}.new"
+    marker = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    new.rename(folder / MARKER)
+    return marker
+
+
+@functools.cache
+def remove_left_behind_once() -> None:
+    """Remove, once in this process, what is left where temporary files are."""
+    remove_left_behind(Path(tempfile.gettempdir()))  # which may hold many thousand files
+
+
+def remove_left_behind(where: Path) -> None:
+    """Remove the folders of this user whose processes are gone."""
+    if sys.platform == "win32":
+        return
+    for folder in where.glob(f"{PREFIX}*"):
+        if not is_in_use(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether the process that made a folder lives; so it counts where this cannot be told."""
+    if sys.platform == "win32":
+        return True
+    try:
+        check_private(folder)
+        marker = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:  # it is being made, or removed
+        with contextlib.suppress(FileNotFoundError):
+            return time.time() - folder.stat().st_mtime < MAKING_S
+        return True
+    except (OSError, ValueError):  # it is another user's
+        return True
+    try:
+        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(marker)
+    return False
+
+
+def check_private(folder: Path) -> None:
+    """Raise ValueError if another user can reach what is in a folder, or has made it; OSError if there is none."""
+    status = os.lstat(folder)
+    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077 or os.path.islink(folder)):
+        whose = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
+        raise ValueError(f"{folder} is not this user's alone ({whose}): ranks do not meet there")
