@@ -253,4 +253,4 @@ def test_a_large_result_crosses_the_folder_in_a_file_of_its_own(directory):
     assert directory.file(0, 0, "records").stat().st_size < 100
     (result,) = DirectoryReader(directory).read()
     assert cloudpickle.loads(result.blob) == value
-    assert sorted(path.name for path in directory.ranks.iterdir()) == ["0.0.1.blob", "0.0.records"]
+    assert sorted(path.name for path in directory.ranks.iterdir()) == ["0.0.1.blob", "0.0.records", "0.0.reserve"]

@@ -5,6 +5,7 @@ Needs nothing but the standard library, as supervisors do.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -45,7 +46,8 @@ HEAD_BYTES = 1 << 20
 def append(records: Path, event: list[Any], wait_s: float = 0.0) -> bool:
     """Append an event in a line of its own, even if the rank was ended while it wrote one. Return whether it is there.
 
-    On a full disk the rank's reserve is freed for it. It is tried for `wait_s`; then the event is printed instead.
+    On a full disk the rank's reserve is freed for it. It is tried for `wait_s`, unless the folder has gone; then the
+    event is printed instead.
     """
     line = json.dumps(event)
     deadline = time.monotonic() + wait_s
@@ -58,7 +60,7 @@ def append(records: Path, event: list[Any], wait_s: float = 0.0) -> bool:
             return True
         except OSError as error:
             has_freed = error.errno in NO_ROOM and free_reserve(records)
-            if not has_freed and (time.monotonic() > deadline or not records.parent.exists()):
+            if not has_freed and (time.monotonic() > deadline or isinstance(error, FileNotFoundError)):
                 print(f"{records} cannot be written ({error}): {line}", flush=True)
                 return False
             time.sleep(0.0 if has_freed else TRY_EVERY_S)
@@ -81,6 +83,17 @@ def has_exit(records: Path) -> bool:
             return any(line.startswith(b'["Exit"') for line in file.read().splitlines())
     except OSError:
         return False
+
+
+def is_missing(path: Path) -> bool:
+    """Whether a path is known not to be there: not where that cannot be told just now."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 class Folder:
@@ -154,13 +167,14 @@ def _device_of_parents(path: Path) -> int | None:
 
 def limit_output(path: Path) -> None:
     """Cut a rank's output to nothing once it is too long, but keep its beginning beside it."""
+    head = Path(f"{path}.head")
     try:
         if (length := os.stat(path).st_size) < OUTPUT_BYTES:
             return
-        head = Path(f"{path}.head")
-        if not head.exists():
-            with open(path, "rb") as output, open(head, "wb", opener=private) as kept:
-                kept.write(output.read(HEAD_BYTES))
+        with contextlib.suppress(OSError):  # a full disk, say, which this makes room on
+            if not head.exists():
+                with open(path, "rb") as output, open(head, "wb", opener=private) as kept:
+                    kept.write(output.read(HEAD_BYTES))
         os.truncate(path, 0)
         with open(path, "ab") as output:
             said = f"\n... {length:,} bytes of output were dropped here; the first of them are in {head.name} ...\n"

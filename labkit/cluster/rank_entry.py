@@ -81,7 +81,7 @@ def main() -> NoReturn:
     def prepare() -> Callable[[], Part | None]:
         begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         channel = FileChannel(directory, rank, attempt)
-        atexit.register(channel.sender.close)  # first, so that it is called last
+        atexit.register(channel.sender.flush)  # first, so that it is called last
         info = rank_info_here()
         job = read_job(directory.job, channel)
         correct_clock(channel.sender, info, directory)

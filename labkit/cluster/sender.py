@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 import threading
 import time
 from array import array
@@ -100,6 +101,8 @@ class FileSender:
 
     def send(self, event: Any, is_last: bool = False) -> None:
         """Append one record; after the last what threads still send is dropped."""
+        if self._is_closed:
+            return
         self._rank = event.rank
         event = self._thin(event) if isinstance(event, events.Log) else event
         fields = self._fields(in_time(event, self.clock_off_s) if self.clock_off_s else event)
@@ -108,18 +111,32 @@ class FileSender:
         if fields is not None:
             self._append(encoded(type(event).__name__, *fields), isinstance(event, events.Log))
         if is_last:
-            self._close()
+            self.close()
+            free_reserve(self.path)
+
+    def flush(self) -> None:
+        """Write what waits, if that can be done soon; what then still waits is lost, which is said."""
+        self._drain()
+        with self._lock:
+            self._end_trouble()
 
     def close(self) -> None:
-        """Write what waits, if that can be done soon; give the reserve back. Closing twice does nothing."""
-        self._drain()
-        self._close()
+        """Flush, and write no more. Closing twice does nothing. The reserve stays, for the supervisor's last word."""
+        self.flush()
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._descriptor)
 
     def warn(self, topic: str, text: str, rank: int | None = None) -> None:
         """Have something said with the run; what is said of the same topic again takes its place."""
-        with self._lock, contextlib.suppress(OSError):
-            if not self._is_closed:
-                self._write_surely(encoded("Warned", self._rank if rank is None else rank, topic, text))
+        with self._lock:
+            try:
+                if not self._is_closed:
+                    self._write_surely(encoded("Warned", self._rank if rank is None else rank, topic, text))
+            except OSError:
+                if text:
+                    print(text, file=sys.stderr, flush=True)  # which is another file
 
     # Records
 
@@ -224,14 +241,6 @@ class FileSender:
                     while self._waiting:
                         self._lose()
             time.sleep(RETRY_S / 10)
-
-    def _close(self) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._end_trouble()
-                self._is_closed = True
-                os.close(self._descriptor)
-                free_reserve(self.path)
 
     def _keep_reserve(self) -> None:
         """Have some room kept, in bytes that no file system can make less of."""

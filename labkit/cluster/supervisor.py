@@ -91,7 +91,7 @@ def main(directory: Path) -> int:
         if signals and not was_asked and not is_elastic():
             was_asked = True
             child.send("stop")
-        if signals and (is_elastic() or peer_failed.exists()):
+        if signals and (is_elastic() or os.path.exists(peer_failed)):
             child.end_for_the_launcher()
         for word in requests.new():
             if word == "stacks":
@@ -134,10 +134,13 @@ def is_elastic() -> bool:
 
 def is_seen(directory: Path, rank: str) -> bool:
     """Whether this machine sees the directory; if not, say so where the launcher writes."""
-    if (directory / "run.json").exists():
-        return True
-    print(f"rank {rank}: {directory} cannot be seen on {os.uname().nodename}; every node must see it", flush=True)
-    return False
+    try:
+        os.stat(directory / "run.json")
+    except OSError as error:
+        where = f"{directory} cannot be seen on {os.uname().nodename}"
+        print(f"rank {rank}: {where} ({error.strerror}); every node must see it", flush=True)
+        return False
+    return True
 
 
 def cannot_write(directory: Path, rank: str, error: OSError) -> int:

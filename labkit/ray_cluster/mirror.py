@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ from labkit.cluster.private import make_folders
 
 BLOCK_BYTES = 1 << 22
 """Of one file at once at most, so that memory stays bounded however much a rank writes."""
+
+UNREADABLE_S = 30.0
+"""How long what a rank writes may not be readable on its own node."""
 
 END_BYTES = 4096
 """Of what a rank wrote before: as much as is needed to see whether it had ended."""
@@ -196,6 +200,7 @@ class RankSide:
         self._sent: dict[str, int] = {}
         """Bytes of each file that the notebook has."""
         self._idle_given = 0
+        self._failing_since_s: float | None = None
         self._jobs: list[str] = []
         for piece in pieces:
             if _GROWS.fullmatch(piece.name):
@@ -225,19 +230,34 @@ class RankSide:
             for blob in over.glob("*.blob"):
                 blob.unlink(missing_ok=True)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether something could not be read at the last look, and may be at the next."""
+        return self._failing_since_s is not None
+
     def news(self) -> list[Piece]:
-        """Return what the rank has written since, and count it as sent."""
+        """Return what the rank has written since, and count it as sent.
+
+        What cannot be read is looked for again. Raises OSError once that has lasted for `UNREADABLE_S`.
+        """
         self._written.put()
         found: list[Piece] = []
-        for folder in ["", *self._jobs]:
-            found += self._wholes(folder)
-            for records in self._names(f"{folder}ranks/"):
-                if records.endswith(".records") and _GROWS.fullmatch(records):
-                    found += self._of_process(records)
-        with contextlib.suppress(OSError):
+        try:
+            for folder in ["", *self._jobs]:
+                found += self._wholes(folder)
+                for records in self._names(f"{folder}ranks/"):
+                    if records.endswith(".records") and _GROWS.fullmatch(records):
+                        found += self._of_process(records)
             if (idle := _count_idle((self._directory / "asked").read_bytes())) > self._idle_given:
                 self._idle_given = idle
                 found.append(Piece("asked", IDLE, False))
+        except OSError:
+            now = time.monotonic()
+            self._failing_since_s = self._failing_since_s or now
+            if not found and now - self._failing_since_s > UNREADABLE_S:
+                raise
+        else:
+            self._failing_since_s = None
         return found
 
     def _of_process(self, records: str) -> Iterator[Piece]:
@@ -259,10 +279,9 @@ class RankSide:
         """Return a piece of the first large value that the notebook does not have yet as a whole."""
         for name in self._names(base.rpartition("/")[0] + "/"):
             if name.startswith(base) and _BLOB.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    total = (self._directory / name).stat().st_size
-                    if self._sent.get(name, 0) < total:
-                        return self._send(name, self._read(name))._replace(total=total)
+                total = (self._directory / name).stat().st_size
+                if self._sent.get(name, 0) < total:
+                    return self._send(name, self._read(name))._replace(total=total)
         return None
 
     def _send(self, name: str, data: bytes) -> Piece:
@@ -277,22 +296,21 @@ class RankSide:
                     self._sent[name] = sent = 0
                 file.seek(sent)
                 return file.read(BLOCK_BYTES)
-        except OSError:  # not there, or not just now
+        except FileNotFoundError:
             return b""
 
     def _wholes(self, folder: str) -> Iterator[Piece]:
         for name in self._names(folder):
             if _WHOLE.fullmatch(name) and name not in self._sent:
-                with contextlib.suppress(OSError):
-                    data = (self._directory / name).read_bytes()
-                    self._sent[name] = len(data)
-                    yield Piece(name, data)
+                data = (self._directory / name).read_bytes()
+                self._sent[name] = len(data)
+                yield Piece(name, data)
 
     def _names(self, folder: str) -> list[str]:
         """Return the names of all in a folder, in order, below the directory."""
         try:
             return sorted(f"{folder}{name}" for name in os.listdir(self._directory / folder))
-        except OSError:
+        except FileNotFoundError:
             return []
 
 

@@ -141,7 +141,7 @@ class RankHolder:
             self._answered_s = time.monotonic()
             if pieces or self._answered_s > deadline:
                 return Update(pieces)
-            if code is not None:
+            if code is not None and not self._side.is_failing:
                 wrote = (self._directory / "supervisor.out").read_text(errors="replace")
                 return Update([], code, wrote.strip()[-2000:])
             time.sleep(LOOK_EVERY_S)

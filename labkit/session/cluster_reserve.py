@@ -18,6 +18,7 @@ from typing import Any
 
 from labkit.cluster import job_events
 from labkit.cluster.directory_engine import folder_gone
+from labkit.cluster.files import is_missing
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.slurm_job import SlurmJob
 from labkit.protocol.pages import more
@@ -264,7 +265,7 @@ class ClusterReserve:
         if self.directory.was_asked_to("idle"):
             why = f"nothing had run on them for {self.directory.about()['session']['idle_s']:g} s (idle_s)"
             ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
-        elif not self.directory.path.exists():
+        elif is_missing(self.directory.path):
             ended = folder_gone(self.directory.path, "session")
             why = ended.headline
         elif self.directory.was_asked_to("leave"):

@@ -134,7 +134,7 @@ class Supervisor:
     def _obey_the_launcher(self) -> None:
         """End the process; but under SLURM let a job that is going on stop. See `labkit.cluster.supervisor`."""
         records = self._records_of(self._job)
-        is_at_it = bool(self._job) and records.exists() and not has_exit(records)
+        is_at_it = bool(self._job) and os.path.exists(records) and not has_exit(records)
         if is_at_it and not is_elastic():
             if not self._was_asked:
                 self._was_asked = True
@@ -156,7 +156,7 @@ class Supervisor:
     def _take_up(self, number: str, given_up: bool) -> None:
         """Give the process a job, unless another of this rank has begun it before, or nobody waits for it any more."""
         records = self._records_of(number)
-        if given_up or records.exists():
+        if given_up or os.path.exists(records):
             self._never_ends(records)
         else:
             if self._was_killed:  # it ends with the job before, and this one is its successor's
@@ -173,7 +173,7 @@ class Supervisor:
         append(self._child.records, end, LAST_WORD_S)
         leaves = goes or self._leave_at_s < float("inf")
         records = self._records_of(self._job) if self._job else None
-        again = was_ready and not (self._was_killed or leaves) and records is not None and not records.exists()
+        again = was_ready and not (self._was_killed or leaves) and records is not None and not os.path.exists(records)
         if records is not None and not again and not has_exit(records):
             append(records, [*end[:4], self._was_killed or leaves, end[5]], LAST_WORD_S)
             free_reserve(records)
