@@ -72,7 +72,7 @@ dist: setup
 test-oldest: dist
 	$(call make_venv,$(OLDEST))
 	$(OLDEST)/bin/python -m pip uninstall -qq --yes labkit-torch
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints-oldest.txt "$$(echo build/dist/*.whl)[lab]" pytest pytest-timeout pytest-xdist hypothesis
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
 	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests

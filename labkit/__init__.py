@@ -19,7 +19,8 @@ These are the core. Each room imports only those below it in this list, and none
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`; `diagnosis` says why it failed; `companion` is what a plugin puts beside one
+                 `history`, `output`, `results`; `diagnosis` says why it failed; `companion` is what a plugin puts
+                 beside one
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
@@ -86,6 +87,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.lessons import datasets as datasets
     from labkit.lessons import models as models
     from labkit.lessons import pictures as pictures
+    from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
     from labkit.plugins import standby as standby
@@ -110,6 +112,7 @@ _HOMES = {
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
     "Torchrun": "cluster.torchrun",
+    "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
+from labkit.comparing.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
 from labkit.profiling import PARTS, Clock, Mark, activations, counted_sent, memory, split, trace
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class Measured(NamedTuple):
     title: str
     exact: bool
     """Whether the strategy claims to compute the same step as one process."""
-    weights: dict[str, Tensor]
+    weights: dict[str, Portable]
     """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
     parts_s: dict[str, float]
     """Seconds of a step by part (`split`), the median over some steps under PyTorch's profiler."""
@@ -45,19 +47,21 @@ class Measured(NamedTuple):
     device_step_s: float
     """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
     GPU's."""
+    buffers: frozenset[str] = frozenset()
+    """The last parts of the names of the network's buffers."""
 
     @staticmethod
     def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
         """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
 
-        `difference`, the greatest of a weight to the first run's, and whether the strategy claims to be `exact`;
-        milliseconds of a step on devices of the ranks' own, of a step here and of its parts, means over ranks;
-        KiB sent per rank and step, counted and by the formula, means over ranks; KiB of each kind of memory on the rank
-        that has most of it.
+        `difference`, the greatest of a weight to the first run's, `weights`, how equal they are in words, and whether
+        the strategy claims to be `exact`; milliseconds of a step on devices of the ranks' own, of a step here and of
+        its parts, means over ranks; KiB sent per rank and step, counted and by the formula, means over ranks; KiB of
+        each kind of memory on the rank that has most of it.
         """
         mean_ms = {f"{part} ms": 1000 * statistics.fmean(r.parts_s[part] for r in ranks) for part in PARTS}
         return {
-            "difference": difference(whole_weights(first), whole_weights(ranks)),
+            **differences.columns([r.weights for r in first], [r.weights for r in ranks], ranks[0].buffers),
             "exact": ranks[0].exact,
             "device step ms": 1000 * statistics.fmean(r.device_step_s for r in ranks),
             "step ms": sum(mean_ms.values()),
@@ -69,15 +73,19 @@ class Measured(NamedTuple):
 
 
 def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
-    """Return the weights that the ranks hold, put together."""
-    return {name: tensor for measured in ranks for name, tensor in measured.weights.items()}
+    """Return the weights that the ranks hold, put together. Raises ValueError if a part is missing."""
+    names = dict.fromkeys(name for measured in ranks for name in measured.weights)
+    return {name: whole([each.weights[name] for each in ranks if name in each.weights]) for name in names}
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the greatest difference of any weight. Raises ValueError if they do not have the same weights."""
+    """Return the greatest difference of any weight, NaN if one is NaN.
+
+    Raises ValueError if they do not have the same weights.
+    """
     if one.keys() != other.keys():
         raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
-    return max((one[name] - other[name]).abs().max().item() for name in one)
+    return greatest(largest_difference(one[name], other[name]) for name in one)
 
 
 def run_strategy(
@@ -126,7 +134,7 @@ def run_strategy(
         logged: dict[str, Any] = {} if value is None else {"loss": value}
         worker.log(samples=batch_size / worker.world_size, **logged)
         if count == check_after:
-            weights = {name: tensor.detach().cpu().clone() for name, tensor in trainer.weights().items()}
+            weights = {name: portable(tensor, copy=True) for name, tensor in trainer.weights().items()}
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
     with activations(trainer.model) as kept:
@@ -145,6 +153,7 @@ def run_strategy(
         trainer.bytes_expected(batch_size),
         {**memory(trainer.model, trainer.optimizer), **kept},
         statistics.median(on_device),
+        buffer_names(trainer.model.modules()),
     )
 
 

@@ -28,6 +28,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
+from labkit.protocol.text import printable
 from labkit.rank import failure, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
@@ -140,7 +141,7 @@ class HereEngine:
             log.close()
             raise
         except BaseException as error:
-            log.close()
+            log.close(error)
             failure.report(error, 0, job, channel)
             self.trace = failure.below_own(error)
             return 1
@@ -215,7 +216,8 @@ class _Tee:
         self._stream, self._channel, self._thread = stream, channel, threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Write, and tell the run."""
+        """Write, and tell the run; as in other ranks, what UTF-8 does not take is escaped."""
+        text = printable(text)
         if threading.get_ident() == self._thread and not self._channel.is_copy:
             self._channel.send(events.Output(0, text))
         return self._stream.write(text)

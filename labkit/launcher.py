@@ -17,6 +17,7 @@ from labkit.protocol import plugins
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
+from labkit.protocol.text import printable
 from labkit.ui import kernel, present
 
 
@@ -103,7 +104,7 @@ def launch(
         cells=kernel.cells(function),  # and not what other cells have: a key, say
     )
     beside = companions(asked._replace(world_size=world_size))
-    name = name or name_of(fn)
+    name = printable(name or name_of(fn))
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
     run = Run(engine, world_size, name, timeout_s, beside=beside)
     try:

@@ -1,11 +1,13 @@
+import time
 from array import array
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from labkit.monitor.history import History, Thinned
+from labkit.monitor.history import PANELS, History, Thinned
 from labkit.protocol.events import Log
+from labkit.ui import charts
 
 BUCKETS = 250
 MOST_POINTS = 5 * BUCKETS
@@ -226,3 +228,87 @@ def test_the_mean_of_a_run_that_is_over_is_over_the_ranks_that_logged():
     steps, means = history.mean_curve("loss")
     assert steps.tolist() == [0, 1, 2]
     assert means.tolist() == [2, 2, 6]
+
+
+def calls_of(names, first=0):
+    """Ten calls of each of two ranks, with a value for each name."""
+    steps = range(first, first + 10)
+    return [log(rank, steps, **dict.fromkeys(names, np.arange(10) + first)) for rank in (0, 1)]
+
+
+def names_of(count):
+    return [f"loss_{number}" for number in range(count)]
+
+
+def test_no_curve_is_drawn_of_a_name_that_nobody_looks_at(monkeypatch):
+    added = []
+    monkeypatch.setattr(Thinned, "add", lambda self, x, y: added.append(len(x)))
+    history = History(2)
+    for batch in calls_of(names_of(4_000)):
+        history.add(batch)
+    assert len(history.names) == 4_000
+    assert history.progress(1).last["loss_3999"] == 9
+    assert len(history.frame()) == 20
+    assert added == [], "taking in is not to cost a curve of every name under the lock"
+    history.curves("loss_7")
+    assert len(added) == 3, "two ranks and their mean"
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["in one call", "a call for each"])
+def test_taking_in_and_giving_out_cost_as_much_as_there_are_values(is_split):
+    def least_s(count):
+        """Of ten times as many values ten times as much, but for what each settling costs."""
+        names = names_of(count)
+        took_s = []
+        for _ in range(3):
+            history = History(2)
+            parts = [[name] for name in names] if is_split else [names]
+            batches = [batch for part in parts for batch in calls_of(part)]
+            began_s = time.thread_time()
+            for batch in batches:
+                history.add(batch)
+            history.progress(0)
+            if not is_split:  # else the table itself has a row for each name
+                history.frame()
+            took_s.append(time.thread_time() - began_s)
+        return min(took_s)
+
+    assert least_s(4_000) < 30 * least_s(400)
+
+
+def test_a_chart_of_very_many_names_shows_the_first_and_says_so():
+    history = History(2)
+    for batch in calls_of(["samples", *names_of(PANELS + 3)]):
+        history.add(batch)
+    figure = charts.logged(history, "train")
+    assert len(figure.data) == 3 * PANELS
+    assert figure.layout.title.text.replace("<br>", " ") == f"train (the first {PANELS} of {PANELS + 3} names)"
+
+
+def test_of_a_name_in_calls_of_several_kinds_the_last_value_is_the_latest():
+    history = History(1)
+    history.add(log(0, [0], loss=[1.0], accuracy=[0.1]))
+    history.add(log(0, [1], loss=[2.0]))
+    history.add(log(0, [2], loss=[3.0], accuracy=[0.3]))
+    history.add(log(0, [3], loss=[4.0]))
+    assert history.progress(0).last == {"loss": 4.0, "accuracy": 0.3}
+    history.add(log(0, [4], loss=[5.0], accuracy=[0.5]))
+    assert history.progress(0).last == {"loss": 5.0, "accuracy": 0.5}
+
+
+def test_what_a_rank_logged_before_it_goes_back_is_gone_though_another_rank_went_back_first():
+    history = History(2)
+    history.go_back(1, 0)
+    history.add(log(0, [0, 1], loss=[1.0, 2.0]))
+    history.go_back(0, 1)
+    history.add(log(0, [1], loss=[3.0]))
+    assert history.frame()["loss"].tolist() == [1.0, 3.0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_samples_that_are_no_real_number_warn_nobody():
+    history = History(1)
+    history.add(log(0, [0, 1], samples=[0.0, 1e305], step_s=1e-5))
+    assert history.progress(0).samples_per_s == np.inf
+    history.add(log(0, [2, 3, 4], samples=[1e308, np.inf, np.nan], step_s=1e-5))
+    assert not history.progress(0).samples_per_s < 1e300

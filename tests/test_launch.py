@@ -322,6 +322,7 @@ def test_a_rank_that_returns_early_is_told_from_its_victim(start_s):
         ({"rank": 1}, "labkit fills in the column 'rank' itself"),
         ({}, "nothing to log"),
         ({"step": 1.5, "loss": 1}, "a step is a whole number, got 1.5"),
+        ({"step": 2**63, "loss": 1}, r"takes a whole number from −2\*\*63 to 2\*\*63 − 1, got 9223372036854775808"),
     ],
 )
 def test_what_cannot_be_logged_is_refused_with_the_rank(values, said):

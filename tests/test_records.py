@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from labkit.protocol.events import Log
+from labkit.protocol.job import RankInfo
+from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
+from labkit.rank.worker import Worker
 from tests.conftest import LONG_S, wait_until
 
 
@@ -151,6 +154,69 @@ def test_calls_from_several_threads_are_all_sent(batcher):
     for names in [("a",), ("b", "c")]:
         mine = [(step, values) for found, step, values in calls(sent) if found == names]
         assert mine == [(step, [step] * len(names)) for step in range(2000)]
+
+
+@pytest.fixture
+def logging_rank():
+    """A worker whose log calls wait to be sent, and what has been sent."""
+    channel = Channel()
+    sent: list[Log] = []
+    channel.send = sent.append
+    batcher = batcher_of(LONG_S, alone_s=LONG_S)(2, channel.send, time.time())
+    yield Worker(RankInfo(2, 2, 4, 4), torch.device("cpu"), batcher, channel), batcher, sent
+    batcher.close()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [2**63, -(2**63) - 1, 2**64, 10**5000, np.uint64(2**63)],
+    ids=["too great", "too small", "beyond unsigned", "of 5,000 digits", "unsigned"],
+)
+def test_a_step_beyond_64_bits_is_refused_on_the_readers_line_and_the_rest_is_kept(logging_rank, step):
+    worker, batcher, sent = logging_rank
+    for loss in range(50):
+        worker.log(loss=loss)
+    with pytest.raises(ValueError, match=r"^rank 2: worker\.log\(step=…\) takes a whole number from −2\*\*63 to"):
+        worker.log(step=step, loss=1.0)
+    for edge in (-(2**63), 2**63 - 1):
+        worker.log(step=edge, loss=0.5)
+    batcher.close()
+    assert [step for _, step, _ in calls(sent)] == [*range(50), -(2**63), 2**63 - 1]
+
+
+def test_what_sending_raises_in_the_background_is_raised_by_the_next_call_and_sending_goes_on():
+    sent, refused = [], [OSError("no room")]
+
+    def send(record):
+        if refused:
+            raise refused.pop()
+        sent.append(record)
+
+    logs = batcher_of(0.01, alone_s=LONG_S)(0, send, time.time())
+    logs._last_flush_s = time.time() + LONG_S  # so that the call itself sends nothing
+    logs._last_call_s = time.time()
+    logs.add(0, ("loss",), [0.0])
+    wait_until(lambda: logs._error is not None)
+    with pytest.raises(OSError, match="no room"):
+        logs.add(1, ("loss",), [0.0])
+    logs.add(2, ("loss",), [0.0])
+    wait_until(lambda: [step for _, step, _ in calls(sent)] == [1, 2])
+    logs.close()
+
+
+def test_an_error_of_sending_is_raised_at_the_end_or_noted_on_what_the_rank_ends_with():
+    def send(record):
+        raise OSError("no room")
+
+    for failed in (None, ValueError("bad batch")):
+        logs = batcher_of(LONG_S)(0, send, time.time())
+        logs._steps, logs._times, logs._values, logs._names = [0], [0.0], [1.0], ("loss",)
+        if failed is None:
+            with pytest.raises(OSError, match="no room"):
+                logs.close()
+        else:
+            logs.close(failed)
+            assert failed.__notes__ == ["Some log calls could not be sent: OSError: no room"]
 
 
 def test_close_ends_the_background_thread(batcher):

@@ -7,6 +7,7 @@ from array import array
 import cloudpickle
 import pytest
 
+import labkit
 from labkit.cluster.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.plugins.root_cause.memory import MemorySeen
@@ -94,11 +95,14 @@ def test_once_all_have_returned_their_processes_have_a_while_to_end():
     assert [rank.result for rank in state.ranks] == ["well", [1, 2]]
 
 
-def test_a_result_that_cannot_be_unpickled_is_that_ranks_failure():
-    state = after(Result(1, b"nonsense"))
-    failure = state.ranks[1].failure
-    assert (failure.rank, failure.during, failure.time_s) == (1, "its result was being unpickled in the notebook", 3.0)
-    assert not state.ranks[1].returned
+def test_a_result_that_cannot_be_loaded_here_is_no_failure_and_its_bytes_are_kept():
+    state = after(result(0), Result(1, b"nonsense"))
+    unloaded = state.ranks[1].result
+    assert isinstance(unloaded, labkit.UnloadedResult)
+    assert (unloaded.rank, unloaded.size, type(unloaded.error).__name__) == (1, 8, "UnpicklingError")
+    assert [(rank.phase, rank.returned, rank.failure) for rank in state.ranks] == [("finished", True, None)] * 2
+    assert not state.has_failed
+    assert state.end_by_s == 10.0 + RETURN_GRACE_S, "all have returned"
 
 
 def test_ranks_that_begin_again_keep_what_they_logged_until_they_log_an_earlier_step():

@@ -107,6 +107,11 @@ def test_a_mean_is_written_once_every_rank_has_logged_the_step():
     assert later == []
 
 
+def test_the_least_and_the_greatest_step_are_written():
+    at_once, _ = curves_of(calls(0, [-(2**63), 2**63 - 1]), world_size=1)
+    assert [step for step, _ in at_once] == [-(2**63), 2**63 - 1]
+
+
 def test_what_is_logged_together_is_written_together():
     assert curves_of(calls(0, [4], ("loss", "lr")), world_size=1)[0] == [(4, {"loss": 1.0, "lr": 1.0})]
 

@@ -235,6 +235,23 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
     assert "finished" in live.states_html(run)
 
 
+@pytest.mark.parametrize("names", [500, 501])
+def test_a_run_that_logs_very_many_names_says_once_what_that_means(names, printed, monkeypatch):
+    monkeypatch.setattr("labkit.plugins.report.lines.LINE_EVERY_S", LONG_S)
+    run = started()
+    lines = Lines(run, in_notebook=False, wait=True)
+    lines.start()
+    for rank in range(2):
+        log(run, rank, range(3), **{f"loss_{number}": [1.0, 2.0, float("nan")] for number in range(names)})
+    wait_until(lambda: any("NaN" in line for line in printed()))
+    finish(run)
+    lines.join(LONG_S)
+    said = "train: 501 names are logged: the chart shows the first 100, and run.history has all"
+    assert sum(line.startswith(said) for line in printed()) == (names == 501)
+    assert ("501 names are logged" in live.notice_html(run)) == (names == 501)
+    assert ("501 names are logged" in summary.as_html(run)) == (names == 501)
+
+
 # The still picture
 
 

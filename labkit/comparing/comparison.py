@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,17 +13,17 @@ import numpy as np
 from labkit.comparing.reading import (
     HERE,
     ON_DEVICES,
+    curves_apart,
     in_order,
     measured,
     one_step,
-    rounding,
     samples_per_s,
     scale,
-    verdict,
 )
 from labkit.comparing.sorting import sortable
 from labkit.monitor.run import Run
 from labkit.profiling import PARTS
+from labkit.protocol.text import printable
 from labkit.ui import kernel
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
     from labkit.ui.charts import Chart
+
+
+LOG = logging.getLogger(__name__)
 
 
 class Comparison:
@@ -67,40 +72,63 @@ class Comparison:
         GPU, allocated on it.
 
         For functions that `labkit.compare` launched also what `labkit.comparing.measuring.Measured.columns` says, and
-        for strategies what `labkit.benchmark.Measured.columns` does.
+        for strategies what `labkit.benchmark.Measured.columns` does. A number that cannot be had is NaN; `table` says
+        why.
         """
+        return self._frame({title: self._row(run)[0] for title, run in self.runs.items()})
+
+    def _frame(self, rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
         import pandas as pd
 
-        rows = {title: self._row(run) | self._cost(run) for title, run in self.runs.items()}
         table = pd.DataFrame.from_dict(rows, orient="index")
-        return table.drop(columns="accuracy") if table["accuracy"].isna().all() else table
+        has_accuracy = any("accuracy" in run.recorded.names for run in self.runs.values())
+        return table if has_accuracy else table.drop(columns="accuracy")
 
-    def _row(self, run: Run) -> dict[str, Any]:
+    def _row(self, run: Run) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return a run's numbers by column, and what is to be read in place of some of them."""
         progress = [run.progress(rank)[0] for rank in range(run.world_size)]
+        said: dict[str, str] = {}
 
-        def last(name: str) -> float:
+        def last(column: str, name: str) -> float:
             values = [p.last[name] for p in progress if name in p.last]
-            return float(np.mean(values)) if values else float("nan")
+            mean = float(np.mean(values)) if values else math.nan
+            said[column] = "NaN" if values and math.isnan(mean) else ""
+            return mean
 
+        def off_by(column: str) -> float:
+            off, said[column] = self._off_by(run)
+            return off
+
+        final, off = f"final {self._name}", f"{self._name} off by"
         device = max(run.peak_device_bytes)
-        return {
-            "ranks": run.world_size,
-            "status": run.status,
-            f"final {self._name}": last(self._name),
-            "accuracy": last("accuracy"),
-            f"{self._name} off by": self._off_by(run),
-            "seconds": run.elapsed_s,
-            "samples_per_s": samples_per_s(run),
-            "peak_mib": (device or max(run.peak_bytes)) / 2**20,
+        cells: dict[str, Callable[[], Any]] = {
+            "ranks": lambda: run.world_size,
+            "status": lambda: run.status,
+            final: lambda: last(final, self._name),
+            "accuracy": lambda: last("accuracy", "accuracy"),
+            off: lambda: off_by(off),
+            "seconds": lambda: run.elapsed_s,
+            "samples_per_s": lambda: samples_per_s(run),
+            "peak_mib": lambda: (device or max(run.peak_bytes)) / 2**20,
         }
+        row: dict[str, Any] = {}
+        for column, cell in cells.items():
+            try:
+                row[column] = cell()
+            except Exception as error:  # one cell is not to cost the others
+                row[column], said[column] = math.nan, not_comparable(error)
+        try:
+            row |= self._cost(run)
+        except Exception as error:
+            row |= {"difference": math.nan, "weights": not_comparable(error)}
+        return row, said
 
-    def _off_by(self, run: Run) -> float:
-        """Return the greatest difference of a run's mean curve to the first run's, at the steps of both; else NaN."""
+    def _off_by(self, run: Run) -> tuple[float, str]:
+        """Return the greatest difference of a run's mean curve to the first run's, and what is to be said instead."""
         first = next(iter(self.runs.values()))
         if any(self._name not in each.recorded.names for each in (first, run)):
-            return math.nan
-        one, other = (dict(zip(*each.recorded.mean_curve(self._name), strict=True)) for each in (first, run))
-        return float(max((abs(one[step] - other[step]) for step in one.keys() & other.keys()), default=math.nan))
+            return math.nan, ""
+        return curves_apart(first.recorded, run.recorded, self._name)
 
     def _cost(self, run: Run) -> dict[str, Any]:
         ranks = measured(run)
@@ -206,42 +234,53 @@ class Comparison:
         return charts.gantt(rows, f"{title}: one step")
 
     def pictures(self, titles: Sequence[str] | None = None, here: bool = False) -> list[Chart]:
-        """Return loss, lanes, memory and bytes; of runs that measured nothing the loss alone."""
+        """Return loss, lanes, memory and bytes; of runs that measured nothing the loss alone.
+
+        In place of one that cannot be drawn there is one that says why.
+        """
         drawing: list[Callable[[], Chart]] = [lambda: self.figure(titles)]
         if any(rank.marks for title in self._measured_titles(titles) for rank in measured(self.runs[title])):
             drawing += [lambda: self.lanes(titles, here), lambda: self.memory(titles), lambda: self.bytes(titles)]
-        return [draw() for draw in drawing]
+        return [_drawn(draw) for draw in drawing]
 
     # The table that people read
 
     def table(self, titles: Sequence[str] | None = None) -> Styler:
-        """Return the table to read: of runs that were measured what matters, in words; of others everything."""
-        frame = self.frame()
-        frame = frame if titles is None else frame.loc[[title for title in frame.index if title in titles]]
+        """Return the table to read: of runs that were measured what matters, in words; of others everything.
+
+        A cell that cannot be had says why: "not comparable: …", "not finite (…)".
+        """
+        rows = {title: self._row(run) for title, run in self.runs.items()}
+        frame = self._frame({title: row for title, (row, _) in rows.items()})
+        cells = frame.astype(object)
+        for title, (_, said) in rows.items():
+            for column, text in said.items():
+                if text and column in cells:
+                    cells.loc[title, column] = text
+        cells = cells if titles is None else cells.loc[[title for title in cells.index if title in titles]]
         if "difference" not in frame:
-            return sortable(frame.style.format(precision=4))
+            numbers = [str(column) for column in frame if frame[column].dtype.kind == "f"]
+            return _readable(cells, dict.fromkeys(numbers, ("{:.4f}", "")))
         first = next(title for title, run in self.runs.items() if measured(run))
-        limit = rounding(measured(self.runs[first]))
-        device = f"ms a step, {ON_DEVICES}" if self._is_simulated else "ms a step, GPU"
+        final, off = f"final {self._name}", f"{self._name} off by"
+        device = f"ms a step, {ON_DEVICES if self._is_simulated else 'GPU'}"
         shown = {
-            "ranks": frame["ranks"],
-            "status": frame["status"],
-            f"final {self._name}": frame[f"final {self._name}"],
-            f"weights beside {first}": frame["difference"].map(lambda off: verdict(off, limit)),
-            f"{self._name} off by": frame[f"{self._name} off by"],
-            device: frame["device step ms"],
-            f"ms a step, {HERE}": frame["step ms"],
-            "sent MiB": frame["sent KiB"] / 1024,
-            "formula MiB": frame["formula KiB"] / 1024,
+            "ranks": ("ranks", "{}", ""),
+            "status": ("status", "{}", ""),
+            final: (final, "{:.4f}", ""),
+            "weights": (f"weights beside {first}", "{}", ""),
+            off: (off, "{:.1e}", ""),
+            "device step ms": (device, "{:.1f}", ""),
+            "step ms": (f"ms a step, {HERE}", "{:.1f}", ""),
+            "sent KiB": ("sent MiB", "{:.2f}", "not counted"),
+            "formula KiB": ("formula MiB", "{:.2f}", "not counted"),
         }
         if not self._is_simulated:
-            shown.pop(f"ms a step, {HERE}")
-        import pandas as pd
-
-        style = pd.DataFrame(shown).style.format(precision=4, na_rep="")
-        style.format("{:.1f}", subset=[column for column in shown if column.startswith("ms a step")], na_rep="")
-        style.format("{:.1e}", subset=[f"{self._name} off by"], na_rep="")
-        return sortable(style.format("{:.2f}", subset=["sent MiB", "formula MiB"], na_rep="not counted"))
+            shown.pop("step ms")
+        cells = cells.reindex(columns=list(shown))
+        cells[["sent KiB", "formula KiB"]] = cells[["sent KiB", "formula KiB"]].astype(float) / 1024
+        cells = cells.rename(columns={column: heading for column, (heading, *_) in shown.items()})
+        return _readable(cells, {heading: (form, missing) for heading, form, missing in shown.values()})
 
     def _measured_titles(self, titles: Sequence[str] | None = None) -> list[str]:
         return [t for t, run in self.runs.items() if measured(run) and (titles is None or t in titles)]
@@ -284,3 +323,38 @@ class Comparison:
         """Show the curves of what has run so far, in the cell in which all will be shown later."""
         self._first_picture = self._first_picture or kernel.reserve()
         self._first_picture.update(self.figure().bundle(), raw=True)
+
+
+def not_comparable(error: Exception) -> str:
+    """Return what stands in place of what could not be computed."""
+    return printable(f"not comparable: {type(error).__name__}: {error}".splitlines()[0][:200])
+
+
+def _drawn(draw: Callable[[], Chart]) -> Chart:
+    """Return a picture, or one that says why it could not be drawn: it is not to cost the others and the table."""
+    try:
+        return draw()
+    except Exception as error:
+        import plotly.graph_objects as go
+
+        from labkit import charts
+
+        LOG.exception("a picture of a comparison could not be drawn")
+        figure = go.Figure()
+        figure.add_annotation(text=html.escape(not_comparable(error)), showarrow=False)
+        return charts.Chart(charts.style(figure, "not drawn"))
+
+
+def _readable(cells: pd.DataFrame, forms: Mapping[str, tuple[str, str]]) -> Styler:
+    """Return a table with numbers as they are to be read, by column a form and what stands for NaN, and texts as is."""
+
+    def reading(form: str, missing: str) -> Callable[[Any], str]:
+        def read(value: Any) -> str:
+            if isinstance(value, str):
+                return value
+            return missing if value is None or value != value else form.format(value)
+
+        return read
+
+    style = cells.style.format({column: reading(*form) for column, form in forms.items()}, escape="html")
+    return sortable(style.format_index(escape="html"))

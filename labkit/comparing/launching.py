@@ -15,6 +15,7 @@ from labkit.plugins.arguments import naming
 from labkit.plugins.arguments.checks import check_world_size
 from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
+from labkit.protocol.text import printable
 from labkit.session.session import Session
 from labkit.ui import kernel
 
@@ -35,7 +36,7 @@ def compare(
     Functions are training functions in plain PyTorch, as `labkit.launch` takes them. They are launched one after the
     other on reserved ranks, measured from their 4th to their 13th step, and drawn while they run. One that returns its
     weights, `model.state_dict()`, or in a pipeline its own part of them by the whole network's names, is told how far
-    they are from the first one's.
+    they are from the first one's; shards of FSDP2 are put together, and buffers are told apart from weights.
 
     Step times on shared cores say how ranks fight for them, so these steps are taken twice: as they are, and on
     *simulated devices*, a device for each rank, by the clock (`labkit.comparing.accelerator`). On GPUs times are real.
@@ -68,6 +69,7 @@ def compare(
                 raise TypeError(f"compare() takes runs and functions, got a {type(each).__name__} for {title!r}")
         given |= {title: each for title, each in named.items() if isinstance(each, Run) or _is_function(each)}
         parameters = {key: value for key, value in named.items() if key not in given}
+        given = {printable(title) if isinstance(title, str) else title: each for title, each in given.items()}
         functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
         if not given:
             raise ValueError("compare() needs at least one run or function, got none")

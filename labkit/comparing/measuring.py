@@ -19,9 +19,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
+from labkit.comparing.differences import Portable
+from labkit.plugins.collectives import recorder
 from labkit.plugins.tracing.phases import Phases
+from labkit.plugins.tracing.recording import flight_record
 from labkit.profiling import (
     COLLECTIVE,
     KERNEL,
@@ -85,12 +90,14 @@ class Measured:
     """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
     busy_s: float = math.nan
     """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
+    buffers: frozenset[str] = frozenset()
+    """The last parts of the names of the network's buffers."""
 
     @property
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> dict[str, Portable]:
         """The weights by name, if that is what the function returned; else none."""
-        is_weights = isinstance(self.returned, Mapping) and all(isinstance(v, Tensor) for v in self.returned.values())
-        return dict(self.returned) if is_weights else {}
+        parts = list(self.returned.values()) if isinstance(self.returned, Mapping) else [None]
+        return dict(self.returned) if all(isinstance(part, Portable) for part in parts) else {}
 
     @property
     def on_devices(self) -> Timed:
@@ -107,7 +114,8 @@ class Measured:
     def columns(ranks: Sequence[Measured], first: Sequence[Any]) -> dict[str, Any]:
         """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
 
-        `difference`, the greatest of any rank's weight to the first run's (NaN where weights were not returned);
+        `difference`, the greatest of any rank's weight to the first run's (NaN where weights were not returned, or are
+        not finite), `buffers off by`, likewise, and `weights`, both in words;
         `device step ms`, of a step on devices of the ranks' own, and `device busy ms`, for which those compute in it;
         `step ms`, as it is on this machine; `<part> ms` of the device's step; KiB sent per rank and step, counted and
         by the formula; all these are means over ranks. KiB of each kind of memory on the rank that has most of it.
@@ -117,7 +125,7 @@ class Measured:
         }
         held = {what: max(rank.memory.get(what, 0) for rank in ranks) for what in ranks[0].memory}
         return {
-            "difference": difference(first, ranks),
+            **differences.columns([rank.weights for rank in first], [rank.weights for rank in ranks], ranks[0].buffers),
             "device step ms": 1000 * statistics.fmean(rank.on_devices.step_s for rank in ranks),
             "device busy ms": 1000 * statistics.fmean(rank.busy_s for rank in ranks),
             "step ms": 1000 * statistics.fmean(rank.timed.step_s for rank in ranks),
@@ -128,36 +136,29 @@ class Measured:
         }
 
 
-def difference(first: Sequence[Any], ranks: Sequence[Any]) -> float:
-    """Return the greatest difference of any rank's weights to the first run's; NaN if they are not the same weights."""
-    right = {name: tensor for rank in first for name, tensor in rank.weights.items()}
-    found = [(name, tensor) for rank in ranks for name, tensor in rank.weights.items()]
-    if not right or {name for name, _ in found} != set(right):
-        return math.nan
-    return max((right[name] - tensor).abs().max().item() for name, tensor in found)
-
-
 def clip(marks: Sequence[Mark], span: Mark) -> list[Mark]:
     """Return what of these marks lies within a span."""
     inside = [Mark(w, max(a, span.start_s), min(b, span.end_s)) for w, a, b in marks]
     return [mark for mark in inside if mark.end_s > mark.start_s]
 
 
-def expected_bytes(kind: str, numbers: int, itemsize: int, ranks: int) -> float:
+def expected_bytes(kind: str, size: int, ranks: float) -> float:
     """Return the bytes that a rank sends for one call, the mean over ranks, as textbooks have it; NaN if unknown.
 
-    `numbers` is how many this rank put in: all that is reduced or broadcast, its own part of what is gathered.
+    `size` is how many bytes this rank put in: all that is reduced or broadcast, its own part of what is gathered;
+    `ranks` are those of the call's group.
     """
-    size, others = numbers * itemsize, (ranks - 1) / ranks
+    if kind == "send":
+        return float(size)
+    if kind in ("recv", "barrier"):
+        return 0.0
+    others = (ranks - 1) / ranks
     each = {
         **dict.fromkeys(("all_reduce", "allreduce"), 2 * others),  # a ring: Patarasuk and Yuan 2009
-        **dict.fromkeys(("reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all"), others),
-        **dict.fromkeys(("all_gather", "_all_gather_base"), float(ranks - 1)),
-        "gather": others,
-        "send": 1.0,
-        **dict.fromkeys(("recv", "barrier"), 0.0),
+        **dict.fromkeys(("reduce_scatter", "broadcast", "reduce", "scatter", "all_to_all", "gather"), others),
+        "all_gather": ranks - 1,
     }
-    return each.get(kind, math.nan) * size
+    return each.get(kind.strip("_").removesuffix("_base"), math.nan) * size
 
 
 def measure(worker: Any, function: Callable[..., Any], parameters: dict[str, Any], gflops: float) -> Measured:
@@ -166,7 +167,7 @@ def measure(worker: Any, function: Callable[..., Any], parameters: dict[str, Any
     with observer.watching():
         returned = function(worker, **parameters)
     if isinstance(returned, Mapping):
-        returned = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in returned.items()}
+        returned = {k: differences.portable(v) if isinstance(v, Tensor) else v for k, v in returned.items()}
     return observer.measured(returned)
 
 
@@ -190,16 +191,27 @@ class Observer:
         """What has begun and must end: counting activations, the virtual device, the profiler."""
         self._kept: dict[str, int] = {}
         self._profiler: Any = None
+        self._profiled_from_ns = 0
+        self._called: list[dict[str, Any]] | None = None
+        """What PyTorch's flight recorder has of the profiled steps …"""
+        self._group_sizes: dict[str, int] = {}
+        """… and how large each group is; of when they ended, as the function may then leave its groups."""
+        self._modules: dict[int, torch.nn.Module] = {}
+        """Those that the first step has called."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Watch everything that PyTorch does inside."""
         self._step_began_s = self._now()
         try:
-            with Phases(self._now, self._mark, self._stepped).watching():
+            with Phases(self._now, self._mark, self._stepped).watching(), contextlib.ExitStack() as self._first_step:
+                self._first_step.callback(register_module_forward_pre_hook(self._note_module).remove)
                 yield
         finally:
-            self._open.close()
+            self._stop_profiling()
+
+    def _note_module(self, module: torch.nn.Module, _: Any) -> None:
+        self._modules[id(module)] = module
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -212,6 +224,7 @@ class Observer:
     def _stepped(self, optimizer: Any) -> None:
         if self._optimizer is None:
             self._optimizer = optimizer
+            self._first_step.close()
             # Where it computes, which may be the CPU though there is a GPU: one that ranks would have to share, say.
             self._device = next((p.device for p in self._parameters()), self._device)
             self._is_simulating = self._device.type == "cpu"
@@ -231,6 +244,7 @@ class Observer:
             self._open.close()
             self._memory = {**memory(model, self._optimizer), **self._kept}  # type: ignore[arg-type]
             self._profiler = self._open.enter_context(profiler(self._device))
+            self._profiled_from_ns = time.time_ns()
             self._sent.append(counted_sent())
         elif count == plan.simulated:
             self._sent.append(counted_sent())
@@ -238,7 +252,14 @@ class Observer:
                 self._open.enter_context(self._accelerator)
         if count == last:
             self._busy_s = self._accelerator.given_s / (plan.end - plan.simulated) if self._is_simulating else math.nan
-            self._open.close()
+            self._stop_profiling()
+
+    def _stop_profiling(self) -> None:
+        if self._profiler is not None and self._called is None:
+            self._called = flight_record(self._profiled_from_ns)
+            groups = recorder.look(-1).groups if dist.is_initialized() else ()
+            self._group_sizes = {name: len(ranks) for name, _, ranks in groups}
+        self._open.close()
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -249,15 +270,19 @@ class Observer:
         plan = self._plan
         timed = self._timed(slice(plan.timed, plan.simulated), sent)
         simulated = self._timed(slice(plan.simulated + 1, plan.end), sent) if self._is_simulating else Timed()
-        itemsize = self._parameters()[0].element_size() if self._optimizer is not None else 0
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        expected = math.nan
-        if timed.steps:
-            first_s, last_s = timed.steps[0].start_s, timed.steps[-1].end_s
-            inside = [s for s in sent if first_s <= s.start_s < last_s and s.kind != "on the device"]
-            expected = sum(expected_bytes(s.kind, s.numbers, itemsize, ranks) for s in inside) / len(timed.steps)
         counted = (self._sent[1] - self._sent[0]) / len(timed.steps) if len(self._sent) == 2 else math.nan
-        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s)
+        buffers = differences.buffer_names(self._modules.values())
+        expected = self._expected(timed, sent)
+        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s, buffers)
+
+    @staticmethod
+    def _expected(timed: Timed, sent: list[Sent]) -> float:
+        """Return the bytes of a step by theory; NaN without a step, or where a call is not known."""
+        if not timed.steps:
+            return math.nan
+        first_s, last_s = timed.steps[0].start_s, timed.steps[-1].end_s
+        inside = [s for s in sent if first_s <= s.start_s < last_s and s.kind != "on the device"]
+        return sum(expected_bytes(s.kind, s.size, s.ranks) for s in inside) / len(timed.steps)
 
     def _timed(self, which: slice, sent: list[Sent]) -> Timed:
         steps = self._steps[which]
@@ -283,21 +308,44 @@ class Observer:
 
     def _spans(self) -> list[Sent]:
         found = []
-        for event in events_of(self._profiler):
-            if (kind := COLLECTIVE.match(event.name)) and not event.on_device:
-                numbers = sum(math.prod(shape) for shape in event.shapes)
-                # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
-                end_s = event.start_s if event.name.startswith("nccl") else event.end_s
-                found.append(Sent(kind[1], numbers, event.start_s, end_s))
-            elif KERNEL.match(event.name):
-                found.append(Sent("on the device", 0, event.start_s, event.end_s))
-        return found
+        events = events_of(self._profiler)
+        calls = [event for event in events if COLLECTIVE.match(event.name) and not event.on_device]
+        sizes = group_sizes([call.name for call in calls], self._called or (), self._group_sizes)
+        for event, ranks in zip(calls, sizes, strict=True):
+            # NCCL's lasts only until its kernel is enqueued; the kernel's own event has the time on the device.
+            end_s = event.start_s if event.name.startswith("nccl") else event.end_s
+            found.append(Sent(event.name.partition(":")[2], event.size, event.start_s, end_s, ranks))
+        kernels = [event for event in events if KERNEL.match(event.name)]
+        return [*found, *(Sent("on the device", 0, event.start_s, event.end_s) for event in kernels)]
+
+
+def group_sizes(
+    names: Sequence[str], recorded: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]
+) -> Sequence[float]:
+    """Return for each call of the profiler's, given by name and in order, how many ranks its group has.
+
+    `recorded` are the flight recorder's calls meanwhile, which have the group, and `sizes` those of all groups of the
+    rank. NaN where calls and records do not match, or this PyTorch records none, unless all groups are of one size.
+    """
+    found = [math.nan] * len(names)
+    for name in set(names):
+        places = [index for index, each in enumerate(names) if each == name]
+        known = [sizes.get(str(e["process_group"][0]), math.nan) for e in recorded if e["profiling_name"] == name]
+        if len(known) != len(places):
+            one_size = set(known or sizes.values())
+            known = [one_size.pop() if len(one_size) == 1 else math.nan] * len(places)
+        for place, size in zip(places, known, strict=True):
+            found[place] = size
+    return found
 
 
 class Sent(NamedTuple):
     """Something that was sent or awaited, from when to when."""
 
     kind: str
-    numbers: int
+    size: int
+    """Bytes that the rank put in."""
     start_s: float
     end_s: float
+    ranks: float = math.nan
+    """Of the group in which it was called; NaN if not known."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from labkit.monitor.history import SAMPLES
+from labkit.monitor.history import SAMPLES, History
 from labkit.monitor.run import Run
 from labkit.profiling import Mark
 
@@ -34,7 +35,8 @@ class Measurement(Protocol):
     def columns(ranks: Sequence[Any], first: Sequence[Any]) -> dict[str, Any]:
         """Return further columns of a run's row, from all its ranks' results and those of the first run measured.
 
-        Named "<part> ms" for the parts of a step, "<kind> KiB" for what a rank holds.
+        Named "<part> ms" for the parts of a step, "<kind> KiB" for what a rank holds; "difference", a number, and
+        "weights", how equal they are, in words.
         """
 
 
@@ -101,17 +103,61 @@ def scale(kib: Iterable[float]) -> tuple[float, str]:
     return (1 / 1024, "MiB") if largest >= LARGE_KIB else (1.0, "KiB")
 
 
-def rounding(ranks: Sequence[Any]) -> float:
-    """Return up to what difference weights are equal but for rounding, by how many digits their numbers have."""
-    kinds = [tensor.dtype for rank in ranks for tensor in rank.weights.values() if tensor.is_floating_point()]
-    return max((torch.finfo(kind).eps ** 0.5 / 10 for kind in kinds), default=0.0)
+MeanCurve = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
-def verdict(off: float, limit: float) -> str:
-    """Return whether weights are equal, in words, and by how much they are not."""
-    if math.isnan(off):
-        return "not returned"
-    return ("equal" if off == 0 else f"equal to {off:.0e}") if off <= limit else f"off by {off:.0e}"
+def mean_curve(history: History, name: str) -> MeanCurve:
+    """Return the mean of a logged value over the ranks that log it, wherever all of them do, from the whole history.
+
+    The first are (step, count): the first time that a rank logs a step has count 0, the next time 1. In order.
+    """
+    known = _mean_curves.setdefault(history, {})
+    ranks, steps, values = history.logged(name)
+    if name not in known or known[name][0] != (history.sifted, len(ranks)):
+        known[name] = (history.sifted, len(ranks)), _mean_of(ranks, steps, values)
+    return known[name][1]
+
+
+_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], MeanCurve]]] = WeakKeyDictionary()
+"""Those that are known, each with how much of the history it is of: a comparison is drawn again and again."""
+
+
+def _mean_of(ranks: NDArray[np.int32], steps: NDArray[np.int64], values: NDArray[np.float64]) -> MeanCurve:
+    order = np.lexsort((np.arange(len(steps)), steps, ranks))
+    ranks, steps, values = ranks[order], steps[order], values[order]
+    is_new = np.ones(len(steps), bool)
+    is_new[1:] = (np.diff(ranks) != 0) | (steps[1:] != steps[:-1])
+    first = np.maximum.accumulate(np.where(is_new, np.arange(len(steps)), 0))
+    points, place = np.unique(np.stack((steps, np.arange(len(steps)) - first), axis=1), axis=0, return_inverse=True)
+    place = place.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums, counts = np.bincount(place, values, len(points)), np.bincount(place, minlength=len(points))
+        by_all = counts == len(np.unique(ranks))
+        return points[by_all], sums[by_all] / counts[by_all]
+
+
+def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:
+    """Return the greatest difference of two mean curves at the steps of both, and what is to be said instead, or "".
+
+    NaN where no step is in both, or a curve is not finite.
+    """
+    (points, means), (others, their_means) = mean_curve(one, name), mean_curve(other, name)
+    pair = np.dtype([("step", np.int64), ("count", np.int64)])
+    shared, at, their_at = np.intersect1d(
+        np.ascontiguousarray(points).view(pair).ravel(),
+        np.ascontiguousarray(others).view(pair).ravel(),
+        assume_unique=True,
+        return_indices=True,
+    )
+    if not len(shared):
+        return math.nan, "no step in both"
+    mine, theirs = means[at], their_means[their_at]
+    with np.errstate(over="ignore", invalid="ignore"):
+        apart = np.where(mine == theirs, 0.0, np.abs(mine - theirs))
+    if np.isfinite(apart).all():
+        return float(apart.max()), ""
+    step = int(shared["step"][~np.isfinite(apart)][0])
+    return math.nan, f"not finite (from step {step:,})"
 
 
 def samples_per_s(run: Run) -> float:

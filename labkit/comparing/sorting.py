@@ -12,7 +12,7 @@ SORT = (
     "(e => {const h = e.target.closest('th.col_heading'); if (!h) return;"
     "const body = this.tBodies[0], i = [...h.parentNode.children].indexOf(h);"
     "const key = row => {const text = row.children[i].innerText, number = parseFloat(text.replace(/[, ]/g, ''));"
-    "return isNaN(number) ? (text === 'nan' ? Infinity : text) : number};"
+    "return isNaN(number) ? (/^(nan|not |$)/i.test(text) ? Infinity : text) : number};"
     "const rows = [...body.rows].sort((a, b) => key(a) > key(b) ? 1 : key(a) < key(b) ? -1 : 0);"
     "if (this.sortedBy === i) rows.reverse();"
     "this.sortedBy = this.sortedBy === i ? -1 : i; body.append(...rows)})(event)"

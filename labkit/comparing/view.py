@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from labkit.ui import kernel
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison
+
+LOG = logging.getLogger(__name__)
 
 REDRAW_S = 1.0
 """Least time between two drawings of the growing curves."""
@@ -49,7 +52,7 @@ class View(threading.Thread):
     def __init__(self, comparison: Comparison) -> None:
         super().__init__(name="labkit-comparison", daemon=True)
         self._comparison = comparison
-        self._drawing = threading.Lock()
+        self._drawing, self._has_failed = threading.Lock(), False
         layout = widgets.Layout(width="auto", margin="0 18px 0 0")
         self._boxes = {
             title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout)
@@ -73,11 +76,19 @@ class View(threading.Thread):
         ahead.wait()
         while not self._comparison.is_over:
             began_s = time.monotonic()
+            self._attempt()
+            time.sleep(max(REDRAW_S, 2 * (time.monotonic() - began_s)))
+        self._attempt()
+
+    def _attempt(self) -> None:
+        """Write and draw; what fails is logged once, and tried again."""
+        try:
             self._say()
             self.draw()
-            time.sleep(max(REDRAW_S, 2 * (time.monotonic() - began_s)))
-        self._say()
-        self.draw()
+        except Exception:
+            if not self._has_failed:
+                LOG.exception("%r could not be drawn. Its runs are not affected", self._comparison)
+            self._has_failed = True
 
     def _say(self) -> None:
         """Write what is going on, and what has failed."""

@@ -57,9 +57,9 @@ def trial(t: Trial, entered: tuple[float, ...], ended: tuple[float, ...]) -> Non
             ((0.0, whole), ": nobody has waited here"),
             ((entered[rank] - sorted(entered)[0], whole), ": the first does not wait for nobody"),
         )
-        off = max(abs(one - other) for one, other in zip(pair, expected, strict=True))
+        is_right = all(abs(one - other) < 1e-9 for one, other in zip(pair, expected, strict=True))
         said = next((text for value, text in known if tuple(pair) == value), "")
-        t.require(off < 1e-9, f"rank {rank} has {tuple(pair)}, expected {expected}{said}")
+        t.require(is_right, f"rank {rank} has {tuple(pair)}, expected {expected}{said}")
 
 
 @EXERCISE.wrong("nobody has waited here")

@@ -102,7 +102,8 @@ class Rates:
             for mark in (self._begin, self._middle):
                 begins = times_s[part][first], amounts[part][first]
                 mark[:, who] = np.where(is_new, begins, mark[:, who])
-            self._now[1] = np.nan_to_num(self._now[1]) + np.bincount(ranks[part], amounts[part], len(ends_s))
+            with np.errstate(over="ignore", invalid="ignore"):  # of amounts that are no real ones
+                self._now[1] = np.nan_to_num(self._now[1]) + np.bincount(ranks[part], amounts[part], len(ends_s))
             self._now[0, ranks[part]] = times_s[part]
             moves = self._now[0] - self._middle[0] >= self.WINDOW_S / 2
             self._begin = np.where(moves, self._middle, self._begin)
@@ -112,5 +113,6 @@ class Rates:
         """Return the rate of each rank; NaN while there are no two times."""
         (start_s, before), (end_s, after) = self._begin, self._now
         took_s = np.where(end_s > start_s, end_s - start_s, np.nan)
-        per_s: NDArray[np.float64] = (after - before) / took_s
+        with np.errstate(over="ignore", invalid="ignore"):
+            per_s: NDArray[np.float64] = (after - before) / took_s
         return per_s

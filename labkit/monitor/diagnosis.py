@@ -14,6 +14,7 @@ from labkit.protocol import plugins
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 from labkit.protocol.system import OutOfMemory
+from labkit.protocol.text import printable
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
@@ -68,6 +69,12 @@ class Diagnosis(NamedTuple):
     def what_to_do(self) -> str:
         """The line that names the page; "" where the cause is an error of labkit's own, which has named one."""
         return "" if "labkit.errors." in self.cause else more(self.page)
+
+    def printable(self) -> Diagnosis:
+        """Return the diagnosis in text that any page and file takes: paths and errors may hold what UTF-8 does not."""
+        return self._replace(
+            headline=printable(self.headline), cause=printable(self.cause), others=list(map(printable, self.others))
+        )
 
 
 Finding = tuple[int, str, str, str]

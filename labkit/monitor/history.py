@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from array import array
 from collections import defaultdict
@@ -22,7 +23,10 @@ SAMPLES = "samples"
 """Logged name that gives samples per second and is drawn nowhere."""
 
 AT_ONCE = 8_192
-"""Log calls that wait to be taken in together, at most: what each would cost by itself is then paid once for all."""
+"""Values that wait to be taken in together, at most: what each would cost by itself is then paid once for all."""
+
+PANELS = 100
+"""Names that a chart has panels for, at most: more take seconds to draw, and nobody looks at them."""
 
 MEAN = "mean"
 """Label of the curve over all ranks, beside "rank 0", "rank 1", …"""
@@ -75,24 +79,35 @@ class _Calls(NamedTuple):
 Named = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Of one name: which calls have it, and its value in each."""
 
+Kinds = dict[int, tuple[NDArray[np.int64], NDArray[np.float64]]]
+"""Of the calls of each kind: which they are, and their values, (calls, names)."""
+
+Place = tuple[int, int]
+"""In a history: calls and values before it."""
+
 
 class History:
     """Everything the ranks logged. `add` is called by one thread, the rest by any.
 
     To take calls in costs the same at any number of ranks: `add` only puts a batch beside those that wait, and what is
-    done with them is done for all together, when somebody asks or `AT_ONCE` wait.
+    done with them is done for all together, when somebody asks or `AT_ONCE` wait. It costs as much as there are values,
+    however many names they have: curves are drawn of the names that somebody asks for.
     """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._waiting: list[Log] = []
-        self._waiting_calls = 0
+        self._waiting_values = 0
         self._back: dict[int, int] = {}
         """Ranks that have gone back, each to a step."""
         self.sifted = 0
         """How often ranks have gone back."""
         self.kinds: dict[tuple[str, ...], int] = {}
         """By the names that a log call has, the number of its kind."""
+        self._widths = array("q")
+        """By kind, how many names it has."""
+        self._where: dict[str, list[Place]] = defaultdict(list)
+        """By name, in which kinds it is, and at which place there."""
         self._lock = threading.Lock()
         self._forget()
 
@@ -101,13 +116,18 @@ class History:
         # A log call costs 24 bytes, and 8 more per value.
         self.kept = array("i"), array("i"), array("q"), array("d"), array("d")
         """The columns of `_Calls`, which grow; whoever reads them holds the lock: see `settled`."""
-        self._names: list[str] = []
+        self._names: dict[str, int] = {}
+        """By name, in the order in which they first came, its row in `_last` and `_last_call`."""
+        self._last, self._last_call = np.zeros((0, world_size)), np.zeros((0, world_size), np.int64)
+        """By name and rank the last value, and the number of the call that logged it; -1 if none has."""
+        self._rows: dict[int, NDArray[np.int64]] = {}
+        """By kind, the rows of its names."""
         self._curves: dict[tuple[str, int], Thinned] = defaultdict(Thinned)
         self._means: dict[str, Mean] = defaultdict(lambda: Mean(world_size))
+        self._drawn: dict[str, Place] = {}
+        """By name, how far its curves have come."""
         self._steps, self._last_step = np.zeros(world_size, np.int64), np.zeros(world_size, np.int64)
         self._last_time_s = np.zeros(world_size)
-        self._last: dict[str, NDArray[np.float64]] = {}
-        self._has: dict[str, NDArray[np.bool_]] = {}
         self._step_rates, self._sample_rates = Rates(world_size), Rates(world_size)
         self._frame: tuple[int, pd.DataFrame] | None = None
 
@@ -117,15 +137,15 @@ class History:
         """Take one batch of log calls. It is kept, not copied."""
         with self._lock:
             self._waiting.append(log)
-            self._waiting_calls += len(log.steps)
-            if self._waiting_calls >= AT_ONCE:
+            self._waiting_values += len(log.values)
+            if self._waiting_values >= AT_ONCE:
                 self._settle()
 
     def go_back(self, rank: int, step: int) -> None:
         """Forget this rank's log calls from `step` on: it went back there, and takes them again."""
         with self._lock:
-            # All ranks go back together, mostly: what they had logged is sifted once for all of them.
-            if not self._back or rank in self._back:
+            # What it logged before is taken in first. All ranks go back together, mostly: that is sifted once for all.
+            if rank in self._back or any(log.rank == rank for log in self._waiting):
                 self._settle()
             self._back[rank] = step
 
@@ -140,13 +160,22 @@ class History:
         if self._back:
             self._sift()
         if self._waiting:
-            logs, self._waiting, self._waiting_calls = self._waiting, [], 0
+            logs, self._waiting, self._waiting_values = self._waiting, [], 0
             counts = [len(log.steps) for log in logs]
-            of_logs = [(log.rank, self.kinds.setdefault(log.names, len(self.kinds))) for log in logs]
+            of_logs = [(log.rank, self._kind(log.names)) for log in logs]
             ranks, kinds = np.repeat(np.array(of_logs, np.int32), counts, axis=0).T
             steps, times_s, values = map(b"".join, zip(*((log[2:]) for log in logs), strict=True))
             of_calls = np.frombuffer(steps, np.int64), np.frombuffer(times_s), np.frombuffer(values)
             self._take(_Calls(ranks, kinds, *of_calls))
+
+    def _kind(self, names: tuple[str, ...]) -> int:
+        """Return the number of a kind of log call, which may be new."""
+        kind = self.kinds.setdefault(names, len(self.kinds))
+        if kind == len(self._widths):
+            self._widths.append(len(names))
+            for place, name in enumerate(names):
+                self._where[name].append((kind, place))
+        return kind
 
     def _sift(self) -> None:
         """Take all calls once more, without those that ranks which have gone back will take again."""
@@ -160,25 +189,97 @@ class History:
         self._forget()
         self.sifted += 1
         ranks, kinds, steps, times_s, values = calls
-        values = values[np.repeat(stays, self._widths(calls))]
+        values = values[np.repeat(stays, self._width_of(kinds))]
         self._take(_Calls(ranks[stays], kinds[stays], steps[stays], times_s[stays], values))
 
     def _take(self, calls: _Calls) -> None:
+        before = len(self.kept[0])
         columns: Any = zip(self.kept, calls, strict=True)
         for kept, more in columns:
             kept.frombytes(more.tobytes())
-        ranks, _, steps, times_s, _ = calls
+        ranks, kinds, steps, times_s, _ = calls
         self._steps += np.bincount(ranks, minlength=self.world_size)
         self._last_step[ranks], self._last_time_s[ranks] = steps, times_s  # the last of each rank stays
         self._step_rates.add(ranks, times_s, np.ones(len(ranks)))
-        for name, (at, y) in self._by_name(calls).items():
-            if name not in self._last:
-                self._names.append(name)
-                self._last[name], self._has[name] = np.full(self.world_size, np.nan), np.zeros(self.world_size, bool)
-            self._last[name][ranks[at]], self._has[name][ranks[at]] = y, True
-            if name == SAMPLES:
-                self._sample_rates.add(ranks[at], times_s[at], y)
-            self._draw(name, ranks[at], steps[at], y)
+        by_kind = self._by_kind(calls)
+        names = list(self.kinds)
+        for kind in sorted(by_kind.keys() - self._rows.keys(), key=lambda kind: by_kind[kind][0][0]):
+            self._make_rows(kind, names[kind])  # in the order in which they came
+        for kind, (at, values) in by_kind.items():
+            of_rank, from_the_end = np.unique(ranks[at][::-1], return_index=True)
+            last = len(at) - 1 - from_the_end
+            place = np.ix_(self._rows[kind], of_rank)
+            # A name may be in calls of several kinds: the latest call of all counts.
+            call = before + at[last]
+            self._last[place] = np.where(call > self._last_call[place], values[last].T, self._last[place])
+            self._last_call[place] = np.maximum(call, self._last_call[place])
+        if SAMPLES in self._names:
+            at, y = self._named(SAMPLES, by_kind)
+            self._sample_rates.add(ranks[at], times_s[at], y)
+
+    def _make_rows(self, kind: int, names: tuple[str, ...]) -> None:
+        """Have a row for each name of a new kind."""
+        self._rows[kind] = np.array([self._names.setdefault(name, len(self._names)) for name in names], np.int64)
+        if (more := len(self._names) - len(self._last)) > 0:
+            more = max(more, len(self._last))  # twice as many, so that not every new name costs a copy
+            self._last = np.concatenate((self._last, np.full((more, self.world_size), np.nan)))
+            never = np.full((more, self.world_size), -1, np.int64)
+            self._last_call = np.concatenate((self._last_call, never))
+
+    def _width_of(self, kinds: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return how many names each call has."""
+        return np.array(self._widths, np.int64)[kinds]
+
+    def _by_kind(self, calls: _Calls) -> Kinds:
+        """Return the calls of each kind, in the order of the kinds."""
+        if len(calls.kinds) and (calls.kinds == calls.kinds[0]).all():  # so mostly
+            return {int(calls.kinds[0]): (np.arange(len(calls.kinds)), calls.values.reshape(len(calls.kinds), -1))}
+        widths = self._width_of(calls.kinds)
+        starts = np.cumsum(widths) - widths
+        order = np.argsort(calls.kinds, kind="stable")
+        kinds, first = np.unique(calls.kinds[order], return_index=True)
+        parts = zip(kinds.tolist(), np.split(order, first[1:]), strict=True) if len(order) else ()
+        return {kind: (at, calls.values[starts[at][:, None] + np.arange(self._widths[kind])]) for kind, at in parts}
+
+    def _named(self, name: str, by_kind: Kinds) -> Named:
+        """Return the calls that have a name, in their order, and its values."""
+        found = [(by_kind[kind], place) for kind, place in self._where[name] if kind in by_kind]
+        if len(found) == 1:
+            (at, values), place = found[0]
+            return at, values[:, place]
+        calls = np.concatenate([np.zeros(0, np.int64), *(at for (at, _), _ in found)])
+        y = np.concatenate([np.zeros(0), *(values[:, place] for (_, values), place in found)])
+        order = np.argsort(calls)
+        return calls[order], y[order]
+
+    def _between(self, start: Place, stop: int) -> _Calls:
+        """Return the calls from a place on, up to a number of calls."""
+        ranks, kinds, steps, times_s, values = self.kept
+        span = slice(start[0], stop)
+        ints = np.array(ranks[span], np.int32), np.array(kinds[span], np.int32), np.array(steps[span], np.int64)
+        of_values = slice(start[1], start[1] + int(self._width_of(ints[1]).sum()))
+        return _Calls(*ints, np.array(times_s[span]), np.array(values[of_values]))
+
+    def _all(self) -> _Calls:
+        return self._between((0, 0), len(self.kept[0]))
+
+    # Drawing
+
+    def _bring_up(self, names: Iterable[str]) -> None:
+        """Draw what has come of these names since they were last asked for."""
+        total = len(self.kept[0])
+        places = {name: self._drawn.get(name, (0, 0)) for name in names}
+        while places and (start := min(places.values()))[0] < total:
+            # Not all at once, as a mean forgets points that are too far ahead of another rank's.
+            stop = min(total, start[0] + AT_ONCE, *(place[0] for place in places.values() if place > start))
+            calls = self._between(start, stop)
+            by_kind = self._by_kind(calls)
+            for name, place in places.items():
+                if place == start:
+                    at, y = self._named(name, by_kind)
+                    if len(at):
+                        self._draw(name, calls.ranks[at], calls.steps[at], y)
+                    places[name] = self._drawn[name] = stop, start[1] + len(calls.values)
 
     def _draw(self, name: str, ranks: NDArray[np.int32], steps: NDArray[np.int64], y: NDArray[np.float64]) -> None:
         """Take values of one name into its curves."""
@@ -189,29 +290,25 @@ class History:
             if self.world_size > 1:
                 self._means[name].add(rank, *points)
 
-    def _widths(self, calls: _Calls) -> NDArray[np.int64]:
-        """Return how many names each call has."""
-        return np.array([len(names) for names in self.kinds], np.int64)[calls.kinds]
-
-    def _all(self) -> _Calls:
-        return _Calls(*(np.array(column) for column in self.kept))
-
-    def _by_name(self, calls: _Calls) -> dict[str, Named]:
-        found: dict[str, Named] = {}
-        starts = np.cumsum(widths := self._widths(calls)) - widths
-        for name in dict.fromkeys(name for names in self.kinds for name in names):
-            column = np.array([names.index(name) if name in names else -1 for names in self.kinds])[calls.kinds]
-            if len(at := np.flatnonzero(column >= 0)):
-                found[name] = at, calls.values[starts[at] + column[at]]
-        return found
-
     # Giving out
 
     @property
     def names(self) -> list[str]:
         """Logged names, in the order in which they first came."""
         with self.settled():
-            return self._names
+            return list(self._names)
+
+    @property
+    def charted(self) -> list[str]:
+        """The names that a chart has panels for: the first `PANELS`, without `SAMPLES`."""
+        return [name for name in self.names if name != SAMPLES][:PANELS]
+
+    def logged(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
+        """Return the ranks, steps and values of all calls that have a name, those of each rank in its own order."""
+        with self.settled():
+            calls = self._all()
+            at, y = self._named(name, self._by_kind(calls))
+            return calls.ranks[at], calls.steps[at], y
 
     def curves(self, name: str, ranks: Iterable[int] | None = None) -> dict[str, Points]:
         """Return thinned (steps, values) of `name` by rank ("rank 0" …), of all or of these, and of their "mean".
@@ -221,13 +318,16 @@ class History:
         """
         ranks = range(self.world_size) if ranks is None else ranks
         with self.settled():
+            self._bring_up([name])
             drawn = {f"rank {rank}": points for rank in ranks if len((points := self._points(name, rank))[0])}
             mean = self._mean_points(name)
             return {**drawn, MEAN: mean} if len(mean[0]) else drawn
 
     def drawn(self, asked: Sequence[int] = ()) -> list[Curve]:
         """Return the curves of a chart: of each name each rank and then the mean. `asked` are ranks to be shown."""
-        names = [name for name in list(self.names) if name != SAMPLES]
+        names = self.charted
+        with self.settled():
+            self._bring_up(names)
         return [Curve(name, key, key, x, y) for name in names for key, (x, y) in self.curves(name).items()]
 
     def listed(self, states: Sequence[str], asked: Sequence[int] = ()) -> dict[int, str]:
@@ -244,13 +344,14 @@ class History:
         For a run that is over: in a pipeline, say, only the last stages know the loss.
         """
         with self.settled():
+            self._bring_up([name])
             known = self._mean_points(name)
-            if len(known[0]):
+            if len(known[0]) or name not in self._names:
                 return known
-            logging = np.flatnonzero(self._has[name])
+            logging = np.flatnonzero(self._last_call[self._names[name]] >= 0)
             mean = Mean(len(logging))
             calls = self._all()
-            at, y = self._by_name(calls)[name]
+            at, y = self._named(name, self._by_kind(calls))
             for place, rank in enumerate(logging):
                 mine = calls.ranks[at] == rank
                 mean.add(place, calls.steps[at][mine].astype(np.float64), y[mine])
@@ -265,13 +366,15 @@ class History:
     def progress(self, rank: int) -> Progress:
         """Return where a rank stands."""
         with self.settled():
+            has = self._last_call[: len(self._names), rank] >= 0
+            last = itertools.compress(zip(self._names, self._last[: len(has), rank].tolist(), strict=True), has)
             return Progress(
                 steps := int(self._steps[rank]),
                 int(self._last_step[rank]) if steps else None,
                 float(self._last_time_s[rank]),
                 float(self._step_rates.per_s()[rank]),
                 float(self._sample_rates.per_s()[rank]),
-                {name: float(last[rank]) for name, last in self._last.items() if self._has[name][rank]},
+                dict(last),
             )
 
     def frame(self) -> pd.DataFrame:
@@ -295,7 +398,9 @@ class History:
             "step": calls.steps[order],
             "time_s": calls.times_s[order],
         }
-        for name, (at, y) in self._by_name(calls).items():
+        by_kind = self._by_kind(calls)
+        for name in self._names:
+            at, y = self._named(name, by_kind)
             column = np.full(len(order), np.nan)
             column[at] = y
             columns[name] = column[order]

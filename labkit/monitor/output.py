@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from labkit.protocol.text import printable
+
 LINES_KEPT = 10_000
 """Lines kept of each rank's output; of longer output the oldest are dropped."""
 
@@ -26,7 +28,7 @@ class RankOutput:
     def add(self, text: str) -> None:
         """Take what the rank has printed; it need not end with a line."""
         self.count += 1
-        *complete, partial = (self._partial + text).split("\n")
+        *complete, partial = (self._partial + printable(text)).split("\n")
         for line in complete:
             if line.startswith("[Gloo] Rank ") and " is connected to " in line:
                 continue  # PyTorch 2.8, for one, says so whenever ranks meet

@@ -16,9 +16,11 @@ from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
 from labkit.monitor.observers import Observers
+from labkit.monitor.results import load_again
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
+from labkit.protocol.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,7 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
     """
 
     def __init__(self, diagnosis: Diagnosis, run: Run) -> None:
+        diagnosis = diagnosis.printable()
         self.rank = diagnosis.rank
         self.cause = diagnosis.cause
         self.run = run
@@ -87,7 +90,7 @@ class Run:
         timeout_s: float | None = None,
         beside: list[Companion] | None = None,
     ) -> None:
-        self.name = name
+        self.name = printable(name)
         """What the run is called in charts and tables."""
         self.world_size = world_size
         """Number of ranks."""
@@ -129,9 +132,21 @@ class Run:
 
     @property
     def results(self) -> list[Any]:
-        """What the function returned, by rank; None for a rank that has not returned."""
+        """What the function returned, by rank, with its tensors on the CPU; None for a rank that has not returned.
+
+        What this notebook could not load, because a module is missing here, say, is a `labkit.UnloadedResult`, which
+        says why; `load_results` tries again.
+        """
         with self.lock:
             return [rank.result for rank in self._state.ranks]
+
+    def load_results(self, map_location: Any = None) -> list[Any]:
+        """Load what could not be loaded when it arrived, and return the results; `map_location` is as in `torch.load`.
+
+        Raises what loading raises, with the first such rank noted; the others are loaded nevertheless.
+        """
+        load_again(self._state.ranks, self.lock, map_location)
+        return self.results
 
     @property
     def returned(self) -> list[bool]:
@@ -198,14 +213,14 @@ class Run:
         """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks
         stand, if none of them has logged anything for a minute after they began.
         """
-        return "\n".join(filter(None, (self._state.said, self.companions.notice)))
+        return printable("\n".join(filter(None, (self._state.said, self.companions.notice))))
 
     @property
     def warnings(self) -> list[str]:
         """What went wrong without ending the run, a line each: records that could not be written, an observer of
         labkit's own that failed and was switched off.
         """
-        return [*self._state.warnings, *self.companions.failed]
+        return [*map(printable, (*self._state.warnings, *self.companions.failed))]
 
     @property
     def attempt(self) -> int:

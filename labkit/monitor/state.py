@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from labkit.monitor.diagnosis import Diagnosis, RankFacts
 from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
+from labkit.monitor.results import load
 from labkit.protocol import events, plugins
 
 WARNINGS = 3
@@ -27,7 +26,7 @@ class RankState(RankFacts):
     """ "queued", "starting", "running", "finished", "failed", "stopped", "ended" (not by itself), or "idle": it has no
     part in a cell."""
     result: Any = None
-    """What the function returned; None before."""
+    """What the function returned; None before, and an `UnloadedResult` where the notebook cannot load it."""
     expected_steps: int = 0
     """As the rank says; 0 if it has not said."""
     peak_device_bytes: int = 0
@@ -128,7 +127,7 @@ class RunState:
             case events.Change():
                 event.change(self, now_s)
             case events.Result():
-                self._take_result(event, now_s, since_launch_s)
+                self._take_result(event, now_s)
             case events.Failure():
                 self._take_failure(event, now_s)
             case events.Exit():
@@ -159,16 +158,10 @@ class RunState:
         self.recorded.add(log)
         self.progress_s = now_s
 
-    def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:
+    def _take_result(self, event: events.Result, now_s: float) -> None:
         self.progress_s = now_s
         rank = self.ranks[event.rank]
-        try:
-            rank.result = cloudpickle.loads(event.blob)
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            during = "its result was being unpickled in the notebook"
-            self._take_failure(events.Failure(event.rank, since_launch_s, during, what, what), now_s)
-            return
+        rank.result = load(event.rank, event.blob)
         rank.returned, rank.phase = True, "finished"
         if all(rank.returned for rank in self.ranks):
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)

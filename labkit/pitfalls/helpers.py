@@ -36,7 +36,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 def spread(tensors: Sequence[Tensor]) -> float:
     """Return the greatest difference to the first of some tensors."""
-    return max((tensor - tensors[0]).abs().max().item() for tensor in tensors)
+    return (torch.stack(list(tensors)) - tensors[0]).abs().max().item()
 
 
 def steps_of(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import io
+import pickle
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
+import torch
 
 from labkit.protocol.pages import more
 
@@ -24,11 +26,51 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(value)
 
 
-def dumps(value: Any) -> bytes:
+class _ResultPickler(_Pickler):
+    """Sends tensors as tensors of the CPU: the notebook may be on a machine without a GPU, or have none to spare."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.TypedStorage):  # what a tensor is made of, in pickles
+            storage = value._untyped_storage
+            if (host := to_host(storage)) is not storage:
+                return torch.TypedStorage(wrap_storage=host, dtype=value.dtype, _internal=True).__reduce__()
+        return super().reducer_override(value)
+
+
+def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Return the storage, or a copy on the CPU of one that only a process with its device could load."""
+    return storage if storage.device.type in ("cpu", "meta") else storage.cpu()
+
+
+def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
     """Pickle by value; `cloudpickle.loads` reads it. Raises what the value raises that cannot be pickled."""
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        pickler(file).dump(value)
         return file.getvalue()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts tensors where `map_location` says, as `torch.load` does."""
+
+    def __init__(self, blob: bytes, map_location: Any) -> None:
+        super().__init__(io.BytesIO(blob))
+        self._map_location = map_location
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return self._load_storage
+        return super().find_class(module, name)
+
+    def _load_storage(self, blob: bytes) -> Any:
+        return torch.load(io.BytesIO(blob), map_location=self._map_location, weights_only=False)
+
+
+def loads(blob: bytes, map_location: Any = None) -> Any:
+    """Return what `dumps` has packed. Raises whatever unpickling raises.
+
+    `map_location` is where tensors go, as `torch.load` takes it; None leaves them where they were.
+    """
+    return cloudpickle.loads(blob) if map_location is None else _Unpickler(blob, map_location).load()
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -50,9 +92,9 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def pack_result(result: Any, what: str = "the function returned") -> bytes:
-    """Pack what is to reach the notebook. Raises ValueError if that cannot be."""
+    """Pack what is to reach the notebook, its tensors on the CPU. Raises ValueError if that cannot be."""
     try:
-        return dumps(result)
+        return dumps(result, _ResultPickler)
     except Exception as error:
         raise ValueError(
             f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "

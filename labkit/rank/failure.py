@@ -10,6 +10,7 @@ from types import TracebackType
 
 from labkit.protocol import events
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.text import printable
 from labkit.rank.channels import Channel
 from labkit.rank.signals import leave_children_alone
 
@@ -56,12 +57,14 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
     The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
     """
     described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
-    text = "".join(described.format())
+    text = printable("".join(described.format()))
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', cell.title)
     if len(text) > TRACEBACK_CHARACTERS:
         half = TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
-    summary = "".join(described.format_exception_only()).strip().splitlines()
-    frames = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(described.stack[-FRAMES:]))
+    summary = printable("".join(described.format_exception_only())).strip().splitlines()
+    frames = tuple(
+        (printable(frame.filename), frame.lineno or 0, frame.name) for frame in reversed(described.stack[-FRAMES:])
+    )
     return (summary[0][:500] if summary else type(error).__name__), text, frames

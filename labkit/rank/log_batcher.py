@@ -18,7 +18,8 @@ class LogBatcher:
 
     A call that comes `alone_s` or more after the one before is sent at once, so that nothing is lost if the rank is
     killed or stuck afterwards. Quicker ones are collected for `interval_s` at most: a call then costs an append, and
-    packing and sending is paid per batch. What is left of a burst is sent by a background thread.
+    packing and sending is paid per batch. What is left of a burst is sent by a background thread. What that thread's
+    sending raises is raised by the next call: nobody sees the thread, and it goes on.
     """
 
     interval_s, alone_s = 0.05, 0.005
@@ -31,6 +32,8 @@ class LogBatcher:
         self._times: list[float] = []
         self._values: list[float] = []
         self._last_flush_s = 0.0
+        self._error: Exception | None = None
+        """What sending has raised in the background thread, until it is raised where the reader logs."""
         self._lock = threading.RLock()
         self._closed = threading.Event()
         threading.Thread(target=self._flush_the_rest, name="labkit-log", daemon=True).start()
@@ -50,23 +53,43 @@ class LogBatcher:
             self._last_call_s = now
 
     def flush(self) -> None:
-        """Send what was collected."""
+        """Send what was collected. Raises what sending has raised in the background since the last call."""
         with self._lock:
-            if not self._steps:
-                return
-            self._last_flush_s = time.time()
-            steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
-            self._steps, self._times, self._values = [], [], []
-            self._send(Log(self._rank, self._names, steps, times, values))
+            self._send_all()
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
 
-    def close(self) -> None:
-        """Send the rest and end the background thread."""
+    def close(self, failed: BaseException | None = None) -> None:
+        """Send the rest and end the background thread.
+
+        Raises what sending has raised and nobody has been told; noted on `failed`, where the rank ends with that.
+        """
         self._closed.set()
-        self.flush()
+        try:
+            self.flush()
+        except Exception as error:
+            if failed is None:
+                raise
+            failed.add_note(f"Some log calls could not be sent: {type(error).__name__}: {error}")
+
+    def _send_all(self) -> None:
+        if not self._steps:
+            return
+        self._last_flush_s = time.time()
+        steps, times, values = array("q", self._steps), array("d", self._times), array("d", self._values)
+        self._steps, self._times, self._values = [], [], []
+        self._send(Log(self._rank, self._names, steps, times, values))
 
     def _flush_the_rest(self) -> None:
         while not self._closed.wait(self.interval_s):
-            self.flush()
+            with self._lock:
+                try:
+                    self._send_all()
+                except Exception as error:
+                    self._error = error
+                if self._error is not None:
+                    self._last_flush_s = 0.0  # so that the next call flushes, and raises it
 
 
 def number(name: str, value: Any, rank: int) -> float:

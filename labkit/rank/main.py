@@ -272,7 +272,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         channel.send(events.Stopped(rank))
         code = 0
     except BaseException as error:
-        log.close()
+        log.close(error)
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
     try:

@@ -10,8 +10,12 @@ import torch
 
 from labkit.protocol import events
 from labkit.protocol.job import RankHooks, RankInfo
+from labkit.protocol.text import printable
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
+
+LEAST_STEP, GREATEST_STEP = -(2**63), 2**63 - 1
+"""The history keeps steps in 64 bits."""
 
 
 class Stopped(BaseException):
@@ -47,7 +51,8 @@ class Worker:
         self._pid = os.getpid()
         self._log, self._channel = log, channel
         self._watching = [hooks for hooks in channel.hooks if type(hooks).logged is not RankHooks.logged]
-        self._known_names: set[tuple[str, ...]] = set()
+        self._known_names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        """What `log` was given, and how that is written."""
         self._next_step = 0
         self._log_calls = 0
 
@@ -58,21 +63,27 @@ class Worker:
         `samples`, how many samples this rank used in the step, gives samples per second; `accuracy` has a column in
         the comparison.
 
-        Raises TypeError for a value that is not one number, ValueError for a reserved name, FloatingPointError for a
-        NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked to stop, and RuntimeError in a process
-        that the rank has started, a DataLoader's worker, say.
+        Raises TypeError for a value that is not one number, ValueError for a reserved name or a step beyond 64 bits,
+        FloatingPointError for a NaN or Inf under `watch="nan"`, `labkit.Stopped` once the run was asked to stop, and
+        RuntimeError in a process that the rank has started, a DataLoader's worker, say.
         """
         if os.getpid() != self._pid:
             self._channel.check_process("worker.log was called")
         if step is None:
             step = self._next_step
             self._next_step += 1
-        elif type(step) is not int:
-            step = self._whole_number(step)
+        elif type(step) is not int or not LEAST_STEP <= step <= GREATEST_STEP:
+            step = self._step(step)
         names = tuple(values)
-        if names not in self._known_names:
-            self._check_names(names)
-        numbers = [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()]
+        try:
+            names = self._known_names[names]
+        except KeyError:
+            names = self._check_names(names)
+        numbers = list(values.values())
+        for value in numbers:
+            if type(value) is not float:
+                numbers = [v if type(v) is float else number(n, v, self.rank) for n, v in values.items()]
+                break
         self._log.add(step, names, numbers)
         self._log_calls += 1
         for hooks in self._watching:
@@ -106,7 +117,17 @@ class Worker:
         except TypeError:
             raise TypeError(f"rank {self.rank}: a step is a whole number, got {value!r:.60}") from None
 
-    def _check_names(self, names: tuple[str, ...]) -> None:
+    def _step(self, value: Any) -> int:
+        step = self._whole_number(value)
+        if not LEAST_STEP <= step <= GREATEST_STEP:
+            what = str(step) if step.bit_length() < 200 else f"an int of {step.bit_length()} bits"
+            raise ValueError(
+                f"rank {self.rank}: worker.log(step=…) takes a whole number from −2**63 to 2**63 − 1, got {what}. "
+                "Count the steps; an id or a hash belongs into what the function returns"
+            )
+        return step
+
+    def _check_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         if not names:
             raise TypeError(f"rank {self.rank}: worker.log() got nothing to log; name a value: worker.log(loss=…)")
         for name in names:
@@ -115,7 +136,8 @@ class Worker:
                     f"rank {self.rank}: worker.log({name}=…): labkit fills in the column {name!r} itself; "
                     "choose another name"
                 )
-        self._known_names.add(names)
+        self._known_names[names] = tuple(map(printable, names))
+        return self._known_names[names]
 
     def __repr__(self) -> str:
         return f"Worker(rank={self.rank}, world_size={self.world_size}, device={str(self.device)!r})"

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol.pickling import pack_result
+from labkit.protocol.text import printable
 from labkit.rank.failure import OWN_FILES
 from labkit.rank.worker import Worker
 
@@ -83,6 +84,7 @@ def _variables(worker: Worker) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = pprint.pformat(value, sort_dicts=False) if isinstance(value, (dict, list, tuple, set)) else repr(value)
+    is_container = isinstance(value, (dict, list, tuple, set))
+    text = printable(pprint.pformat(value, sort_dicts=False) if is_container else repr(value))
     left_out = len(text) - SHOWN_CHARACTERS
     return text if left_out <= 0 else f"{text[:SHOWN_CHARACTERS]} … {left_out:,} characters left out"

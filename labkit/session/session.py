@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import torch
 
 from labkit.engines.base import Engine
@@ -17,6 +16,7 @@ from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
 from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
+from labkit.protocol.pickling import loads
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -224,7 +224,15 @@ class Session:
         compile(expression.strip(), title, "eval", dont_inherit=True)
         self._check_open()
         pickled = self._cells.run(expression.strip(), title, None, timeout_s, None, wants_value=True)
-        return [cloudpickle.loads(pickled[rank]) for rank in range(self.world_size)]
+        return [self._value(rank, pickled[rank]) for rank in range(self.world_size)]
+
+    @staticmethod
+    def _value(rank: int, pickled: bytes) -> Any:
+        try:
+            return loads(pickled)
+        except Exception as error:
+            error.add_note(f"raised as rank {rank}'s value was loaded in the notebook")
+            raise
 
     @property
     def last(self) -> Run | None:

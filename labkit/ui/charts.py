@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.subplots import make_subplots
 
-from labkit.monitor.history import MEAN, Curve, History
+from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
 from labkit.protocol import plugins
 from labkit.ui import kernel
 from labkit.ui.tables import INK
@@ -160,6 +160,8 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
     """
     curves = history.drawn(ranks)
     names = list(dict.fromkeys(curve.name for curve in curves))
+    if (count := len([name for name in history.names if name != SAMPLES])) > PANELS:
+        title = f"{title} (the first {PANELS} of {count:,} names)".strip()
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
     # Names stand above: beside, each would take its width from the panel to its left.

@@ -6,10 +6,11 @@ Everything is drawn from a `Run` by a thread of its own, at most ten times a sec
 from __future__ import annotations
 
 import html
+import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as widgets
@@ -20,6 +21,8 @@ from labkit.protocol import plugins
 from labkit.ui import kernel, words
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
+
+LOG = logging.getLogger(__name__)
 
 REDRAW_S = 0.1
 """Least time between two redraws of the live view."""
@@ -46,7 +49,11 @@ PATIENCE_S = 3.0
 
 
 class LiveView(threading.Thread):
-    """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs."""
+    """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs.
+
+    What fails here is logged once and does not end the view: how the run ended, its error above all, is shown whatever
+    happens, as plain text if need be.
+    """
 
     front_end_answers = True
 
@@ -77,6 +84,7 @@ class LiveView(threading.Thread):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
+        self._has_failed = False
         self._answered = threading.Event()
         self._box_handle = kernel.display(self._box, display_id=True)
         self._chart_handle = kernel.reserve()
@@ -88,25 +96,40 @@ class LiveView(threading.Thread):
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
         if {"starting", "queued"} & set(self._run.states):
-            plugins.first("charts_are_ready")  # soon: it begins
+            self._attempt(lambda: plugins.first("charts_are_ready"))  # soon: it begins
         while not self._run.over.is_set():
             began = time.monotonic()
-            self._draw()
+            self._attempt(self._draw)
             took = time.monotonic() - began
             # Drawing takes a third of this thread's time at most, unless it is so slow that it would look stopped.
             self._run.over.wait(max(REDRAW_S - took, min(2 * took, UNHEARD_S)))
             while not (self._heard.is_set() or self._run.over.is_set()) and time.monotonic() < began + UNHEARD_S:
                 self._heard.wait(0.05)
         if self._figure is not None:
-            self._let_the_browser_finish(self._figure)
+            self._attempt(self._let_the_browser_finish)
         try:
             # What stays is small and needs no kernel: no widget, no script.
-            self._box_handle.update(words.bundle(self._run), raw=True)
+            if not self._attempt(lambda: self._box_handle.update(words.bundle(self._run), raw=True)):
+                self._box_handle.update({"text/plain": words.plain(self._run)}, raw=True)
             if self._run.recorded.names:
-                self._chart_handle.update(self._run.figure(self._asking.ranks).bundle(), raw=True)
+                self._attempt(self._show_final_chart)
         finally:
             was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
             close_later([self._box, *self._replaced], was_quick)
+
+    def _show_final_chart(self) -> None:
+        self._chart_handle.update(self._run.figure(self._asking.ranks).bundle(), raw=True)
+
+    def _attempt(self, show: Callable[[], object]) -> bool:
+        """Show something; return whether that went well. The first failure is logged."""
+        try:
+            show()
+        except Exception:
+            if not self._has_failed:
+                LOG.exception("run %r: part of its live view could not be drawn. The run is not affected", self._run)
+            self._has_failed = True
+            return False
+        return True
 
     def finish(self) -> None:
         """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
@@ -162,7 +185,7 @@ class LiveView(threading.Thread):
         elif answer:  # no message reaches it: it was too late for anywidget, and stays empty
             self._came_up_empty = True
 
-    def _let_the_browser_finish(self, figure: Any) -> None:
+    def _let_the_browser_finish(self) -> None:
         """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.
 
         A front end that has once failed to answer (it knows no subshells, or nobody looks) is not waited for again.
@@ -170,7 +193,7 @@ class LiveView(threading.Thread):
         deadline = time.monotonic() + PATIENCE_S
         while not self._answered.is_set() and LiveView.front_end_answers:
             LiveView.front_end_answers = time.monotonic() < deadline
-            figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
+            self._figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
             self._answered.wait(0.1)
 
     def _button_says(self) -> dict[str, Any]:
@@ -226,9 +249,9 @@ def title_html(run: Run) -> str:
 
 
 def notice_html(run: Run) -> str:
-    """Return what a cluster says of the run (lines after the first are to be copied), and of the first NaN."""
+    """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged."""
     said, _, to_copy = run.notice.partition("\n")
-    said = " · ".join(filter(None, (said, words.remark(run))))
+    said = " · ".join(filter(None, (said, words.remark(run), words.many_names(run))))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
         style = f"{words.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import html
 
+from labkit.monitor.history import PANELS
 from labkit.monitor.run import Run
 from labkit.protocol import plugins
 
 TAIL_LINES = 200
 """Lines of each rank's output that are shown, and kept with the notebook."""
+
+MANY_NAMES = 500
+"""From more logged names on it is said what they cost."""
 
 WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 """Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
@@ -32,12 +36,29 @@ def remark(run: Run) -> str:
     return found.said if found else ""
 
 
+def many_names(run: Run) -> str:
+    """Return that a run logs more names than anybody looks at, and what becomes of them; "" where it does not."""
+    count = len(run.recorded.names)
+    if count <= MANY_NAMES:
+        return ""
+    return (
+        f"{count:,} names are logged: the chart shows the first {PANELS}, and run.history has all. Each name of each "
+        "rank takes memory and time in the notebook; return what is only to be kept, or log a mean"
+    )
+
+
 def output_html(text: str) -> str:
     """Return output as it is printed, no higher than a few lines, scrolled to its end."""
     # A column in reverse is scrolled to its end, so that the newest line stays in sight.
     column = "max-height:220px;overflow:auto;display:flex;flex-direction:column-reverse"
     style = "margin:0;flex:none;overflow:visible;font-size:12px;line-height:1.3"
     return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
+
+
+def plain(run: Run) -> str:
+    """Return how a run ended in plain ASCII, which any front end takes: for when its report cannot be shown."""
+    said = repr(run) if run.error is None else f"{run!r}\n{run.error}"
+    return said.encode("ascii", "backslashreplace").decode()
 
 
 def bundle(run: Run) -> dict[str, str]:

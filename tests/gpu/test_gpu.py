@@ -68,6 +68,12 @@ def meet(worker):
     return dist.get_backend(), str(worker.device), number[0].item()
 
 
+def returns_tensors(worker):
+    """Return tensors that lie on the device, as they are."""
+    model = nn.Linear(4, 4).to(worker.device)
+    return model, model.state_dict(), torch.full((3,), worker.rank + 1.0, device=worker.device)
+
+
 def train(worker, steps=200, pause_s=0.0, fail_at=None, width=WIDTH):
     """Train something on the rank's device: a network of so many inputs, and twice as many outputs."""
     model = nn.parallel.DistributedDataParallel(nn.Linear(width, 2 * width).to(worker.device))
@@ -109,6 +115,14 @@ def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
         assert {device for _, device, _ in run.results} == {"cuda:0"}
         assert labkit.launch(meet, on=ranks, world_size=world_size, live=False).results == run.results, "by itself"
     found(f"{world_size} ranks on {run.results[-1][1]}")
+
+
+def test_results_on_the_device_arrive_on_the_cpu(found):
+    (model, state, tensor), _ = labkit.launch(returns_tensors, world_size=2, backend="gloo", live=False).results
+    assert {each.device.type for each in (*model.parameters(), *state.values(), tensor)} == {"cpu"}
+    assert torch.equal(tensor, torch.ones(3))
+    assert torch.equal(model.weight, state["weight"])
+    found(f"from {DEVICE} to the CPU")
 
 
 def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, NamedTuple
 
+from labkit.protocol.text import printable
 from labkit.rank import failure
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Stopped
@@ -90,7 +91,7 @@ class Conversation:
             line = None
             if self._channel.stop_asked_s is None:
                 sys.stdout.flush()  # what was printed before the question is to be seen before it
-                self._channel.send(Asks(self.rank, kind, prompt, text, *place))
+                self._channel.send(Asks(self.rank, kind, printable(prompt), printable(text), *place))
                 line = self._lines.get()
             if line is None:
                 raise Stopped(f"rank {self.rank} stopped at a {kind}")
@@ -98,7 +99,7 @@ class Conversation:
 
     def let_go(self, text: str) -> None:
         """Say that the rank runs on."""
-        self._channel.send(LetGo(self.rank, text))
+        self._channel.send(LetGo(self.rank, printable(text)))
 
     def quit(self) -> None:
         """Have the run stopped."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.monitor.history import MEAN, SAMPLES, Curve
+from labkit.monitor.history import MEAN, Curve
 from labkit.plugins.grouping import rank_list
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def curves(history: ManyHistory, asked: Sequence[int] = ()) -> list[Curve]:
     labels = [f"rank {rank}" for rank in drawn]
     labels[len(apart) : len(apart)] = [""] * (APART - len(apart))
     found: list[Curve] = []
-    for name in [name for name in history.names if name != SAMPLES]:
+    for name in history.charted:
         band = history.band(name)
         for key, (said, label, fill) in EDGES.items():
             look = {"line": {"width": 0}, "mode": "lines", "hovertemplate": f"{said} %{{y:.4g}}<extra></extra>"}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.monitor.curves import Points
-from labkit.monitor.history import SAMPLES, Curve, History
+from labkit.monitor.history import Curve, History
 from labkit.plugins.many import listing
 from labkit.plugins.many.band import Band, Spread
 
@@ -35,17 +35,21 @@ class ManyHistory(History):
     def mean_curve(self, name: str) -> Points:
         """Return (steps, means) of `name`, at the steps that most ranks which log it have logged."""
         with self.settled():
+            self._bring_up([name])
             return self._mean_points(name)
 
     def band(self, name: str) -> Band:
         """Return the band of all ranks' values of `name`."""
         with self.settled():
+            self._bring_up([name])
             return self._spreads[name].band()
 
     def apart(self) -> dict[int, str]:
         """Return the ranks that stand apart, the farthest first, each with the name in which it does so most."""
+        names = self.charted
         with self.settled():
-            drawn = {name: spread for name, spread in self._spreads.items() if name != SAMPLES}
+            self._bring_up(names)
+            drawn = {name: self._spreads[name] for name in names}
             found = sorted((far, -rank, name) for name, each in drawn.items() for rank, far in each.apart().items())
         farthest = {-rank: name for _, rank, name in found}  # of several names the last, where it is farthest, stays
         return {-rank: farthest[-rank] for _, rank, _ in reversed(found)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -9,6 +10,8 @@ import time
 from labkit.monitor.run import Run
 from labkit.plugins.report import summary
 from labkit.ui import kernel, words
+
+LOG = logging.getLogger(__name__)
 
 LINE_EVERY_S = 5.0
 """Time between progress lines; the first few come sooner."""
@@ -24,17 +27,27 @@ class Lines(threading.Thread):
         self._wait = wait
 
     def run(self) -> None:
-        """Print until the run is over."""
+        """Print until the run is over; how it ended is printed whatever happens."""
+        try:
+            self._print_until_over()
+        except Exception:
+            LOG.exception("run %r could not be reported. The run is not affected", self._run)
+            self._run.over.wait()
+            print(words.plain(self._run), flush=True)
+
+    def _print_until_over(self) -> None:
         start, next_line = time.monotonic(), 1.0
-        notice = remark = ""
+        notice, told = "", set()
         while not self._run.over.wait(0.1):
             print_output(self._run)
             if self._run.notice != notice:
                 notice = self._run.notice
                 if notice:
                     print(f"{self._run.name}: {notice}", flush=True)
-            if not remark and (remark := words.remark(self._run)):
-                print(f"{self._run.name}: {remark}", flush=True)
+            for remark in (words.remark, words.many_names):
+                if remark not in told and (said := remark(self._run)):
+                    told.add(remark)
+                    print(f"{self._run.name}: {said}", flush=True)
             if time.monotonic() - start >= next_line and self._wait:
                 print(summary.line(self._run), flush=True)
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
@@ -45,7 +58,8 @@ class Lines(threading.Thread):
                 self._handles[1].update(self._run.figure().bundle(), raw=True)
         else:
             new = [each for each in self._run.warnings if each not in notice]
-            print("\n".join(filter(None, (summary.line(self._run), summary.sparkline(self._run), *new))), flush=True)
+            lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))
+            print("\n".join(filter(None, lines)), flush=True)
 
     def finish(self) -> None:
         """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""

@@ -9,9 +9,11 @@ import numpy as np
 
 from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.history import SAMPLES, Progress
+from labkit.monitor.results import TRY_AGAIN, UnloadedResult, megabytes
 from labkit.monitor.run import Run
+from labkit.plugins.grouping import alike, rank_list
 from labkit.ui.tables import STATE_COLORS
-from labkit.ui.words import TAIL_LINES, WRAPPED, phase, rate, remark
+from labkit.ui.words import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 
 SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""
@@ -57,17 +59,30 @@ def sparkline(run: Run, width: int = 40) -> str:
     return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
 
 
+def unloaded(run: Run) -> list[str]:
+    """Return which results could not be loaded here, why, and what to do: a line for those that share a reason."""
+    lines, results = [], [each for each in run.results if isinstance(each, UnloadedResult)]
+    for why, ranks in alike((each.why, each.rank) for each in results).items():
+        size = megabytes(sum(each.size for each in results if each.rank in ranks))
+        whose = f"the result{'s' if len(ranks) > 1 else ''} of {rank_list(ranks)} ({size})"
+        lines.append(f"{whose} could not be loaded here: {why}; {TRY_AGAIN}")
+    return lines
+
+
 def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
-    return "\n".join(filter(None, (line(run), sparkline(run), remark(run), *run.warnings, headline)))
+    said = (remark(run), many_names(run), *run.warnings, headline, *unloaded(run))
+    return "\n".join(filter(None, (line(run), sparkline(run), *said)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
-    for said in filter(None, (remark(run), *run.warnings)):
+    for said in filter(None, (remark(run), *run.warnings, *unloaded(run))):
         parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
+    if many_names(run):
+        parts.append(f"<div>{html.escape(many_names(run))}</div>")
     if run.error is not None:
         diagnosis = run.error.diagnosis
         color = STATE_COLORS["failed"]

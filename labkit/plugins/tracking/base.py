@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from labkit.protocol.redaction import has_secret_name, redact, shown
+from labkit.protocol.text import printable
 
 NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
 """What `log_to` calls a tracker, and its class."""
@@ -89,9 +90,10 @@ def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     kept = {}
     for name, value in parameters.items():
         if _is_plain(value):
-            kept[name] = shown(name, value)
+            kept[printable(name)] = printable(shown(name, value)) if isinstance(value, str) else shown(name, value)
         elif isinstance(value, (list, tuple)) and len(value) <= 20 and all(map(_is_plain, value)):
-            kept[name] = shown(name, value) if has_secret_name(name, value) else redact(str(value))
+            text = shown(name, value) if has_secret_name(name, value) else redact(str(value))
+            kept[printable(name)] = printable(text)
     return kept
 
 

@@ -29,7 +29,7 @@ class _Curve:
         self._waiting: OrderedDict[int, dict[int, float]] = OrderedDict()
         """What has come of steps that are not complete, by step. To take the first off a long `dict` is dear."""
         self._first_s = 0.0
-        self._written = self._written_before = -(2**63)
+        self._written = self._written_before = -(2**63) - 1  # less than any step
         """The last step that was written, and that was when all began again."""
         self.again = 0
         """Values that came for a step before the last that was written, but for those of a run that began again."""

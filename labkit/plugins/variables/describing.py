@@ -23,6 +23,7 @@ import torch
 
 from labkit.plugins.source import is_readers
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, redact
+from labkit.protocol.text import printable
 from labkit.rank.worker import Worker
 
 LIMIT_S = 0.25
@@ -74,7 +75,7 @@ def _described(values: dict[str, Any]) -> Iterable[tuple[str, str]]:
 def named(name: str, value: Any) -> str:
     """Return a variable's value in a few words, or that it is left out. Never raises."""
     try:
-        text = _named(name, value, 0)
+        text = printable(_named(name, value, 0))
     except Exception as error:  # labkit's own mistake, or memory has run out: the reader's error is what counts
         text = f"could not be described ({type(error).__name__})"
     return text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"

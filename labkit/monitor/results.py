@@ -1,0 +1,81 @@
+"""What the ranks returned, also where the notebook cannot load it: the bytes are kept, and can be loaded later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from labkit.protocol.pickling import loads
+from labkit.protocol.text import printable
+
+
+class UnloadedResult:
+    """What a rank returned and this notebook could not load, in `run.results`; `run.load_results` tries again.
+
+    A module that is missing here, a class that has changed since, a tensor on a device that is not there: none of
+    these is a failure of the training, and none costs the other ranks' results.
+
+    Attributes:
+        rank: the rank that returned it.
+        size: its bytes.
+        error: what loading it raised.
+    """
+
+    def __init__(self, rank: int, blob: bytes, error: BaseException) -> None:
+        self.rank, self.size, self.error = rank, len(blob), error
+        self._blob = blob
+
+    @property
+    def why(self) -> str:
+        """What loading it raised, in one line."""
+        first_line = str(self.error).partition("\n")[0]
+        return printable(f"{type(self.error).__name__}: {first_line}"[:500])
+
+    def load(self, map_location: Any = None) -> Any:
+        """Return what the rank returned. Raises whatever loading it raises. `map_location` is as in `torch.load`."""
+        try:
+            return loads(self._blob, map_location)
+        except (Exception, SystemExit) as error:
+            self.error = error
+            raise
+
+    def __repr__(self) -> str:
+        return f"<rank {self.rank}'s result, {megabytes(self.size)}, could not be loaded here: {self.why}; {TRY_AGAIN}>"
+
+
+TRY_AGAIN = "run.load_results(map_location='cpu') tries again"
+
+
+def load(rank: int, blob: bytes) -> Any:
+    """Return what a rank returned; where it cannot be loaded, an `UnloadedResult`. Raises nothing."""
+    try:
+        return loads(blob)
+    except (Exception, SystemExit) as error:  # importing what it needs may end in either
+        return UnloadedResult(rank, blob, error.with_traceback(None))
+
+
+def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any], map_location: Any) -> None:
+    """Load the results of these `RankState`s that could not be loaded before. Raises what the first raises that fails.
+
+    `lock` is held while a result takes its place, and not while it is loaded.
+    """
+    failed: BaseException | None = None
+    for rank in ranks:
+        if not isinstance(unloaded := rank.result, UnloadedResult):
+            continue
+        try:
+            result = unloaded.load(map_location)
+        except (Exception, SystemExit) as error:
+            error.add_note(f"raised as rank {unloaded.rank}'s result was loaded in the notebook")
+            failed = failed or error
+            continue
+        with lock:
+            rank.result = result
+    if failed is not None:
+        raise failed
+
+
+def megabytes(size: int) -> str:
+    """Return a number of bytes in words: "12.3 MB"."""
+    return f"{size / 1e6:,.1f} MB" if size >= 50_000 else f"{size:,} bytes"
