@@ -296,6 +296,24 @@ def test_an_async_function_is_refused(notebook):
 # Failing
 
 
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_error_with_half_a_surrogate_pair_is_shown_like_any_other(notebook, watched):
+    code = r"""
+        def train(worker):
+            worker.log(**{"loss \ud800": 1.0})
+            print("printed \udce9")
+            raise ValueError("no file \udce9 for \ud800")
+
+        run = labkit.launch(train, world_size=1, name="run \ud800", wait=WAIT)
+    """
+    cell = notebook.run(code.replace("WAIT", "True"), watched, fails=True)
+    assert r"rank 0 failed: ValueError: no file \udce9 for \ud800" in "\n".join(cell.error["traceback"])
+    cell = notebook.run(code.replace("WAIT", "False"), watched)
+    notebook.listen_until(lambda: "failed" in cell.html)
+    assert r"no file \udce9 for \ud800" in cell.html
+    assert r"run \ud800: failed" in cell.html
+
+
 def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook):
     helper = notebook.run("""
         def check(batch):

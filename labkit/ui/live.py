@@ -126,7 +126,9 @@ class LiveView(threading.Thread):
             show()
         except Exception:
             if not self._has_failed:
-                LOG.exception("run %r: part of its live view could not be drawn. The run is not affected", self._run)
+                LOG.exception(
+                    "run %r: part of its live view could not be drawn. The run is not affected", self._run.name
+                )
             self._has_failed = True
             return False
         return True

@@ -31,7 +31,7 @@ class Lines(threading.Thread):
         try:
             self._print_until_over()
         except Exception:
-            LOG.exception("run %r could not be reported. The run is not affected", self._run)
+            LOG.exception("run %r could not be reported. The run is not affected", self._run.name)
             self._run.over.wait()
             print(words.plain(self._run), flush=True)
 
