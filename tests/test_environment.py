@@ -83,7 +83,7 @@ def test_the_top_level_holds_what_it_should():
     visible = {name for name in top if not name.startswith(".")}
     assert visible <= {
         *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
-        *("pyproject.toml", "setup.py", "Makefile", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md"),
     }
 
 
@@ -154,7 +154,7 @@ print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "
 def test_ci_forbids_skips_and_installs_what_all_tests_need():
     script = (ROOT / ".ci" / "run").read_text()
     forbidding, testing = "export LABKIT_FORBID_SKIPS=1\n", "\ntested test "
-    assert 0 < script.index(forbidding) < script.index("\nHOME=$(mktemp -d) make check\n") < script.index(testing)
+    assert 0 < script.index(forbidding) < script.index("\nHOME=$(mktemp -d) tested check\n") < script.index(testing)
     for program in programs.NEEDED.values():
         for package in program.install.removeprefix("apt install ").split():
             assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package

@@ -14,8 +14,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+import hatchling
 import pytest
-import setuptools
 from packaging.requirements import Requirement
 
 from labkit.exporting import exporter
@@ -49,7 +49,7 @@ def run(*command, **options):
     return done.stdout
 
 
-BUILT_FROM = ("labkit", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+BUILT_FROM = ("labkit", "pyproject.toml", "README.md", "LICENSE")
 
 
 def copy_of(names, folder):
@@ -61,7 +61,7 @@ def copy_of(names, folder):
 
 
 def pip_of(folder):
-    """Make an environment, and return the command of this one's pip for it, which builds with this one's setuptools."""
+    """Make an environment, and return the command of this one's pip for it, which builds with this one's hatchling."""
     venv.create(folder, with_pip=False)
     pip = run(sys.executable, "-m", "pip", "--version").split(" from ")[1].split(" (python")[0]
     return folder / "bin" / "python", pip
@@ -94,7 +94,7 @@ def test_the_wheel_has_every_module_and_all_data_and_nothing_else(built, wheel):
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as file:
         sources = {name.partition("/")[2] for name in file.getnames()}
-    assert names | {"pyproject.toml", "setup.py", "README.md", "LICENSE"} <= sources
+    assert names | {"pyproject.toml", "README.md", "LICENSE"} <= sources
 
 
 @pytest.mark.spawns
@@ -109,9 +109,9 @@ def test_the_wheel_launches_from_where_it_was_installed(wheel, tmp_path):
 
 
 OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
-"""Options of pip: nothing is downloaded, and setuptools is the one that is here."""
+"""Options of pip: nothing is downloaded, and hatchling is the one that is here."""
 
-WITH_SETUPTOOLS = {**os.environ, "PYTHONPATH": str(Path(setuptools.__file__).parents[1])}
+WITH_HATCHLING = {**os.environ, "PYTHONPATH": str(Path(hatchling.__file__).parents[1])}
 
 
 @pytest.mark.spawns
@@ -119,7 +119,7 @@ def test_labkit_is_found_also_in_the_folder_that_holds_a_clone_called_labkit(tmp
     """The clone is a folder without __init__.py: Python takes such a one for a package where it finds no other."""
     clone = copy_of(tracked(*BUILT_FROM), tmp_path / "labkit")
     pip = pip_of(tmp_path / "venv")
-    run(*pip, "install", *OFFLINE, "--editable", clone, env=WITH_SETUPTOOLS)
+    run(*pip, "install", *OFFLINE, "--editable", clone, env=WITH_HATCHLING)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for folder in (tmp_path, clone, clone / "notebooks"):
         folder.mkdir(exist_ok=True)
