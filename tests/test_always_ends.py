@@ -233,6 +233,8 @@ UNREACHED = {
     "rank.channels: EventQueue.put: self._writer.send_bytes": "Windows",
     "rank.channels: EventQueue.receive: self.reader.poll": "Windows",
     "rank.channels: EventQueue.receive: self.reader.recv_bytes": "Windows",
+    "rank.main: read_job: read": "a file's; see tests/test_versions.py",
+    "rank.main: read_job: channel.send": "likewise",
     "rank.main: main.<locals>.prepare: wait": "what plugins do in ranks that stand by",
     "rank.main: end_children: os.kill": "a fork server, which a rank of this Python has not",
     "rank.process_group: join: store.wait": "no group is joined here",

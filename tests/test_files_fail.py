@@ -47,7 +47,6 @@ OF_PATHS = {"read_bytes", "read_text", "write_bytes", "write_text", "touch", "ex
 
 NOT_REACHED = {
     "supervisor.main": "needs a process: tests/test_supervisor.py",
-    "supervisor.out_of_memory_kills": "/proc",
     "supervisor.Child.__init__": "needs a process",
     "supervisor.Child.is_ready": "needs a process",
     "sender.Output.write": "tests/test_full_disk.py",
@@ -56,6 +55,8 @@ NOT_REACHED = {
     "mirror.NotebookSide._jobs": "of a session",
     "run_directory.RunDirectory.job": "the rank's",
     "directory_engine.LaunchedEngine._last_sign_s": "of a rank that vanished",
+    "files.is_missing": "of a session's folder that has gone",
+    "files.was_cut": "of output without end, or not: tests/test_reader.py",
     "files._device_of_parents": "of a folder that has gone: tests/test_reader.py",
 }
 

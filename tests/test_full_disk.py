@@ -209,14 +209,14 @@ def test_last_words_find_the_room_that_was_kept_for_them(there, small_disk):
     for step in range(3000):
         rank.send(log(0, step))
     rank.send(events.Failure(0, 1.0, "running", "ValueError: bad batch", "…" * 20_000))
-    files.append(directory.file(0, 0, "records"), ["Exit", 0, 1, "", False, time.time()])
+    rank.close()
+    files.append(directory.file(0, 0, "records"), ["Exit", 0, 1, "", False, time.time()])  # the supervisor's
     found = DirectoryReader(directory).read()
     assert [type(event).__name__ for event in found if not isinstance(event, events.Log)] == [
-        "Warned", "Failure", "Exit", *(["Warned"] if "damaged" in warnings(found)[-1] else [])
+        "Warned", "Failure", "Warned", "Exit", *(["Warned"] if "damaged" in warnings(found)[-1] else [])
     ]  # fmt: skip
     assert "No space left on device. The training goes on" in warnings(found)[0]
-    rank.close()
-    assert "lost" in warnings(DirectoryReader(directory).read())[-1]
+    assert "lost" in warnings(found)[1]
 
 
 @pytest.mark.spawns

@@ -78,6 +78,7 @@ class Rank:
 
     def close(self):
         self.inbox.close()
+        wait_until(lambda: self.code)  # or its thread ends this process, which is not a rank
         self.queue.close()
 
 
