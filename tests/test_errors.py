@@ -326,6 +326,7 @@ SAY_IT_ALL = {
     "here.py": "one line each",
     "rank/main.py": "a GPU that has gone since: the message has every step",
     "cluster/rank_entry.py": "said by a rank, in a failure that names rank_failed",
+    "rank/channels.py": "said by a rank, in a failure that names rank_failed",
     "cluster/torchrun.py": "for torchrun itself",
 }
 
@@ -356,6 +357,7 @@ def test_every_class_of_errors_that_a_reader_meets_has_a_page():
         "CannotConnectError",  # "the ranks cannot be given to Ray"
         "NotThereError",  # a file that is looked for again
         "NotWrittenError",  # a piece that is written later
+        "Garbled",  # ends a rank, whose failure says what has come
         "Ended",  # JobEnded, on its way to the notebook
         "Told",
         "Wrong",  # both of an exercise: its result says what is wrong

@@ -402,7 +402,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "versions"),
+        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "text", "versions"),
         "rank": (
             *("channels", "die_with_parent", "failure", "log_batcher", "main", "descendants"),
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),

@@ -7,16 +7,13 @@ import os
 import queue
 import re
 import signal
-import tempfile
 import textwrap
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from labkit.rank.private_folder import remove_left_behind
 from tests import prefork
 from tests.conftest import LONG_S, command_of, lives
 
@@ -691,8 +688,6 @@ def test_no_rank_outlives_its_kernel(fresh_notebook, start_s, end):
     else:
         notebook.shut_down()
     notebook.wait_until_gone(ranks, deadline_s=2 * start_s)
-    if end == "killed":
-        remove_left_behind(Path(tempfile.gettempdir()))  # as the next notebook does
 
 
 # Ahead of the first launch

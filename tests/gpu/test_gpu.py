@@ -12,7 +12,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import labkit
 from labkit import benchmark
+from labkit.rank.private_folder import remove_left_behind
 from labkit.strategies import ALL
 from tests import resumable
 from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
@@ -178,6 +181,7 @@ def test_a_device_has_its_memory_back_after_the_kernel_was_killed(found):
     wait_until(lambda: not any(lives(pid) for pid in pids))
     wait_until(lambda: used_mib() <= before + 1)
     found(f"{before:.0f} → {during:.0f} → {used_mib():.0f} MiB")
+    remove_left_behind(Path(tempfile.gettempdir()))  # as the next notebook does
 
 
 def allocate(worker, size):

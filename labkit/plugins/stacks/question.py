@@ -14,6 +14,7 @@ from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks, is_compl
 from labkit.plugins.stacks.silence import Silences, look_at
 from labkit.protocol.events import Answered, Event, Failure, Stack
 from labkit.protocol.job import Job
+from labkit.protocol.pages import more
 
 SLOWEST = 4
 """Of the time that an answer of a rank has just taken, how much the others have at least."""
@@ -219,5 +220,6 @@ def asking(run: Run) -> Asking:
     """Return what asks the ranks of a run. Raises RuntimeError if it was switched off."""
     found = run.companions.first(Asking)
     if found is None:
-        raise RuntimeError("the ranks cannot be asked where they stand: " + "; ".join(run.companions.failed))
+        why = "; ".join(run.companions.failed)
+        raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{more('hang')}")
     return found
