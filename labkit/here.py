@@ -128,7 +128,7 @@ class HereEngine:
                 function, args, kwargs = cloudpickle.loads(job.function)
                 channel.send(events.Started(0))
                 channel.during = "running"
-                result = function(Worker(info, device, log, channel), *args, **kwargs)
+                result = main.call(function, Worker(info, device, log, channel), *args, **kwargs)
             log.close()
             channel.during = "sending the result"
             channel.send(events.Result(0, pack_result(result)))
@@ -143,8 +143,8 @@ class HereEngine:
         except BaseException as error:
             log.close(error)
             failure.report(error, 0, job, channel)
-            self.trace = failure.below_own(error)
-            return 1
+            self.trace = failure.below_own(failure.behind(error))
+            return failure.exit_code(error)
         finally:
             process_group.leave()
 
@@ -152,6 +152,8 @@ class HereEngine:
         if not self._is_at_work:
             return
         run = run_of(self)
+        if run is not None:
+            run.interrupts += 1
         if run is None or run.stopping or self._was_killed:
             raise KeyboardInterrupt
         run.ask_to_stop()

@@ -18,7 +18,7 @@ from labkit.protocol.job import Job
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
 from labkit.protocol.text import printable
-from labkit.ui import kernel, present
+from labkit.ui import interrupts, kernel, present
 
 
 class _DefaultSeed(int):
@@ -58,7 +58,7 @@ def launch(
         backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
         wait: whether to return when the run is over. With False the run goes on in the background, and its live view
             too.
-        timeout_s: end the run when no rank has logged or returned anything for so many seconds.
+        timeout_s: end the run when no rank has logged, printed or returned anything for so many seconds.
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
@@ -78,12 +78,14 @@ def launch(
         RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
 
-    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped". Running a cell again
-    stops what its last execution launched in the background.
+    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped", and the cell goes on. A
+    second one ends the cell: KeyboardInterrupt, if it comes during the next launch, or from the next launch. Running a
+    cell again stops what its last execution launched in the background.
 
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
+    interrupts.check_cell_goes_on()
     is_here = on is None or getattr(on, "is_here", False)
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
     asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
@@ -102,6 +104,7 @@ def launch(
         start_s=time.time(),
         environment={},
         cells=kernel.cells(function),  # and not what other cells have: a key, say
+        argv=kernel.command_line(name_of(fn)),
     )
     beside = companions(asked._replace(world_size=world_size))
     name = printable(name or name_of(fn))
@@ -112,6 +115,7 @@ def launch(
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
+        run.interrupts += 1
         run.ask_to_stop()
     return show_run(run, live, wait)
 
@@ -127,13 +131,16 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
             if wait:
                 run.wait()
         except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
+            run.interrupts += 1
             try:
                 run.stop()
             except KeyboardInterrupt:
+                run.interrupts += 1
                 run.stop(0)
         finally:
             if watcher is not None and run.over.is_set():
                 watcher.finish()
+    interrupts.note(run)
     return run
 
 

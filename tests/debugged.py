@@ -41,8 +41,8 @@ class RankThread(Channel):
     def _stop(self):
         self.pdb.stop(sys._getframe(1), "", None)
 
-    def _ask(self, prompt):
-        answer = self.conversation.ask("input", prompt, "", place_of(sys._getframe(1)))
+    def _ask(self, prompt, kind="input"):
+        answer = self.conversation.ask(kind, prompt, "", place_of(sys._getframe(1)))
         self.conversation.let_go("")
         return answer
 

@@ -1,7 +1,8 @@
 """The site: `python -m tests.make_site --notebooks build/notebooks --out build/site`, for `make site`.
 
-One page with three beginnings; the executed lessons, which `make notebooks` has written (none is run here); and a
-reference made of the docstrings by pdoc, in which each kind of error has a page. All of it is read offline, from the
+One page with three beginnings; one for those who come from scripts (`tests/make_coming_from.py`); the executed lessons,
+which `make notebooks` has written (none is run here); and a reference made of the docstrings by pdoc, in which each
+kind of error has a page. All of it is read offline, from the
 disk: the reference's search loads its index as a script, which a browser allows there, and not as data, which it does
 not (https://github.com/mitmproxy/pdoc/issues/298).
 """
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import jinja2
+import mistune
 import pdoc.doc
 import pdoc.render
 from markupsafe import Markup
@@ -30,7 +32,9 @@ from pygments.formatters import HtmlFormatter
 
 import labkit
 import labkit.errors
+from tests import make_coming_from
 from tests.course_pages import Lesson, course, index
+from tests.make_coming_from import anchor
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
@@ -168,6 +172,15 @@ def first_page(out: Path, have_lessons: bool) -> Path:
     return page
 
 
+def coming_from_page(out: Path) -> None:
+    """Write the page for those who come from scripts."""
+    body = str(mistune.html(make_coming_from.page()))
+    body = re.sub(r"<h3>(.*?)</h3>", lambda found: f'<h3 id="{anchor(html.unescape(found[1]))}">{found[1]}</h3>', body)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    text = templates.get_template("coming_from.html.jinja2").render(body=Markup(body))
+    (out / "coming_from.html").write_text(text, encoding="utf-8")
+
+
 def entry(path: str) -> Entry:
     """Return the link to a public name, or to the page of an error."""
     parent, _, name = path.rpartition(".")
@@ -191,6 +204,7 @@ def build(notebooks: Path, out: Path) -> Path:
     """Build the site into a folder, which is made anew, and return its first page."""
     shutil.rmtree(out, ignore_errors=True)
     write_reference(out / "reference")
+    coming_from_page(out)
     return first_page(out, copy_lessons(notebooks, out / "lessons"))
 
 

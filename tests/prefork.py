@@ -62,9 +62,12 @@ KERNELS = (
 THOSE_WHO_START_KERNELS = ("import jupyterlab.labapp", "import notebook.app", "-m jupyter_server")
 KERNEL, RANK = "ipykernel_launcher", "import labkit.rank.die_with_parent"
 AGENTS = ("import be_agent", "-m torch.distributed.run")
-THOSE_WHO_START_RANKS = (*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS, "/supervisor.py", "/plain/")
+THOSE_WHO_START_RANKS = (
+    *(*THOSE_WHO_START_KERNELS, KERNEL, *AGENTS),
+    *("/supervisor.py", "/plain/", "/twins/", "-m tests.twins"),
+)
 """Words of the command lines of what is forked: Jupyter's servers, kernels, torchrun's agents, those who stand before
-a rank there, and the lessons' scripts."""
+a rank there, and the scripts of lessons and twins."""
 
 HIGH = 500
 """Descriptors from here on are nobody's target: those that arrive wait there until their own numbers are free."""
@@ -227,6 +230,8 @@ def _become(request: Request, received: list[int]) -> None:
         sys.argv = request.argv
         code = _run(request)
     except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()

@@ -6,6 +6,7 @@ are processes, driven through the widget.
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import sys
@@ -137,6 +138,22 @@ def test_an_input_is_asked_once_and_given_to_all_that_ask_it():
     assert ranks.outcomes() == [("rank 1", 0), ("rank 1", 1)], "what looks like a switch is the answer"
 
 
+def asks_for_a_secret(rank, stop, ask):
+    return ask("key: ", "getpass")
+
+
+def test_a_secret_is_given_to_all_that_ask_it_and_shown_to_nobody(monkeypatch):
+    seen = []
+    monkeypatch.setattr(debugger_module, "read_line", lambda prompt, over, is_secret: seen.append(is_secret) or "hf_1")
+    ranks = Ranks(asks_for_a_secret, way=answering.WAITER)
+    ranks.until_asked(0, 1)
+    assert ranks.debugger.prompt == "(rank 0) key: "
+    ranks.debugger.attend()
+    assert ranks.outcomes() == ["hf_1", "hf_1"]
+    assert seen == [True]
+    assert ranks.debugger.said == "(rank 0) key: ········\n"
+
+
 def test_quit_stops_the_run_on_every_rank():
     ranks = Ranks(two_steps)
     ranks.until_asked(0, 1)
@@ -228,7 +245,7 @@ def test_who_waits_for_the_run_is_asked(monkeypatch, capsys):
     lines = iter(["p y", "c", "c"])
     asked = []
 
-    def read_line(prompt, over):
+    def read_line(prompt, over, is_secret):
         asked.append(prompt)
         return next(lines)
 
@@ -265,6 +282,26 @@ def test_a_line_is_read_from_a_terminal_until_the_run_is_over(terminal, capsys):
     with pytest.raises(KeyboardInterrupt):
         answering.read_line("(rank 1) ", over)
     assert capsys.readouterr().out.startswith("(rank 1) ")
+
+
+def test_a_secret_is_read_from_a_terminal_without_being_shown(monkeypatch):
+    termios = pytest.importorskip("termios")
+    leader, follower = os.openpty()
+
+    def type_it():
+        wait_until(lambda: not termios.tcgetattr(leader)[3] & termios.ECHO)
+        os.write(leader, b"hf_1\n")
+
+    with os.fdopen(follower) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        typing = threading.Thread(target=type_it)
+        typing.start()
+        assert answering.read_line("key: ", threading.Event(), is_secret=True) == "hf_1"
+        typing.join()
+        assert termios.tcgetattr(leader)[3] & termios.ECHO, "what follows is seen"
+        os.write(stdin.fileno(), b".")
+        assert os.read(leader, 100) == b".", "and that was all"
+    os.close(leader)
 
 
 # In ranks: processes, driven through the widget
@@ -412,6 +449,8 @@ def calls(worker, what):
             dist.breakpoint(1)
         elif what == "input":
             input("lr? ")
+        elif what == "getpass":
+            getpass.getpass("key: ")
         else:
             options = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": in_a_worker_process}
             list(torch.utils.data.DataLoader(range(1), **options))
@@ -426,13 +465,14 @@ def calls(worker, what):
         ("set_trace", "pdb.set_trace()"),
         ("dist", "dist.breakpoint()"),
         ("input", "input()"),
+        ("getpass", "getpass()"),
     ],
 )
 def test_headless_it_raises_at_once_and_names_rank_and_line(reserved, what, call):
     run = launch(calls, what, world_size=2, on=reserved)
     assert run.over.wait(LONG_S)
     said = run.error.diagnosis.headline
-    text = {"dist": "dist.breakpoint(1)", "input": 'input("lr? ")'}.get(what, call)
+    text = {"dist": "dist.breakpoint(1)", "input": 'input("lr? ")', "getpass": "getpass.getpass("}.get(what, call)
     assert run.error.rank == 1
     assert f"NobodyAnswers: rank 1 is at {call} in {HERE}, line {line_of(calls, text)}" in said
     assert "there is neither a notebook nor a terminal" in str(run.error)

@@ -413,8 +413,8 @@ def test_a_hang_is_blamed_on_the_odd_rank_and_shows_it_first():
     diagnosis = diagnose_hang(Stacks([reduces(0), at(1, 3), reduces(2)]), silent_s=1.5, first_silent=0)
     assert diagnosis.rank == 1
     assert diagnosis.headline == (
-        "no rank logged or returned anything for 1.5 s (timeout_s): rank 1 is in time.sleep at Cell In[3], line 3; "
-        "ranks 0 and 2 wait in all_reduce at Cell In[3], line 1"
+        "no rank logged, printed or returned anything for 1.5 s (timeout_s): "
+        "rank 1 is in time.sleep at Cell In[3], line 3; ranks 0 and 2 wait in all_reduce at Cell In[3], line 1"
     )
     assert diagnosis.cause.startswith(
         "Rank 1 stood apart; the others may be waiting for what never comes. Give a longer"

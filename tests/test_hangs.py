@@ -79,7 +79,7 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.go_astray, how, world_size=3, timeout_s=1.5, live=False)
     error = failure.value
-    said = re.escape("no rank logged or returned anything for 1.5 s (timeout_s): ") + missed(how)
+    said = re.escape("no rank logged, printed or returned anything for 1.5 s (timeout_s): ") + missed(how)
     assert re.fullmatch(said, error.diagnosis.headline), error.diagnosis.headline
     assert error.rank == 1
     assert error.cause.startswith("Rank 1 stood apart")

@@ -380,11 +380,23 @@ def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeyp
     for rank in range(2):
         engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
     wait_until(lambda: run.notice)
-    assert run.notice.startswith("no rank has logged anything in 0.3 s:\nranks 0 and 1 are at cell.py, line 7")
+    said = "no rank has logged or printed anything in 0.3 s:\nranks 0 and 1 are at cell.py, line 7"
+    assert run.notice.startswith(said)
     engine.arrived.put(logged(0))
     wait_until(lambda: not run.notice)
     time.sleep(0.5)
     assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+def test_what_a_rank_prints_takes_back_that_no_step_comes(monkeypatch):
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.3)
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    wait_until(lambda: run.notice)
+    monkeypatch.setattr(question, "FIRST_STEP_S", LONG_S)
+    engine.arrived.put(events.Output(0, "step 1\n"))
+    wait_until(lambda: not run.notice)
     run.stop(0)
 
 
@@ -412,7 +424,7 @@ def test_the_reader_is_shown_where_ranks_stand_that_come_to_no_first_step(monkey
     def there():
         nonlocal shown
         shown += capsys.readouterr().out
-        return "never: no rank has logged anything in 1 s:" in shown
+        return "never: no rank has logged or printed anything in 1 s:" in shown
 
     wait_until(there)
     assert run.status == "running"

@@ -608,6 +608,24 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, star
     assert notebook.value("run.results") == [0], "the kernel can launch again"
 
 
+def test_a_second_interrupt_ends_a_loop_of_launches_as_the_first_says(notebook):
+    notebook.run("""
+        def spin(worker):
+            print("spins", flush=True)
+            while True:
+                worker.log(x=1)
+                time.sleep(0.01)
+    """)
+    cell = notebook.start("for _ in range(9):\n    labkit.launch(spin)")
+    for launch in (1, 2):
+        notebook.listen_until(lambda launch=launch: cell.stdout.count("spins") == 2 * launch)
+        notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error["ename"] == "KeyboardInterrupt"
+    assert "stopped (■ has ended this launch; the cell goes on, and ■ again ends it)" in cell.html
+    assert cell.html.count("spin: stopped") == 2
+
+
 def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
     notebook.run(SPIN)

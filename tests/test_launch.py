@@ -538,7 +538,7 @@ def test_a_run_that_is_still_starting_can_be_stopped():
 @pytest.mark.spawns
 def test_a_silent_run_ends_at_its_timeout():
     with pytest.raises(
-        labkit.WorkerFailed, match=r"no rank logged or returned anything for 1.5 s \(timeout_s\)"
+        labkit.WorkerFailed, match=r"no rank logged, printed or returned anything for 1.5 s \(timeout_s\)"
     ) as error:
         labkit.launch(workloads.stuck, timeout_s=1.5, live=False)
     assert len(error.value.run.history) == 2

@@ -128,6 +128,15 @@ def test_progress_is_noted_when_something_comes_of_a_rank(event):
     assert after(event).progress_s == 10.0
 
 
+def test_what_a_rank_prints_is_a_sign_of_life_once_its_function_runs():
+    """A script that prints its loss and never calls `worker.log` is no hang."""
+    state = after(Started(0), Started(1))
+    state.take(Output(1, "step 3\n"), 20.0, since_launch_s=12.0, ended_by_us=False)
+    assert state.progress_s == 20.0
+    assert [rank.printed_s for rank in state.ranks] == [0.0, 12.0]
+    assert after(Output(0, "importing")).progress_s == 0.0, "a library may say again and again that it waits for others"
+
+
 @pytest.mark.parametrize("event", [Output(0, "text"), Expect(0, 5), Memory(0, 1, 2), Stack(0, "text")])
 def test_what_says_nothing_of_progress_is_none(event):
     assert after(event).progress_s == 0.0

@@ -208,8 +208,13 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
     port of its own and publishes its address in the run's directory, so that nobody must know names or free ports
     beforehand. Bytes alone pass through the store.
     """
-    if info.local_world_size == info.world_size:
-        return _meet_here(info, directory, attempt)
+    alone = info.local_world_size == info.world_size
+    store = _meet_here(info, directory, attempt) if alone else _meet_by_network(info, directory, attempt, anew)
+    serve_master_port(store)
+    return store
+
+
+def _meet_by_network(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool) -> dist.Store:
     if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
@@ -218,7 +223,6 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
         return join_store(host, port, info.world_size) if info.rank else open_store(info.world_size, host, port)
     own = _own_address()
     _use_interface(own)
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(True)  # who meets at env:// (`init_rpc`) is to open no other there
     published = published_name(attempt)
     if info.rank == 0:
         store = open_store(info.world_size, own)
@@ -298,7 +302,6 @@ def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.St
         directory.write(published_name(attempt), json.dumps(found).encode())
     else:
         store = _published(directory, published_name(attempt), info, _join_here)
-    serve_master_port(store)
     return store
 
 

@@ -384,4 +384,4 @@ def printing_never_fails(stream: Any) -> io.TextIOWrapper:
     """Return a stream in the place of this one, line by line, that does not fail on a full disk."""
     stream.flush()
     raw = io.BufferedWriter(Output(stream))
-    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)  # as it is read, whatever the locale

@@ -12,7 +12,7 @@ from labkit.comparing.measuring import measure
 from labkit.launcher import launch
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.plugins.arguments import naming
-from labkit.plugins.arguments.checks import check_world_size
+from labkit.plugins.arguments.checks import check_first_parameter, check_world_size
 from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
@@ -46,7 +46,7 @@ def compare(
         name: what was logged, to draw and to tabulate.
         world_size: ranks of each function, or by title; by default one per GPU, or 2 without GPUs.
         on: a `labkit.Session` to launch on; by default one is made, and closed.
-        timeout_s: end a run when no rank has logged or returned anything for so many seconds.
+        timeout_s: end a run when no rank has logged, printed or returned anything for so many seconds.
         device_gflops: speed of a simulated device.
         named: runs and functions by title; everything else, classes included, is passed on to each function.
 
@@ -136,6 +136,7 @@ def _is_function(thing: Any) -> bool:
 
 
 def _check_call(title: str, function: Callable[..., Any], parameters: dict[str, Any]) -> None:
+    check_first_parameter(name_of(function), inspect.signature(function))
     try:
         inspect.signature(function).bind(object(), **parameters)
     except TypeError as error:

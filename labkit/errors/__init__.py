@@ -11,7 +11,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
   ended for it.
 * `labkit.errors.returned_early`: A rank's function returned while another rank was still in a
   collective with it.
-* `labkit.errors.hang`: No rank logged or returned anything for `timeout_s` seconds, and the run was
+* `labkit.errors.hang`: No rank logged, printed or returned anything for `timeout_s` seconds, and the run was
   ended.
 * `labkit.errors.different_collectives`: Ranks met in different collectives, or in the same one with
   tensors of different sizes.

@@ -12,6 +12,9 @@ because a mistake that is found on a rank costs seconds, and comes as many times
 * "cannot be called as …": the function's first parameter is the worker,
   `def train(worker, steps):`. Launch passes on every argument that is not its own:
   `labkit.launch(train, steps=100)`.
+* "takes a number first, 'rank'": the function was written for `mp.spawn`, which passes the rank.
+  Call the parameter `worker` and write `worker.rank`, or wrap it:
+  `labkit.launch(lambda worker, *args: train(worker.rank, *args), 0.1)`.
 * "has a parameter called 'name'": launch keeps that word for itself. Rename yours, or bind it:
   `functools.partial(train, name=…)`.
 * "needs a GPU of its own for each": NCCL takes one rank per GPU. `backend="gloo"`, or fewer ranks.

@@ -16,8 +16,10 @@ lies deep inside another.
 * Named is a global that you hardly use? The function uses it, perhaps through another function;
   move that line out.
 * A class of yours: leave the part out in `__getstate__`, or make it when it is first used.
-* A result: return numbers, tensors or a `state_dict()`, not the DDP model, the worker or an
-  iterator. Tensors of a GPU arrive as tensors of the CPU. What was logged has arrived in any case.
+* A result: return numbers, tensors or a `state_dict()`, not the worker or an iterator. Tensors of a GPU
+  arrive as tensors of the CPU, a DDP model without its wrapper; of a sharded model return the full
+  state dict (`torch.distributed.checkpoint.state_dict.get_model_state_dict`). What was logged has
+  arrived in any case.
 * A result that was sent but cannot be loaded in the notebook, because a module is missing there, say,
   is no failure: the run is finished, the result is a `labkit.UnloadedResult` that says why, and
   `run.load_results()` tries again.

@@ -1,4 +1,4 @@
-"""No rank logged or returned anything for `timeout_s` seconds, and the run was ended.
+"""No rank logged, printed or returned anything for `timeout_s` seconds, and the run was ended.
 
 The report says where every rank stood. Who *stands apart* is named first: the rank that has not
 come to the collective that the others wait in, or that is in another one. "call #2 of the default
@@ -6,7 +6,7 @@ group" counts a group's collectives from 1, as PyTorch's flight recorder does.
 
 ## An example
 
-    no rank logged or returned anything for 1.5 s (timeout_s): rank 1 has not entered all_reduce #2 (float32 [1], default group; ranks 0 and 2 wait in it at workloads.py, line 157); its last was all_reduce #1, and it is in time.sleep at workloads.py, line 121
+    no rank logged, printed or returned anything for 1.5 s (timeout_s): rank 1 has not entered all_reduce #2 (float32 [1], default group; ranks 0 and 2 wait in it at workloads.py, line 157); its last was all_reduce #1, and it is in time.sleep at workloads.py, line 121
 
     Rank 1 stood apart; the others may be waiting for what never comes. Give a longer timeout_s if such silence is expected.
 

@@ -20,6 +20,8 @@ has gone, and that is not their fault.
 * Read the last line, and the last of *your* lines above it: it is an ordinary Python error, on one
   rank. "while starting" or "while receiving the function" means that your function had not begun:
   the ranks import what it uses.
+* "(then sys.exit(1))": the function has caught the exception, and ended its process. `sys.exit(0)`
+  and `sys.exit()` end a rank well; another code, or a text, fails it.
 * Nothing is lost: `run = error.run` has the history, output and results until then. `error.frames`
   has your frames, with what the variables were.
 * Only one rank fails? Ask what is different there: its share of the data (the last batch is

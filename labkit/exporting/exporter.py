@@ -28,6 +28,7 @@ from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.plugins.arguments import naming
+from labkit.plugins.arguments.checks import check_first_parameter
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -133,6 +134,7 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")
     signature = inspect.signature(fn)
+    check_first_parameter(title, signature)
     parameters = list(signature.parameters.values())
     for name, value in {"on": on, "seed": seed}.items():
         if value and name in signature.parameters:

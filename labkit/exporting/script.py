@@ -68,6 +68,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             environment={},
             cells={},
             hooks=(rank_hooks(),),
+            argv=tuple(sys.argv[:1]),  # what follows has been given to the function
         )
         return lambda: Part(job, info, channel, lambda job, info: channel.meet())
 

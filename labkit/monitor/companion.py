@@ -65,7 +65,8 @@ class Companion:
         """Note what an event says."""
 
     def look(self, silent_s: float) -> None:
-        """Look what there is to do. Called now and then: no rank has logged, begun or returned anything for so long."""
+        """Look what there is to do. Called now and then: no rank has logged, printed, begun or returned anything for so
+        long."""
 
     def asks_why(self, silent_s: float) -> bool:
         """Return whether ranks that have been silent for so long, and are to be ended for it, are being asked why."""

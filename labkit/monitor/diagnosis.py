@@ -120,7 +120,7 @@ def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:
 
 def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts]) -> Diagnosis:
     """Say that a run is ended because it has made no progress. Blames the first to fall silent."""
-    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s)"
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s)"
     cause = f"Rank {first_silent} was the first to fall silent. Give a longer timeout_s if such silence is expected."
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 

@@ -201,7 +201,7 @@ class Follower:
         if self._observers.asks_why(silent_s):
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
-        first = min(silent, key=lambda number: self.state.recorded.progress(number).time_s)
+        first = min(silent, key=lambda n: max(self.state.recorded.progress(n).time_s, ranks[n].printed_s))
         found = self._observers.explain_silence(timeout_s, first)
         self._silence = found or diagnose_silence(timeout_s, first, self._facts())
         if self._silence.rank is not None:

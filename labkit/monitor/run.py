@@ -109,6 +109,8 @@ class Run:
         self.over = self._follower.over
         """Set once the run has ended and its status, results and error are final."""
         self._status = "running"
+        self.interrupts = 0
+        """How often whoever waited for it was interrupted."""
 
     @property
     def status(self) -> str:
@@ -211,7 +213,7 @@ class Run:
     @property
     def notice(self) -> str:
         """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks
-        stand, if none of them has logged anything for a minute after they began.
+        stand, if none of them has logged or printed anything for a minute after they began.
         """
         return printable("\n".join(filter(None, (self._state.said, self.companions.notice))))
 
@@ -286,6 +288,7 @@ class Run:
                 self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
                 late = not self.over.is_set() and time.monotonic() >= deadline
             except KeyboardInterrupt:
+                self.interrupts += 1
                 late, deadline, interrupts = False, float("inf"), interrupts + 1
                 if interrupts == 2:
                     leave_s = time.monotonic() + INTERRUPTED_S

@@ -32,6 +32,8 @@ class RankState(RankFacts):
     peak_device_bytes: int = 0
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
+    printed_s: float = 0.0
+    """When its function last printed, since the launch; 0 before."""
     attached: dict[str, bytes] = field(default_factory=dict)
     """What plugins have sent, by its kind."""
     begins_again: bool = False
@@ -65,7 +67,7 @@ class RunState:
         """Whether a rank has failed for another reason than that the run was asked to stop."""
         self.stop_asked = False
         self.progress_s = now_s
-        """When a rank last logged, started or returned."""
+        """When a rank last logged, printed, started or returned."""
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
@@ -137,6 +139,8 @@ class RunState:
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)
+                if rank.phase == "running":  # before that, what a library repeats while it waits for others
+                    rank.printed_s, self.progress_s = since_launch_s, now_s
             case events.Expect():
                 rank.expected_steps = event.steps
             case events.Stopped():

@@ -91,6 +91,8 @@ class Job(NamedTuple):
     """What plugins do in each rank."""
     store: str = ""
     """The file of the store through which ranks meet that the notebook has started."""
+    argv: tuple[str, ...] = ("-c",)
+    """`sys.argv` of a rank, for the reader's own command line."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""

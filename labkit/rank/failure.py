@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -38,9 +39,27 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     """
     failed_s = time.time() - job.start_s
     leave_children_alone()  # whose ends would raise another exception in here
+    if isinstance(error, SystemExit) and not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)  # as Python does at its end
     for hooks in job.hooks:
-        hooks.failed(error, job, channel)
+        hooks.failed(behind(error), job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
+
+
+def behind(error: BaseException) -> BaseException:
+    """Return the exception that an exit was made of: `except Exception: sys.exit(1)`, as click and Hydra have it."""
+    while isinstance(error, SystemExit):
+        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if earlier is None:
+            break
+        error = earlier
+    return error
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a process that ends by this exception, as Python has it; never 0."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    return (code & 0xFF or 1) if isinstance(code, int) else 1
 
 
 def below_own(error: BaseException) -> TracebackType | None:
@@ -54,8 +73,10 @@ def below_own(error: BaseException) -> TracebackType | None:
 def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str, tuple[tuple[str, int, str], ...]]:
     """Return an exception's summary line, its traceback and its frames, as `events.Failure` takes them.
 
-    The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles.
+    The traceback is without the frames of `OWN_FILES` above the reader's and knows cells by their titles. Of an exit
+    that was made of another exception, summary and frames are the other's: the exit is where it was noticed.
     """
+    cause = behind(error)
     described = traceback.TracebackException(type(error), error, below_own(error), compact=True)
     text = printable("".join(described.format()))
     for file, cell in cells.items():
@@ -63,8 +84,13 @@ def describe(error: BaseException, cells: Mapping[str, Cell]) -> tuple[str, str,
     if len(text) > TRACEBACK_CHARACTERS:
         half = TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
-    summary = printable("".join(described.format_exception_only())).strip().splitlines()
+    if cause is not error:
+        described = traceback.TracebackException(type(cause), cause, below_own(cause), compact=True)
+    lines = printable("".join(described.format_exception_only())).strip().splitlines()
+    summary = lines[0][:500] if lines else type(cause).__name__
+    if cause is not error:
+        summary += f" (then sys.exit({printable(repr(getattr(error, 'code', 1)))[:80]}))"
     frames = tuple(
         (printable(frame.filename), frame.lineno or 0, frame.name) for frame in reversed(described.stack[-FRAMES:])
     )
-    return (summary[0][:500] if summary else type(error).__name__), text, frames
+    return summary, text, frames

@@ -240,7 +240,7 @@ def _do_safely(part: Part, left_bytes: int = 0) -> int:
     except BaseException as error:
         # A signal handler, that of a DataLoader whose process died, say, raised while `run_job` was reporting.
         failure.report(error, part.info.rank, part.job, part.channel)
-        return 1
+        return failure.exit_code(error)
 
 
 def run_job(part: Part, left_bytes: int = 0) -> int:
@@ -260,7 +260,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
             channel.send(events.Started(rank))
             channel.during = "running"
             try:
-                result = function(Worker(info, device, log, channel), *args, **kwargs)
+                result = call(function, Worker(info, device, log, channel), *args, **kwargs)
             finally:
                 end_if_forked(channel)
         log.close()
@@ -273,6 +273,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         code = 0
     except BaseException as error:
         log.close(error)
+        code = failure.exit_code(error)
         failure.report(error, rank, job, channel)
         traceback.clear_frames(error.__traceback__)  # what they refer to must not outlive the job
     try:
@@ -283,6 +284,21 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
     _tidy_up(at_exit=job.surroundings is None)
     return code
+
+
+def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call the launched function as a script's `main` is called: `sys.exit()` and `sys.exit(0)` end it well.
+
+    Raises `Stopped` where the function has made of that an exit of its own: `except BaseException: sys.exit(1)`.
+    """
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as error:
+        if error.code is None or (isinstance(error.code, int) and not error.code):
+            return None
+        if isinstance(stopped := failure.behind(error), Stopped):
+            raise stopped from None
+        raise
 
 
 def _join(part: Part) -> tuple[torch.device, dist.Store]:
@@ -317,6 +333,7 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
     threads = job.threads or max(1, cores() // info.local_world_size)
     if job.surroundings is not None:
         job.surroundings.take_over()
+    sys.argv[:] = job.argv
     os.environ.update(job.environment)
     # The variables that torchrun sets, for libraries that look there.
     os.environ.update(
@@ -339,6 +356,8 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
         random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
     devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
     if not devices:
+        # Without it Accelerate has each rank train alone: `accelerate launch --cpu` sets it for its ranks.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         return torch.device("cpu")
     here = torch.cuda.device_count()
     if here < min(devices, info.local_world_size):

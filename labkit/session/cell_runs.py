@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 import time
@@ -165,6 +166,7 @@ class CellRuns:
             environment={},
             cells=dict(self._cells),
             group=self._group,
+            argv=kernel.command_line("ranks"),
         )
         asked = Asked(live=False, wait=True)
         run = Run(engine, self._world_size, title, timeout_s, companions(asked))
@@ -220,6 +222,8 @@ class CellRuns:
                 others += [line for line in diagnosis.others if line.startswith(f"rank {rank} ")]
         if lost := self._lost(before, set(range(self._world_size))):
             others.append(f"so {lost_in_words(lost)}")
+        if diagnosis.rank in failures:
+            diagnosis = diagnosis._replace(headline=diagnosis.headline + _left_behind(failures[diagnosis.rank].summary))
         return WorkerFailed(diagnosis._replace(others=others), run)
 
     def _lost(self, before: list[int], ranks: set[int], patience_s: float = 0.0) -> list[int]:
@@ -231,6 +235,16 @@ class CellRuns:
             if time.monotonic() >= deadline:
                 return []
             time.sleep(0.01)
+
+
+def _left_behind(summary: str) -> str:
+    """Return how a name that a cell misses on the ranks comes there, if the notebook has it; else ""."""
+    missed = re.match(r"NameError: name '(\w+)' is not defined", summary)
+    if missed is None or missed[1] not in (variables := kernel.variables()):
+        return ""
+    if inspect.ismodule(variables[missed[1]]):
+        return f". The notebook has imported {missed[1]}; the ranks import it in a cell"
+    return f". The notebook has it: %%ranks --send {missed[1]}"
 
 
 def _pack_variables(values: Mapping[str, Any]) -> bytes:

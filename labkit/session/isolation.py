@@ -5,7 +5,8 @@ process as a fresh rank would: random states, threads, default type and device, 
 handlers and the other `_SETTINGS`. It does see what has no owner: modules that are imported already and what was
 written into them, what cells put into `__main__`, CUDA's memory pool, threads that were left running, and how often
 `torch.distributed.rpc` was begun and ended, by which PyTorch's ranks meet: one that is new, among others that have used
-it before, waits for them in vain.
+it before, waits for them in vain. And PyTorch has remote references (`RRef`) only until `rpc` is ended for the first
+time in a process.
 """
 
 from __future__ import annotations
@@ -227,7 +228,8 @@ _SETTINGS: dict[str, _Setting] = {
     "garbage collector": _Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     "sockets' time limit": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
     "start method": _Setting(
-        lambda: multiprocessing.get_start_method(), lambda method: multiprocessing.set_start_method(method, force=True)
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda method: multiprocessing.set_start_method(method, force=True),
     ),
     "threads": _Setting(torch.get_num_threads, torch.set_num_threads),
     "default type": _Setting(torch.get_default_dtype, torch.set_default_dtype),

@@ -210,7 +210,7 @@ class Session:
 
         Raises SyntaxError before anything is sent; RuntimeError if a run holds the ranks; WorkerFailed if a rank fails.
         The others may then end the code too, within two seconds; those that are stuck are replaced, and their
-        variables are gone. So are they when no rank has logged or ended the code for `timeout_s` seconds.
+        variables are gone. So are they when no rank has logged, printed or ended the code for `timeout_s` seconds.
         """
         self._check_open()
         shown = self._cells.run(code, title, only, timeout_s, send)
@@ -227,7 +227,9 @@ class Session:
         return [self._value(rank, pickled[rank]) for rank in range(self.world_size)]
 
     @staticmethod
-    def _value(rank: int, pickled: bytes) -> Any:
+    def _value(rank: int, pickled: bytes | None) -> Any:
+        if pickled is None:  # `exit()`
+            return None
         try:
             return loads(pickled)
         except Exception as error:

@@ -77,6 +77,24 @@ def this_execution() -> Execution | None:
     return Execution(cell or text, here.execution_count)
 
 
+def command_line(name: str) -> tuple[str, ...]:
+    """Return `sys.argv` as a launched function is to find it: a script's own; a notebook's is the kernel's.
+
+    What a cell has put there for `parse_args`, or `%run`, is the reader's own, too. `name` stands for the script's.
+    """
+    application: Any = getattr(shell(), "parent", None)
+    while getattr(application, "parent", None) is not None:  # of a kernel's shell first comes the kernel
+        application = application.parent
+    is_kernels = getattr(application, "argv", None) == sys.argv[1:]
+    return (name,) if is_kernels else tuple(sys.argv)
+
+
+def variables() -> dict[str, Any]:
+    """Return what the notebook's cells have defined, by its names."""
+    here = shell()
+    return {} if here is None else {name: here.user_ns[name] for name in set(here.user_ns) - set(here.user_ns_hidden)}
+
+
 def cell_numbers() -> dict[str, int]:
     """Return the number of every cell run so far, by the file name that tracebacks use for it."""
     here = shell()

@@ -7,6 +7,7 @@ import html
 from labkit.monitor.history import PANELS
 from labkit.monitor.run import Run
 from labkit.protocol import plugins
+from labkit.ui import interrupts, kernel
 
 TAIL_LINES = 200
 """Lines of each rank's output that are shown, and kept with the notebook."""
@@ -22,6 +23,8 @@ def phase(run: Run) -> str:
     """Return the run's status, in the words that the views use."""
     if run.status == "running" and run.stopping:
         return "stopping after this step"
+    if run.status == "stopped" and run.interrupts and kernel.shell() is not None:
+        return f"stopped ({interrupts.said()})"
     return "starting" if run.status == "running" and "starting" in run.states else run.status
 
 

@@ -49,6 +49,7 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: d
         signature = inspect.signature(fn)
     except ValueError:  # some built-in functions do not say
         return
+    check_first_parameter(title, signature)
     taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
     if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         name = taken[0]
@@ -65,6 +66,25 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: d
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
             "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
         ) from None
+
+
+NUMBERS = {"rank", "_rank", "global_rank", "local_rank", "node_rank", "rank_id", "proc_id", "process_id"}
+NUMBERS |= {"gpu", "gpu_id", "local_gpu", "cuda_id", "device_id", "device_index", "index", "idx", "i"}
+"""Names of the first parameter of a function that was written for `mp.spawn`: a number."""
+
+
+def check_first_parameter(title: str, signature: inspect.Signature) -> None:
+    """Refuse a function that takes the rank first: it would get the worker, and `rank == 0` would never hold."""
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return
+    is_plain = first.annotation is inspect.Parameter.empty
+    if (is_plain and first.name in NUMBERS) or first.annotation in (int, "int"):
+        raise TypeError(
+            f"{title}{signature} takes a number first, {first.name!r}, but launch() passes the worker: the first "
+            "parameter is the worker; write worker.rank for the rank. To leave the function as it is, wrap it: "
+            f"labkit.launch(lambda worker, *args: {title}(worker.rank, *args), …)"
+        )
 
 
 def ranks_on(on: Any, world_size: Any) -> Target:

@@ -1,8 +1,9 @@
 """A rank as code that was written for a script finds its process.
 
+bars       progress bars made for notebooks, as text
 children   the processes that it starts, a DataLoader's workers, say (with `fork_server`)
 dynamo     optimizers and DDP without the compiler, until something compiles
-hooks      `init_process_group`, in a process that labkit has made a member of a group
+hooks      `init_process_group` and `env://`, in a process that labkit has made a member of a group
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ def rank_begins() -> None:
 
 def process_begins() -> None:
     """Prepare a rank's process, whoever has started it."""
-    from labkit.plugins.as_script import children, dynamo
+    from labkit.plugins.as_script import bars, children, dynamo
 
     children.prepare()
     dynamo.put_off()
+    bars.as_text()
 
 
 def rank_hooks() -> RankHooks:

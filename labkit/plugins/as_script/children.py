@@ -34,8 +34,11 @@ SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
 
 
 def as_of_a_script() -> None:
-    """Have the processes that this one starts begin as a script's do; it was spawned, and would spawn its own, too."""
-    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+    """Have the processes that this one starts begin as a script's do; it was spawned, and would spawn its own, too.
+
+    As in a script nothing has been chosen yet: it may call `set_start_method`, once.
+    """
+    multiprocessing.set_start_method(None, force=True)
     if sys.platform == "linux":
         _name_no_sockets()
     _keep_pipes()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
+import getpass
 import select
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from labkit.ui import kernel
@@ -37,27 +40,43 @@ def answerer(engine: Any, live: bool | None, wait: bool) -> tuple[str, str]:
     return (WAITER, "") if waits else ("", "nobody waits for the run at the terminal (wait=False)")
 
 
-def read_line(prompt: str, over: threading.Event) -> str | None:
+def read_line(prompt: str, over: threading.Event, is_secret: bool = False) -> str | None:
     """Ask at the terminal, or under the cell; return the line, or None once the run is over.
 
-    Raises KeyboardInterrupt if that is the answer.
+    What is secret is not shown. Raises KeyboardInterrupt if that is the answer.
     """
-    return _from_front_end(prompt, over) if kernel.has_kernel() else _from_terminal(prompt, over)
+    return (_from_front_end if kernel.has_kernel() else _from_terminal)(prompt, over, is_secret)
 
 
-def _from_terminal(prompt: str, over: threading.Event) -> str | None:
+def _from_terminal(prompt: str, over: threading.Event, is_secret: bool) -> str | None:
     print(prompt, end="", flush=True)
-    while not over.is_set():
-        if select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
-            line = sys.stdin.readline()
-            if not line:
-                raise KeyboardInterrupt  # the end of input, Ctrl-D: nobody will answer any more
-            return line.rstrip("\n")
+    with _not_shown() if is_secret else contextlib.nullcontext():
+        while not over.is_set():
+            if select.select([sys.stdin], [], [], LOOK_EVERY_S)[0]:
+                line = sys.stdin.readline()
+                if not line:
+                    raise KeyboardInterrupt  # the end of input, Ctrl-D: nobody will answer any more
+                return line.rstrip("\n")
     print()
     return None
 
 
-def _from_front_end(prompt: str, over: threading.Event) -> str | None:
+@contextlib.contextmanager
+def _not_shown() -> Iterator[None]:
+    """Have the terminal not show what is typed, as `getpass` has it, which cannot be asked to give up."""
+    import termios  # not on Windows
+
+    before = termios.tcgetattr(sys.stdin)
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        print()
+
+
+def _from_front_end(prompt: str, over: threading.Event, is_secret: bool) -> str | None:
     lock, answered = threading.Lock(), threading.Event()
 
     def end_the_question() -> None:
@@ -70,7 +89,7 @@ def _from_front_end(prompt: str, over: threading.Event) -> str | None:
 
     threading.Thread(target=end_the_question, name="labkit-question", daemon=True).start()
     try:
-        return input(prompt)
+        return getpass.getpass(prompt) if is_secret else input(prompt)  # both are the kernel's own while a cell runs
     except KeyboardInterrupt:
         if over.is_set():
             return None

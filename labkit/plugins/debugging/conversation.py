@@ -28,14 +28,24 @@ class Asks(NamedTuple):
 
     rank: int
     kind: str
-    """ "breakpoint" or "input"."""
+    """ "breakpoint", "input" or "getpass"."""
     prompt: str
-    """Of `input`; "" where the debugger's own is meant."""
+    """Of `input` and `getpass`; "" where the debugger's own is meant."""
     text: str
     """What the debugger has written since it last asked."""
     file: str
     line: int
     function: str
+
+    @property
+    def is_debugger(self) -> bool:
+        """Whether it takes commands, and not a value."""
+        return self.kind == "breakpoint"
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether what is typed is not to be seen."""
+        return self.kind == "getpass"
 
 
 class LetGo(NamedTuple):

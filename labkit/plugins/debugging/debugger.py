@@ -106,7 +106,7 @@ class Debugger(Companion):
             if not (prompt := self.prompt):
                 break
             self._print()
-            line = read_line(prompt, self._run.over)
+            line = read_line(prompt, self._run.over, self._is_secret)
             if line is not None:
                 self.submit(line)
             with self._changed:
@@ -144,11 +144,16 @@ class Debugger(Companion):
         return None if self._current is None else self._asking.get(self._current)
 
     @property
+    def _is_secret(self) -> bool:
+        """Whether what is typed is not to be seen."""
+        return self._ask is not None and self._ask.is_secret
+
+    @property
     def where(self) -> list[str]:
         """Which ranks stand where, one line per place."""
         places: dict[tuple[str, str], list[int]] = {}
         for ask in sorted(self._asking.values()):
-            at = "asks for input at" if ask.kind == "input" else "stands at"
+            at = "stands at" if ask.is_debugger else "asks for input at"
             places.setdefault((at, self._place(ask)), []).append(ask.rank)
         plural = {"asks for input at": "ask for input at", "stands at": "stand at"}
         return [
@@ -161,11 +166,11 @@ class Debugger(Companion):
         with self._changed:
             self._changed.wait_for(lambda: not self._together & self._moving, TOGETHER_S)
             ask = self._ask
-            self._say(f"{self.prompt}{line}\n", echo=True)
+            self._say(f"{self.prompt}{'·' * 8 if self._is_secret else line}\n", echo=True)
             self._is_talked_to, wants_list = True, False
             if switch := self._switch(ask, line):
                 self._switch_to(int(switch))
-            elif line.strip() == "ranks" and (ask is None or ask.kind != "input"):
+            elif line.strip() == "ranks" and (ask is None or ask.is_debugger):
                 wants_list = True
             elif ask is None:
                 still = "no rank asks" if not self.holds_the_time else "it runs, or waits for another rank"
@@ -180,7 +185,7 @@ class Debugger(Companion):
 
     def _switch(self, ask: Asks | None, line: str) -> str:
         found = re.fullmatch(r"rank\s+(\d+)", line.strip())
-        if found and ask is not None and ask.kind == "input":
+        if found and ask is not None and not ask.is_debugger:
             other = self._asking.get(int(found[1]), ask)
             return "" if _same_question(ask, other) else found[1]  # "" where it is the input itself
         return found[1] if found else ""
@@ -196,7 +201,7 @@ class Debugger(Companion):
 
     def _send(self, ask: Asks, line: str) -> None:
         """Send a line to the rank in the prompt; what lets it go on, and an input, to all that ask the same."""
-        if ask.kind == "input":
+        if not ask.is_debugger:
             to = [other for other in self._asking.values() if _same_question(ask, other)]
         else:
             line = self._last = line if line.strip() else self._last  # as pdb: an empty line repeats
@@ -262,7 +267,7 @@ class Debugger(Companion):
 
                 self.panel = Panel(self.submit)
             if self.panel is not None:
-                self.panel.bring_up_to_date(self.where_html, self.said, self.prompt)
+                self.panel.bring_up_to_date(self.where_html, self.said, self.prompt, self._is_secret)
 
     @property
     def where_html(self) -> str:

@@ -1,4 +1,5 @@
-"""What stands in a rank in place of `breakpoint`, `pdb.set_trace`, `dist.breakpoint` and `input`. Runs in the rank.
+"""What stands in a rank in place of `breakpoint`, `pdb.set_trace`, `dist.breakpoint`, `input` and `getpass.getpass`.
+Runs in the rank.
 
 The notebook has found out whether anybody can answer. If so, the rank's thread waits for a line, which the thread that
 receives the notebook's words brings; a stop, and the notebook's end, end the wait. If not, `NobodyAnswers` is raised.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import getpass
 import os
 import sys
 from collections.abc import Callable
@@ -90,6 +92,7 @@ class _Installed:
         self._undo.append(lambda: sys.settrace(tracer))  # stepping ends with the function
         self._put(sys, "breakpointhook", self._breakpoint)
         self._put(builtins, "input", self._input)
+        self._put(getpass, "getpass", self._getpass)
         self._put(dist, "breakpoint", self._dist_breakpoint)
         if self._hooks.is_mentioned or "pdb" in sys.modules:
             import pdb  # costs milliseconds; where it is imported unmentioned, its `input` is the one above
@@ -138,9 +141,15 @@ class _Installed:
             dist.barrier()
 
     def _input(self, prompt: object = "", /) -> str:
-        frame = sys._getframe(1)
-        self._check_somebody_answers(frame, "input()", "Pass the value to launch as an argument of the function")
-        answer = self._conversation.ask("input", str(prompt), "", place_of(frame))
+        instead = "Pass the value to launch as an argument of the function"
+        return self._value(sys._getframe(1), "input", str(prompt), instead)
+
+    def _getpass(self, prompt: str = "Password: ", *_: Any, **__: Any) -> str:
+        return self._value(sys._getframe(1), "getpass", prompt, "Read it from the environment: os.environ[…]")
+
+    def _value(self, frame: FrameType, kind: str, prompt: str, instead: str) -> str:
+        self._check_somebody_answers(frame, f"{kind}()", instead)
+        answer = self._conversation.ask(kind, prompt, "", place_of(frame))
         self._conversation.let_go("")
         return answer
 

@@ -18,6 +18,8 @@ class Panel(anywidget.AnyWidget):
     """HTML."""
     said = traitlets.Unicode().tag(sync=True)
     prompt = traitlets.Unicode().tag(sync=True)
+    secret = traitlets.Bool(False).tag(sync=True)
+    """Whether what is typed is not to be seen."""
 
     _esm = """
     function make(tag, className, parent) {
@@ -41,13 +43,14 @@ class Panel(anywidget.AnyWidget):
         said.textContent = model.get("said");
         said.scrollTop = said.scrollHeight;
         prompt.textContent = model.get("prompt") || "…";
+        line.type = model.get("secret") ? "password" : "text";
         line.placeholder = lines.length ? "" : "p loss, where, next, continue, quit, as in pdb; ranks; rank 1";
       }
       line.addEventListener("keydown", (event) => {
         event.stopPropagation();
         if (event.key === "Enter") {
           model.send({ line: line.value });
-          if (line.value) lines.push(line.value);
+          if (line.value && !model.get("secret")) lines.push(line.value);
           at = lines.length;
           line.value = "";
           draw();
@@ -57,7 +60,7 @@ class Panel(anywidget.AnyWidget):
           event.preventDefault();
         }
       });
-      for (const name of ["where", "said", "prompt"]) model.on(`change:${name}`, draw);
+      for (const name of ["where", "said", "prompt", "secret"]) model.on(`change:${name}`, draw);
       draw();
     }
     export default { render };
@@ -81,10 +84,10 @@ class Panel(anywidget.AnyWidget):
         self.on_msg(self._received)
         kernel.answer_while_the_cell_runs(self)
 
-    def bring_up_to_date(self, where: str, said: str, prompt: str) -> None:
+    def bring_up_to_date(self, where: str, said: str, prompt: str, secret: bool = False) -> None:
         """Show what is the case now."""
         with self.hold_sync():  # in one message
-            self.where, self.said, self.prompt = where, said, prompt
+            self.where, self.said, self.prompt, self.secret = where, said, prompt, secret
 
     def _received(self, _: Any, content: Any, __: Any) -> None:
         self._typed(str(content["line"]))

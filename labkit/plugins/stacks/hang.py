@@ -33,7 +33,8 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
     """
     apart = missed.blamed or stacks.outliers
     blamed = apart[0] if apart else first_silent
-    headline = f"no rank logged or returned anything for {silent_s:g} s (timeout_s): {missed.text or stacks.in_words}"
+    where = missed.text or stacks.in_words
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s): {where}"
     hint = (
         f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
         if apart

@@ -20,7 +20,7 @@ SLOWEST = 4
 """Of the time that an answer of a rank has just taken, how much the others have at least."""
 
 FIRST_STEP_S = 60.0
-"""How long ranks that have begun may log nothing before they are asked, once, where they stand."""
+"""How long ranks that have begun may log and print nothing before they are asked, once, where they stand."""
 
 FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
@@ -199,6 +199,8 @@ class Asking(Companion):
                 self._is_failure_asked = True
                 self.ask()
             return
+        if silent_s < FIRST_STEP_S:  # one has printed since
+            self._first_step_asked_s, self._no_first_step = None, ""
         if self._no_first_step or run.recorded.names or run.stopping:
             return
         if not {"running"} <= set(run.states) <= {"running", "finished"}:
@@ -208,7 +210,7 @@ class Asking(Companion):
                 self._first_step_asked_s = time.monotonic()
                 self.ask()
         elif self.have_come() or time.monotonic() - self._first_step_asked_s > run.engine.stacks_s:
-            self._no_first_step = f"no rank has logged anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+            self._no_first_step = f"no rank has logged or printed anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
 
     @property
     def notice(self) -> str:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -33,11 +34,24 @@ def _look_into(where: str, value: Any, seen: set[int]) -> Iterator[tuple[str, An
         names = inspect.getclosurevars(function)
         used = {**names.globals, **names.nonlocals}
         parts = [(f"{name!r}, which {function.__name__} uses,", part) for name, part in used.items()]
+    elif inspect.ismethod(function):
+        parts = [(f"self, a {type(function.__self__).__name__},", function.__self__)]
     elif isinstance(value, dict):
-        parts = [(f"{where}[{key!r}]", part) for key, part in value.items()]
+        parts = [(f"{key!r} of {where}", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple, set)):
-        parts = [(f"{where}[{index}]", part) for index, part in enumerate(value)]
+        parts = [(f"item {index} of {where}", part) for index, part in enumerate(value)]
     elif isinstance(value, type):
         parts = [(f"{value.__name__}.{name}", part) for name, part in vars(value).items() if inspect.isfunction(part)]
+    else:
+        parts = [(f"{name!r} of {where}", part) for name, part in _state(value).items()]
     found = [deeper for place, part in parts for deeper in _look_into(place, part, seen)]
     yield from found or [(where, value, why)]
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """Return what pickle would take of an object, by the names of its attributes; {} if it asks for something else."""
+    with contextlib.suppress(Exception):
+        state = value.__reduce_ex__(4)[2]
+        with_slots = state if isinstance(state, tuple) else (state,)
+        return {name: part for each in with_slots if isinstance(each, dict) for name, part in each.items()}
+    return {}
