@@ -45,6 +45,7 @@ failed first, why a run hangs, standby ranks, `breakpoint()`, traces, trackers a
     exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
     pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
+    on_ranks     what a rank has of your notebook: a table, `help("labkit.on_ranks")`
     process_table  every process that labkit holds, with a button to end it
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first

@@ -18,7 +18,6 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
-import cloudpickle
 import torch.distributed as dist
 
 from labkit.engines.local import loopback_environment
@@ -29,7 +28,7 @@ from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
 from labkit.protocol.text import printable
-from labkit.rank import failure, main, process_group
+from labkit.rank import failure, main, notebook_main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Stopped, Worker
@@ -88,7 +87,8 @@ class HereEngine:
 
     def start(self, job: Job) -> None:
         """Take the job; `work` does it."""
-        self._job = job._replace(environment={**loopback_environment(), **job.environment})
+        environment = {**loopback_environment(), **job.environment}
+        self._job = job._replace(environment=environment, search=None, settings=None)  # which are there
 
     def work(self) -> None:
         """Do the job in this thread, and tell the run what came of it. Raises nothing."""
@@ -124,14 +124,16 @@ class HereEngine:
             channel.store = dist.HashStore()
             process_group.join(info, device, channel.store, job.backend)
             channel.during = "receiving the function"
-            with main.hooked(job, channel):
-                function, args, kwargs = cloudpickle.loads(job.function)
-                channel.send(events.Started(0))
-                channel.during = "running"
-                result = main.call(function, Worker(info, device, log, channel), *args, **kwargs)
-            log.close()
-            channel.during = "sending the result"
-            channel.send(events.Result(0, pack_result(result)))
+            with notebook_main.of(job, is_here=True):
+                with main.hooked(job, channel):
+                    function, args, kwargs = notebook_main.unpack(job.function)
+                    channel.send(events.Started(0))
+                    channel.during = "running"
+                    result = main.call(function, Worker(info, device, log, channel), *args, **kwargs)
+                log.close()
+                channel.during = "sending the result"
+                packed = pack_result(result, is_known=notebook_main.is_known)
+            channel.send(events.Result(0, packed))
             return 0
         except Stopped:
             log.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +14,13 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run
-from labkit.protocol import plugins
+from labkit.protocol import definitions, modules, plugins
 from labkit.protocol.job import Job
+from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
 from labkit.protocol.text import printable
+from labkit.rank import settings
 from labkit.ui import interrupts, kernel, present
 
 
@@ -48,8 +51,9 @@ def launch(
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
-    value. All ranks have joined a process group when the function begins; `worker` says which rank it is. On this
-    machine it computes with its share of the cores, or of OMP_NUM_THREADS where that is less.
+    value. `help("labkit.on_ranks")` says what else a rank has of the notebook. All ranks have joined a process group
+    when the function begins; `worker` says which rank it is. On this machine it computes with its share of the cores,
+    or of OMP_NUM_THREADS where that is less.
 
     Args:
         fn: what every rank calls; its first parameter is the `labkit.Worker`.
@@ -90,9 +94,15 @@ def launch(
     gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
     asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
     plugins.first("check", asked, gpus)
+    for file in modules.edited():
+        warnings.warn(
+            f"{file} has changed since this notebook imported it: the ranks import it as it is now, the notebook has "
+            "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
+            stacklevel=2,
+        )
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
-    function = pack_call(fn, args, kwargs)
+    function = pack_call(fn, args, kwargs, shares=is_here)
     job = Job(
         function=function,
         world_size=world_size,
@@ -103,8 +113,11 @@ def launch(
         port=0,  # the engine's to fill in
         start_s=time.time(),
         environment={},
-        cells=kernel.cells(function),  # and not what other cells have: a key, say
+        cells=kernel.cells(function.head),  # and not what other cells have: a key, say
         argv=kernel.command_line(name_of(fn)),
+        search=Search.here(is_here),
+        settings=settings.of_this_process(),
+        definitions=definitions.collect(),
     )
     beside = companions(asked._replace(world_size=world_size))
     name = printable(name or name_of(fn))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -21,7 +20,7 @@ import labkit
 from labkit.engines.local import LocalEngine
 from labkit.protocol import system
 from labkit.protocol.events import Exit
-from labkit.protocol.pickling import dumps
+from labkit.protocol.pickling import dumps, loads
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
 
@@ -407,10 +406,10 @@ sets_a_flag.__module__ = "__main__"
 
 def test_a_function_may_use_modules_of_a_type_of_their_own():
     assert type(torch.backends.cudnn) is not type(torch)
-    (sent,) = pickle.loads(dumps((sets_a_flag,)))
+    (sent,) = loads(dumps((sets_a_flag,)))
     assert sent is not sets_a_flag, "by value"
     assert sent.__globals__["torch"] is torch
-    assert pickle.loads(dumps(torch.backends.cudnn)) is torch.backends.cudnn
+    assert loads(dumps(torch.backends.cudnn)) is torch.backends.cudnn
 
 
 @pytest.mark.parametrize(

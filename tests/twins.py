@@ -58,6 +58,8 @@ class Twin(NamedTuple):
     """Whether reserved ranks do it twice; the second outcome counts."""
     refused: str = ""
     """A pattern: labkit refuses to start what a script may do, and says this."""
+    args: str = "()"
+    """What `main` is called with after the worker: an expression of the script, or of the notebook."""
     files: dict[str, str] = {}
     """Files that lie in the working folder, modules that the source imports, say."""
     arguments: tuple[str, ...] = ()
@@ -126,6 +128,7 @@ def outcome(twin: Twin, way: str, folder: Path, given: Path | None = None, long_
                 **os.environ,
                 **(twin.environment if way in SCRIPTS else {}),
                 **({"FREE_PORT": str(_free_port())} if twin.needs_port else {}),
+                "TWIN": str(folder / OWN),
                 # A script finds its modules beside it; here it is the harness that lies beside it.
                 "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parent.parent), *_python_path())),
             },
@@ -143,6 +146,11 @@ def outcome(twin: Twin, way: str, folder: Path, given: Path | None = None, long_
     told = json.loads(_read(folder, "told"))
     lines = [_lines(text) for text in told["output"]]
     return Outcome(told["results"], told["status"], lines, written, after, told["said"])
+
+
+def own_folder() -> Path:
+    """Return the harness's folder, in the processes of a twin, which may change theirs."""
+    return Path(os.environ["TWIN"])
 
 
 def _free_port() -> int:
@@ -173,14 +181,14 @@ def _lines(text: str) -> list[str]:
 SPAWNS = """
 if __name__ == "__main__":
     import tests.twins
-    results = tests.twins.spawned(main, {world_size}, {joins}, {takes!r})
+    results = tests.twins.spawned(main, {world_size}, {joins}, {takes!r}, {args})
     with tests.twins.after_all():
         exec(compile({after!r}, "<after>", "exec"))
 """
 IS_A_RANK = """
 if __name__ == "__main__":
     import tests.twins
-    tests.twins.rank_of_torchrun(main, {joins}, {takes!r})
+    tests.twins.rank_of_torchrun(main, {joins}, {takes!r}, {args})
 """
 
 
@@ -193,39 +201,41 @@ def _command(twin: Twin, way: str, folder: Path) -> list[str]:
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={twin.world_size}"]
         agent = [] if way == "spawn" else [*start, f"--log-dir={folder / OWN / 'agent'}"]
         return [sys.executable, *agent, str(script), *twin.arguments]
-    (folder / OWN / "twin.json").write_text(json.dumps(twin._asdict()))
+    (own_folder() / "twin.json").write_text(json.dumps(twin._asdict()))
     return [sys.executable, "-m", "tests.twins", way]
 
 
 # The side of scripts
 
 
-def spawned(main: Any, world_size: int, joins: bool, takes: str) -> list[Any]:
+def spawned(main: Any, world_size: int, joins: bool, takes: str, args: tuple[Any, ...]) -> list[Any]:
     """Call `main` as `mp.spawn` does on its ranks; return their results. Raises what `mp.spawn` raises."""
     import torch.multiprocessing as mp
 
-    mp.spawn(_spawned_rank, (main, world_size, _free_port(), joins, takes), nprocs=world_size)
-    return [json.loads(_read(Path.cwd(), f"result-{rank}") or "null") for rank in range(world_size)]
+    mp.spawn(_spawned_rank, (main, world_size, _free_port(), joins, takes, args), nprocs=world_size)
+    return [json.loads(_read(own_folder().parent, f"result-{rank}") or "null") for rank in range(world_size)]
 
 
-def _spawned_rank(rank: int, main: Any, world_size: int, port: int, joins: bool, takes: str) -> None:
+def _spawned_rank(
+    rank: int, main: Any, world_size: int, port: int, joins: bool, takes: str, args: tuple[Any, ...]
+) -> None:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    _rank(main, joins, takes)
+    _rank(main, joins, takes, args)
 
 
-def rank_of_torchrun(main: Any, joins: bool, takes: str) -> None:
+def rank_of_torchrun(main: Any, joins: bool, takes: str, args: tuple[Any, ...]) -> None:
     """Call `main` as this rank."""
-    _rank(main, joins, takes)
+    _rank(main, joins, takes, args)
 
 
-def _rank(main: Any, joins: bool, takes: str) -> None:
+def _rank(main: Any, joins: bool, takes: str, args: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
     rank, local_rank, world_size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    own = Path.cwd() / OWN
+    own = own_folder()
     output = os.open(own / f"out-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
@@ -235,7 +245,8 @@ def _rank(main: Any, joins: bool, takes: str) -> None:
     )
     if joins:
         dist.init_process_group("gloo")
-    result = main(rank if takes == "rank" else worker)
+        dist.barrier()  # all have joined, as when a cell's function begins
+    result = main(rank if takes == "rank" else worker, *args)
     (own / f"result-{rank}").write_text(json.dumps(result))
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -245,7 +256,7 @@ def _rank(main: Any, joins: bool, takes: str) -> None:
 def after_all() -> Any:
     """Keep what is printed, to be compared."""
     kept = io.StringIO()
-    own = Path.cwd() / OWN
+    own = own_folder()
     with contextlib.redirect_stdout(kept):
         yield
     (own / "after").write_text(kept.getvalue())
@@ -260,7 +271,7 @@ def notebook(way: str) -> None:
     from traitlets.config import Application, Config
 
     folder = Path.cwd()
-    twin = Twin(**json.loads((folder / OWN / "twin.json").read_text()))
+    twin = Twin(**json.loads((own_folder() / "twin.json").read_text()))
     sys.path[0] = str(folder)  # as in a notebook that lies there
     sys.argv = [str(folder / "ipykernel_launcher.py"), "-f", "kernel.json"]
     config = Config()
@@ -290,7 +301,7 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
     import labkit
 
     if way == "exported":
-        _run_exported(labkit.export(shell.user_ns["main"], f"{OWN}/job"), twin, told)
+        _run_exported(labkit.export(shell.user_ns["main"], own_folder() / "job"), twin, told)
         return
     main = eval(twin.launched, shell.user_ns)
     with contextlib.ExitStack() as open_until_the_end:
@@ -298,10 +309,11 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
         if way == "reserved":
             on = open_until_the_end.enter_context(labkit.Session(twin.world_size))
         elif way == "cell-torchrun":
-            on = labkit.Torchrun(nproc_per_node=twin.world_size, folder=f"{OWN}/runs")
+            on = labkit.Torchrun(nproc_per_node=twin.world_size, folder=own_folder() / "runs")
         for _ in range(1 + (way == "reserved" and twin.repeats)):
             try:
-                run = labkit.launch(main, world_size=twin.world_size, on=on, wait=False, live=False)
+                args = eval(twin.args, shell.user_ns)
+                run = labkit.launch(main, *args, world_size=twin.world_size, on=on, wait=False, live=False)
             except (TypeError, ValueError, RuntimeError):
                 told["said"] = traceback.format_exc()
                 return
@@ -317,7 +329,7 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
 def _run_exported(job: Path, twin: Twin, told: dict[str, Any]) -> None:
     import torch
 
-    logs = Path.cwd() / OWN / "logs"
+    logs = own_folder() / "logs"
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={twin.world_size}"]
     command = [*start, "--redirects=3", f"--log-dir={logs}", str(job / "train.py")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # as on another machine

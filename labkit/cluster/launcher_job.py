@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -71,7 +70,7 @@ class LauncherJob:
 
         Raises what the launcher says.
         """
-        self.about |= {"cwd": os.getcwd(), "path": sys.path}
+        self.about |= {"cwd": os.getcwd()}
         make(self.about)
         # In another thread, which the notebook's interrupt does not reach: between the start and the note of what was
         # started nobody would know what to end.

@@ -85,10 +85,9 @@ def main() -> NoReturn:
         info = rank_info_here()
         job = read_job(directory.job, channel)
         correct_clock(channel.sender, info, directory)
-        about = directory.about()  # the notebook's own folder and modules, where they are here too
+        about = directory.about()  # the notebook's own folder, where that is here too
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
-        sys.path += [entry for entry in about["path"] if entry not in sys.path]
         return lambda: Part(job, info, channel, lambda job, info: meet(job, info, directory, attempt))
 
     do_and_exit(prepare)

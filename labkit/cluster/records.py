@@ -70,6 +70,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "str": lambda value: type(value) is str,
     "OutOfMemory": lambda value: value in get_args(OutOfMemory),
     "bytes": lambda value: type(value) in (bytes, Stored),
+    "Message | bytes": lambda value: type(value) in (bytes, Stored),
     "array[int]": lambda value: isinstance(value, array) and value.typecode == "q",
     "array[float]": lambda value: isinstance(value, array) and value.typecode == "d",
     "tuple[str, ...]": lambda value: type(value) is tuple and all(type(each) is str for each in value),

@@ -40,7 +40,7 @@ class RunDirectory:
 
     def create(self, job: Job, about: dict[str, Any]) -> None:
         """Make the directory with a job in it. Raises OSError or ValueError with what to do."""
-        self._make(about, lambda: self.write("job.pkl", cloudpickle.dumps(job)))
+        self._make(about, lambda: self._write("job.pkl", lambda file: cloudpickle.dump(job, file)))
 
     def _make(self, about: dict[str, Any], fill: Callable[[], None]) -> None:
         try:
@@ -59,9 +59,12 @@ class RunDirectory:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file so that whoever sees it sees all of it."""
+        self._write(name, lambda file: file.write(content))
+
+    def _write(self, name: str, fill: Callable[[Any], Any]) -> None:
         aside = self.path / f".{name}.{os.getpid()}"
         with open(aside, "wb", opener=private) as file:
-            file.write(content)
+            fill(file)
         aside.replace(self.path / name)
 
     def note(self, about: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from labkit.cluster.files import NO_ROOM, free_reserve
 from labkit.cluster.private import private
 from labkit.cluster.records import CUT, encoded, plain
 from labkit.protocol import events
+from labkit.protocol.pickling import Message
 
 BLOB_BYTES = 1 << 16
 """A larger value has a file of its own."""
@@ -273,6 +274,8 @@ class FileSender:
         """Return a record's fields as JSON has them; None if a large one could not be written, which is then said."""
         fields = []
         for value in event:
+            if isinstance(value, Message):
+                value = value.to_bytes()
             if isinstance(value, bytes | bytearray | memoryview) and len(value) > BLOB_BYTES:
                 is_result = isinstance(event, events.Result)
                 try:

@@ -29,8 +29,10 @@ READ_BYTES = 1 << 16
 class Listener:
     """Listens to one rank, in a thread of its own."""
 
-    def __init__(self, rank: int, process: RankProcess, put: Callable[[events.Event], None]) -> None:
-        self._rank, self._process, self._put = rank, process, put
+    def __init__(
+        self, rank: int, process: RankProcess, put: Callable[[events.Event], None], note_sent: Callable[[], None]
+    ) -> None:
+        self._rank, self._process, self._put, self._note_sent = rank, process, put, note_sent
         self._reader, self._output, self._stacks = process.queue.reader, process.output, process.stacks
         self._sentinel = process.process.sentinel
         self._sources = {self._reader, self._output, self._stacks, self._sentinel}
@@ -56,6 +58,8 @@ class Listener:
         except OSError:
             if not self._process.wait_until(time.monotonic() + DIES_S):  # else its exit code will tell
                 raise
+        finally:
+            self._note_sent()
 
     def _bring_all(self) -> events.Exit:
         has_ended, look_s = False, time.monotonic() + LOOK_EVERY_S

@@ -45,6 +45,8 @@ class LocalEngine:
         self._killed: set[int] = set()
         self._done: set[int] = set()
         """Ranks that have done their part, whose processes stay."""
+        self._waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """One for each rank that does not have its job yet."""
         self._is_closed = False
         self._error: BaseException | None = None
         """What has ended a thread that listens to a rank, which is to be heard of."""
@@ -63,6 +65,8 @@ class LocalEngine:
             self._close_rendezvous()
             raise
         self.pids = [process.pid for process in self._ranks]
+        for _ in self._at_work():
+            self._waiting.put(None)
         for rank, _ in self._at_work():
             thread = threading.Thread(target=self._listen, args=(rank, job), name=f"labkit-rank-{rank}", daemon=True)
             thread.start()
@@ -176,10 +180,16 @@ class LocalEngine:
                 self._events.put(event, timeout=0.1)
                 return
 
+    def _note_sent(self, job: Job) -> None:
+        """Note that a rank has its job, or is gone: once all have, the notebook needs no copy of the data in it."""
+        self._waiting.get()
+        if self._waiting.empty():
+            job.function.clear()
+
     def _listen(self, rank: int, job: Job) -> None:
         """Send a rank its job and bring what comes from it, its end above all, whatever happens."""
         try:
-            listener = Listener(rank, self._ranks[rank], self._put)
+            listener = Listener(rank, self._ranks[rank], self._put, lambda: self._note_sent(job))
             last = listener.listen(job)
             if listener.last is not None:  # the process stays
                 self._done.add(rank)

@@ -24,7 +24,7 @@ from labkit.protocol import plugins, versions
 from labkit.protocol.job import Job
 from labkit.protocol.system import raise_open_files_limit
 from labkit.rank import descendants, main
-from labkit.rank.channels import EventQueue, Garbled, RankPipes
+from labkit.rank.channels import EventQueue, Garbled, RankPipes, send
 from labkit.rank.signals import STACKS_SIGNAL
 
 EXIT_CODE_S = 1.0
@@ -69,8 +69,8 @@ class RankProcess:
         with self._ready_lock:
             self._is_ready = True  # from now on, what comes is for whoever follows the job
         with self._inbox_lock:
-            self._inbox.send({"rank": rank, "labkit": tuple(versions.loaded()), "start_s": job.start_s})
-            self._inbox.send(job)
+            send(self._inbox, {"rank": rank, "labkit": tuple(versions.loaded()), "start_s": job.start_s})
+            send(self._inbox, job)
 
     @property
     def is_ready(self) -> bool:
@@ -88,7 +88,7 @@ class RankProcess:
 
     def _send(self, word: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
-            self._inbox.send(word)
+            send(self._inbox, word)
 
     @property
     def is_alive(self) -> bool:

@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labkit.exercises.base import Exercise, find
 from labkit.exercises.traffic import Event, Traffic, bounded_output, time_limit
+from labkit.rank import notebook_main
 
 if TYPE_CHECKING:
     from labkit import Worker
+    from labkit.protocol.pickling import Message
 
 PATIENCE_S = 1.5
 """How long one may wait for another rank."""
@@ -213,7 +214,7 @@ def be_there(worker: Any) -> None:
     """Do nothing: a rank that has done it has imported torch and has met the others."""
 
 
-def examine(worker: Worker, exercise_name: str, packed: bytes, patience_s: float) -> Report:
+def examine(worker: Worker, exercise_name: str, packed: Message, patience_s: float) -> Report:
     """Try an answer on this rank, case by case; return what was seen. What the answer raises goes on to the run."""
     exercise = find(exercise_name)
     assert exercise.try_out is not None
@@ -221,7 +222,7 @@ def examine(worker: Worker, exercise_name: str, packed: bytes, patience_s: float
     meeting = Meeting(worker.rank, worker.world_size, patience_s + 0.5)
     with traffic.replacing_torchs_own():
         # Only now: what the learner has imported from torch.distributed by name is looked up here.
-        function, _, _ = cloudpickle.loads(packed)
+        function, _, _ = notebook_main.unpack(packed)
         trial = Trial(exercise, function, worker.rank, worker.world_size)
         trial.traffic = traffic
         trial.limit_s, trial.computing_s = 2 * patience_s, min(patience_s, COMPUTING_S)

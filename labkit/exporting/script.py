@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
 from labkit.plugins.as_script import process_begins, rank_hooks
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.pickling import Message, loads
 from labkit.protocol.redaction import shown
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit
@@ -57,7 +57,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
         asked = {"function": function.__name__, "arguments": plain, "seed": seed, "threads": threads}
         channel = ScriptChannel(info, here / "log", asked)
         job = Job(
-            function=pickle.dumps((function, (), chosen)),
+            function=Message(pickle.dumps((function, (), chosen)), []),
             world_size=info.world_size,
             backend=None,
             cuda_devices=None,
@@ -171,7 +171,7 @@ class ScriptChannel(Channel):
 
     def _keep(self, result: events.Result) -> None:
         assert self._folder is not None
-        value = cloudpickle.loads(result.blob)
+        value = loads(result.blob)
         if value is not None:
             torch.save(value, self._folder / f"result-{result.rank}.pt")
         shown = ""

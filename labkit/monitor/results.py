@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from labkit.protocol.pickling import loads
+from labkit.protocol.pickling import Message, loads
 from labkit.protocol.text import printable
 
 
@@ -22,9 +22,16 @@ class UnloadedResult:
         error: what loading it raised.
     """
 
-    def __init__(self, rank: int, blob: bytes, error: BaseException) -> None:
-        self.rank, self.size, self.error = rank, len(blob), error
-        self._blob = blob
+    def __init__(
+        self,
+        rank: int,
+        blob: Message | bytes,
+        error: BaseException,
+        missing: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.rank, self.error = rank, error
+        self.size = blob.size if isinstance(blob, Message) else len(blob)
+        self._blob, self._missing = blob, missing
 
     @property
     def why(self) -> str:
@@ -35,7 +42,7 @@ class UnloadedResult:
     def load(self, map_location: Any = None) -> Any:
         """Return what the rank returned. Raises whatever loading it raises. `map_location` is as in `torch.load`."""
         try:
-            return loads(self._blob, map_location)
+            return loads(self._blob, missing=self._missing, map_location=map_location)
         except (Exception, SystemExit) as error:
             self.error = error
             raise
@@ -47,12 +54,15 @@ class UnloadedResult:
 TRY_AGAIN = "run.load_results(map_location='cpu') tries again"
 
 
-def load(rank: int, blob: bytes) -> Any:
-    """Return what a rank returned; where it cannot be loaded, an `UnloadedResult`. Raises nothing."""
+def load(rank: int, blob: Message | bytes, missing: Callable[[str], Any] | None = None) -> Any:
+    """Return what a rank returned; where it cannot be loaded, an `UnloadedResult`. Raises nothing.
+
+    `missing` is as in `pickling.loads`.
+    """
     try:
-        return loads(blob)
+        return loads(blob, missing=missing)
     except (Exception, SystemExit) as error:  # importing what it needs may end in either
-        return UnloadedResult(rank, blob, error.with_traceback(None))
+        return UnloadedResult(rank, blob, error.with_traceback(None), missing)
 
 
 def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any], map_location: Any) -> None:

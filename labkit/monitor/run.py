@@ -21,6 +21,7 @@ from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.pages import more
 from labkit.protocol.text import printable
+from labkit.rank import notebook_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -416,6 +417,7 @@ class Run:
         """
         going.add(self)
         try:
+            self._state.missing = notebook_main.finder(job)
             self._follower.begin(job.cells, job.start_s, stopping)
         except BaseException:
             if not self._follower.has_begun:

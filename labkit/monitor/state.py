@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,8 @@ class RunState:
         self.end_by_s = float("inf")
         """When what is left of the ranks is to be ended: a while after the first has failed, or all have returned."""
         self._failure_grace_s = failure_grace_s
+        self.missing: Callable[[str], Any] | None = None
+        """Returns what a result names as the notebook's, should this one not have it (any more)."""
 
     @property
     def said(self) -> str:
@@ -165,7 +168,7 @@ class RunState:
     def _take_result(self, event: events.Result, now_s: float) -> None:
         self.progress_s = now_s
         rank = self.ranks[event.rank]
-        rank.result = load(event.rank, event.blob)
+        rank.result = load(event.rank, event.blob, self.missing)
         rank.returned, rank.phase = True, "finished"
         if all(rank.returned for rank in self.ranks):
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import linecache
-import os
-import site
-import sysconfig
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.protocol.job import Cell
+from labkit.protocol.modules import HERE, LIBRARIES, is_readers
 
-_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
-"""Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
-
-HERE = str(Path(__file__).parents[1]) + os.sep
-"""labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
-
-
-def is_readers(file: str, cells: Container[str]) -> bool:
-    """Return whether a file is the reader's own: a cell of the notebook, or no library's."""
-    return file in cells or not file.startswith((*LIBRARIES, HERE, "<"))
+__all__ = ["HERE", "LIBRARIES", "is_readers", "line_of", "place_of", "text_of"]
 
 
 def text_of(file: str, cells: Mapping[str, Cell]) -> str:

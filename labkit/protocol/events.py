@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from labkit.protocol.pickling import Message
 
 from labkit.protocol.system import OutOfMemory
 
@@ -53,7 +56,7 @@ class Result(NamedTuple):
     """The function returned on this rank."""
 
     rank: int
-    blob: bytes
+    blob: Message | bytes
     """The return value, pickled by value."""
 
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from labkit.protocol.definitions import Definitions
+    from labkit.protocol.modules import Search
+    from labkit.protocol.pickling import Message
 
 
 class Cell(NamedTuple):
@@ -66,7 +73,7 @@ class RankHooks:
 class Job(NamedTuple):
     """Everything a rank must know to run the function; sent to it through a pipe once its process is up, or a file."""
 
-    function: bytes
+    function: Message
     """(function, args, kwargs), pickled by value."""
     world_size: int
     backend: str | None
@@ -93,6 +100,12 @@ class Job(NamedTuple):
     """The file of the store through which ranks meet that the notebook has started."""
     argv: tuple[str, ...] = ("-c",)
     """`sys.argv` of a rank, for the reader's own command line."""
+    search: Search | None = None
+    """Where the rank finds its modules; None: where its process does."""
+    settings: Mapping[str, Any] | None = None
+    """Of the notebook's process (`labkit.rank.settings`); None: the rank keeps its own."""
+    definitions: Definitions | None = None
+    """What the rank's `__main__` has besides what the function brings; None: that stays as it is."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""

@@ -1,4 +1,9 @@
-"""Pickling by value what travels between notebook and ranks, and saying what of it cannot travel."""
+"""The one pickler for what travels between notebook and ranks: jobs, results, and what ranks send their own processes.
+
+By value goes what was typed in cells, under its name: where it arrives, `__main__` has it by that name too, and what
+pickles by name (`all_gather_object`, `torch.save`, rpc) finds it there. A result names what came from the notebook,
+which is then the notebook's own. Of tensors each storage goes once (`storages`), so those that share memory still do.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +13,225 @@ import getpass
 import importlib
 import io
 import pickle
+import struct
 import sys
+import types
+import warnings
 from collections.abc import Callable
-from types import MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import torch
+from cloudpickle import cloudpickle as by_value
 
+from labkit.protocol import reducing, storages
 from labkit.protocol.pages import more
 
+MAIN = "__main__"
+_SIZE = struct.Struct("<Q")
+_WITH_STORAGES = b"labkit01"
+"""How a message in one piece begins if it has storages; one that has none is its pickle."""
 
-class _Pickler(cloudpickle.Pickler):
-    """Sends modules of a type of their own, such as `torch.backends.cudnn`, by name, as any other module."""
+
+class Message:
+    """A pickle and, beside it, the storages of its tensors, each once. Read it with `loads`."""
+
+    def __init__(
+        self, head: bytes, storages: list[torch.UntypedStorage], names: frozenset[str] = frozenset(), held: Any = None
+    ) -> None:
+        self.head = head
+        self.storages = storages
+        self.names = names
+        """What definitions in it mention without using it: names in annotations."""
+        self._held = held
+        """What must live until it has been read: shared memory."""
+
+    @classmethod
+    def of_buffers(cls, head: bytes, names: frozenset[str], *buffers: Any) -> Message:
+        """Return the message with these storages, or others with the same bytes."""
+        return cls(head, [b if isinstance(b, torch.UntypedStorage) else storages.of_bytes(b) for b in buffers], names)
+
+    def __reduce__(self) -> Any:
+        # Out of band where the pickler has a place for that, as with `channels.send`.
+        buffers = (pickle.PickleBuffer(storages.memory(storage)) for storage in self.storages)
+        return Message.of_buffers, (self.head, self.names, *buffers)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self.head) + sum(storage.nbytes() for storage in self.storages)
+
+    def clear(self) -> None:
+        """Drop what is in it, which has arrived: who keeps the job need not keep a copy of its data."""
+        self.head, self.storages, self._held = b"", [], None
+
+    def to_bytes(self) -> bytes:
+        """Return it in one piece."""
+        if not self.storages:
+            return self.head
+        sizes = [len(self.head), *(storage.nbytes() for storage in self.storages)]
+        lengths = b"".join(map(_SIZE.pack, (len(sizes), *sizes)))
+        return b"".join((_WITH_STORAGES, lengths, self.head, *map(storages.memory, self.storages)))
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Message:
+        """Return what `to_bytes` gave."""
+        if not data.startswith(_WITH_STORAGES):
+            return cls(data, [])
+        whole, begin = memoryview(data), len(_WITH_STORAGES) + _SIZE.size
+        (count,) = _SIZE.unpack_from(whole, len(_WITH_STORAGES))
+        at, parts = begin + count * _SIZE.size, []
+        for (size,) in _SIZE.iter_unpack(whole[begin:at]):
+            parts.append(whole[at : at + size])
+            at += size
+        return cls(bytes(parts[0]), [storages.of_bytes(part) for part in parts[1:]])
+
+
+class Main(Protocol):
+    """The `__main__` for which something is unpickled."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is in the notebook's own process, and has copies of what the notebook has defined."""
+
+    def known(self, name: str) -> Any:
+        """Return what was received under this name before, or None."""
+
+    def receive(self, name: str, value: Any) -> None:
+        """Take in a definition that was found under this name in the notebook."""
+
+
+# Sending
+
+
+class _Namespace(dict):
+    """Stands for the globals of the notebook's functions."""
+
+    def __reduce__(self) -> Any:
+        return _namespace, ()
+
+
+class Pickler(cloudpickle.Pickler):
+    """Pickles by value what was typed in cells, and each storage once.
+
+    Args:
+        shares: whether the reader is on this machine, and maps memory that is shared.
+        copies: whether tensors may change before the message is sent, which then has their values of now.
+        is_known: whether the reader has a definition itself, by its name in `__main__`.
+        file: where the pickle goes.
+    """
+
+    def __init__(
+        self,
+        shares: bool = False,
+        copies: bool = True,
+        is_known: Callable[[str, Any], bool] = lambda name, value: False,
+        file: io.BytesIO | None = None,
+    ) -> None:
+        self._file = file or io.BytesIO()
+        super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.storages: list[torch.UntypedStorage] = []
+        self.held: list[Any] = []
+        self.names: set[str] = set()
+        self._own: set[int] = set()
+        """Storages that nobody else has."""
+        self._at: dict[tuple[int, int], torch.UntypedStorage] = {}
+        """Storages that have been pickled, by address and size."""
+        self.has_unshared = False
+        """Whether memory that is shared was copied all the same."""
+        self._shares, self._copies, self._is_known = shares, copies, is_known
+        self.globals_ref[id(vars(sys.modules[MAIN]))] = _Namespace()
+
+    def message(self) -> Message:
+        """Return what has been pickled."""
+        return Message(self._file.getvalue(), self.storages, frozenset(self.names), self.held)
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType) and type(value) is not ModuleType and sys.modules.get(value.__name__) is value:
-            return importlib.import_module, (value.__name__,)
+        """Return how something is pickled that is of none of Python's own simple types."""
+        kind = type(value)
+        if kind is torch.Tensor and storages.is_plain(value):
+            return storages.tensor_in, storages.lies_in(value)
+        if kind is torch.UntypedStorage:
+            return self._reduce_storage(value)
+        if kind is torch.TypedStorage:
+            return storages.typed, (value._untyped_storage, value.dtype)
+        if issubclass(kind, type) or kind in reducing.DEFINITIONS:
+            return self._reduce_definition(value)
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and storages.is_plain_array(value):
+            return storages.array_in, storages.array_lies_in(value)
+        if kind is Message:
+            self.held.append(value)
+            self._own |= {id(storage) for storage in value.storages}
+            return Message, (value.head, value.storages, value.names)
+        if issubclass(kind, types.ModuleType):
+            return self._reduce_module(value)
         if (instead := _in_a_script(value)) is not None:
             return getattr, instead
-        return super().reducer_override(value)
+        return reducing.reduce(value)
+
+    def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
+        if storages.is_shared(storage):
+            if self._shares:
+                self.held.append(storage)
+                return storages.shared, storages.share(storage)
+            self.has_unshared = True
+        if storage.device.type == "meta":
+            return functools.partial(torch.UntypedStorage, device="meta"), (storage.nbytes(),)
+        if where := storages.location(storage):
+            return storages.placed, (storages.snapshot(storage), where)
+        known = self._at.setdefault((storage.data_ptr(), storage.nbytes()), storage)
+        if known is not storage and storage.nbytes():
+            return storages.same, (known,)
+        if storage.nbytes() <= storages.INLINE_BYTES:
+            return storages.of_bytes, (bytes(storages.memory(storage)),)
+        copies = self._copies and id(storage) not in self._own
+        self.storages.append(storages.snapshot(storage) if copies else storage)
+        return _storage, (len(self.storages) - 1,)
+
+    def _reduce_definition(self, value: Any) -> Any:
+        name, of = found_as(value), getattr(value, "__module__", None)
+        if name and self._is_known(name, value):
+            return _of_main, (name,)
+        if of == MAIN:
+            self.names |= reducing.mentioned(value)
+        elif (module := reducing.made_by_hand(of)) is not None:
+            if isinstance(value, type):
+                return by_value._dynamic_class_reduce(value)
+            self.globals_ref.setdefault(id(vars(module)), reducing.NamespaceOf(module))
+            return self._dynamic_function_reduce(value)
+        reduced = reducing.reduce(value)
+        if reduced is NotImplemented:
+            reduced = super().reducer_override(value)
+        if name and isinstance(reduced, tuple):
+            make, args, *rest = reduced
+            return (_received, (name, make, *args), *rest)
+        return reduced
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        # By name also those of a type of their own, such as `torch.backends.cudnn`.
+        if type(module) is not types.ModuleType and sys.modules.get(module.__name__) is module:
+            return importlib.import_module, (module.__name__,)
+        if reducing.made_by_hand(module.__name__) is module:
+            return reducing.reduce_made(module)
+        return super().reducer_override(module)
 
 
-class _ResultPickler(_Pickler):
-    """Sends what the notebook can load: tensors of the CPU, for it may have no GPU, and a DDP model without its wrapper.
+class ResultPickler(Pickler):
+    """Pickles what the notebook can load: tensors of the CPU, for it may have no GPU; a DDP model without its wrapper.
 
     The wrapper belongs to a process group, and the notebook is in none.
     """
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, torch.TypedStorage):  # what a tensor is made of, in pickles
-            storage = value._untyped_storage
-            if (host := to_host(storage)) is not storage:
-                return torch.TypedStorage(wrap_storage=host, dtype=value.dtype, _internal=True).__reduce__()
+        """Return how something is pickled that is of none of Python's own simple types."""
         parallel = sys.modules.get("torch.nn.parallel")
         if parallel is not None and isinstance(value, parallel.DistributedDataParallel):
             return _unwrapped, (value.module,)
         return super().reducer_override(value)
+
+    def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
+        host = to_host(storage)
+        return super()._reduce_storage(storage) if host is storage else (storages.same, (host,))
 
 
 def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -56,45 +243,199 @@ def _unwrapped(model: Any) -> Any:
     return model
 
 
-def _in_a_script(value: Any) -> tuple[ModuleType, str] | None:
+def _in_a_script(value: Any) -> tuple[types.ModuleType, str] | None:
     """Return what a script has in the place of something of IPython's: (module, name)."""
     if type(value).__module__ == "IPython.core.autocall":  # `exit` and `quit`
         return builtins, "exit"
-    is_kernels = isinstance(value, MethodType) and type(value.__self__).__module__.startswith("ipykernel.")
+    is_kernels = isinstance(value, types.MethodType) and type(value.__self__).__module__.startswith("ipykernel.")
     if is_kernels and value.__name__ == "getpass":
         return getpass, "getpass"  # a cell that imports it by its name gets the kernel's
     return None
 
 
-def dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
-    """Pickle by value; `cloudpickle.loads` reads it. Raises what the value raises that cannot be pickled."""
-    with io.BytesIO() as file:
-        pickler(file).dump(value)
-        return file.getvalue()
+def found_as(value: Any) -> str:
+    """Return the name under which a class or a function is found in `__main__`, or ""."""
+    name = getattr(value, "__qualname__", "")
+    if getattr(value, "__module__", None) != MAIN or "<" in name:
+        return ""
+    found: Any = sys.modules[MAIN]
+    for part in name.split("."):
+        found = vars(found).get(part) if isinstance(found, (type, types.ModuleType)) else None
+    return name if found is value else ""
+
+
+def dump(value: Any, kind: type[Pickler] = Pickler, **options: Any) -> Message:
+    """Pickle something, with a pickler of these options. Raises what the value raises that cannot be pickled."""
+    pickler = kind(**options)
+    pickler.dump(value)
+    return pickler.message()
+
+
+def dumps(value: Any, **options: Any) -> bytes:
+    """Pickle something in one piece, which holds all of its tensors' bytes."""
+    return dump(value, copies=False, **options).to_bytes()
+
+
+# Receiving
+
+
+def _storage(index: int) -> torch.UntypedStorage:
+    """Stand for `_Reading.storage` in a pickle; so do those below for the methods of their names."""
+    raise NotImplementedError
+
+
+def _namespace() -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def _received(name: str, make: Callable[..., Any], *args: Any) -> Any:
+    raise NotImplementedError
+
+
+def _of_main(name: str) -> Any:
+    raise NotImplementedError
+
+
+def main_of_notebook() -> types.ModuleType:
+    """Return `__main__`, also while another stands for it in the notebook's process."""
+    main: Any = sys.modules[MAIN]
+    return main.notebook if getattr(type(main), "is_here", False) and main.is_here else main
+
+
+class _Reading:
+    """What one message needs while it is unpickled."""
+
+    def __init__(
+        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, map_location: Any
+    ) -> None:
+        self._storages, self._main, self._missing = message.storages, main, missing
+        self._map_location = map_location
+        self._mapped: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        """Storages, by their `id`, and those that take their places."""
+        self._is_here = main is None or main.is_here
+        self._own_namespace: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
+        self._makes_copies = False
+        self._left_alone: set[int] = set()
+
+    def storage(self, index: int) -> torch.UntypedStorage:
+        """Return a storage that has come beside the pickle."""
+        return self._storages[index]
+
+    def namespace(self) -> dict[str, Any]:
+        """Return the global namespace for functions of the notebook."""
+        return self._own_namespace if self._main is None else vars(self._main)
+
+    def received(self, name: str, make: Callable[..., Any], *args: Any) -> Any:
+        """Return a definition that has a name in the notebook: made now, if that has not come before."""
+        if self._main is None:
+            return make(*args)
+        value = self._main.known(name)
+        if value is None:
+            self._makes_copies = self._is_here
+            value = make(*args)
+            self._makes_copies = False
+            if isinstance(value, type):
+                value.__qualname__ = name  # which cloudpickle leaves out
+            self._main.receive(name, value)
+        return value
+
+    def of_main(self, name: str) -> Any:
+        """Return what is called so in the notebook."""
+        try:
+            return functools.reduce(getattr, name.split("."), self._main or main_of_notebook())
+        except AttributeError:
+            if self._missing is None:
+                raise
+            return self._missing(name)
+
+    # In the notebook's own process cloudpickle finds the class that was sent, and would write into it what comes back.
+
+    def make_class(self, make: Callable[..., Any], *args: Any) -> Any:
+        """Return the class that was sent, if this process has it; else make it."""
+        *others, tracker_id, extra = args
+        if self._makes_copies:
+            return make(*others, None, extra)
+        sent = by_value._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+        if sent is None or not self._is_here:
+            return make(*args)
+        self._left_alone.add(id(sent))
+        return sent
+
+    def fill_class(self, value: Any, state: Any) -> Any:
+        """Give a class that was made its attributes."""
+        return value if id(value) in self._left_alone else by_value._class_setstate(value, state)
+
+    # `map_location`, as `torch.load` takes it
+
+    def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+        """Return the storage where it is to be that was at a location. Two that were one stay one."""
+        if id(storage) not in self._mapped:
+            restore = torch.serialization._get_restore_location(self._map_location)
+            self._mapped[id(storage)] = storage, restore(storage, location)
+        found = self._mapped[id(storage)][1]
+        self._mapped.setdefault(id(found), (found, found))
+        return found
+
+    def tensor_in(self, storage: torch.UntypedStorage, *lies: Any) -> torch.Tensor:
+        """Return the tensor in a storage that is where it is to be."""
+        return storages.tensor_in(self.placed(storage, "cpu"), *lies)
+
+    def typed(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+        """Return the storage, where it is to be, as PyTorch's rebuilding functions take it."""
+        return storages.typed(self.placed(storage, str(storage.device)), dtype)
+
+    def load_from_bytes(self, data: bytes) -> Any:
+        """Return a storage that was pickled by PyTorch's own way."""
+        return torch.load(io.BytesIO(data), map_location=self._map_location, weights_only=False)
+
+    def named(self, module: str, name: str) -> Any:
+        """Return what stands for a name in the pickle, or None if it means what it says."""
+        if self._map_location is not None:
+            if module == storages.__name__ and name in ("placed", "tensor_in", "typed"):
+                return getattr(self, name)
+            if (module, name) == ("torch.storage", "_load_from_bytes"):
+                return self.load_from_bytes
+        if module == __name__ and name.startswith("_"):
+            return getattr(self, name[1:])
+        if module == by_value.__name__:
+            if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+                return functools.partial(self.make_class, getattr(by_value, name))
+            if name == "_class_setstate":
+                return self.fill_class
+        return None
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts tensors where `map_location` says, as `torch.load` does."""
-
-    def __init__(self, blob: bytes, map_location: Any) -> None:
-        super().__init__(io.BytesIO(blob))
-        self._map_location = map_location
+    def __init__(self, head: bytes, reading: _Reading) -> None:
+        super().__init__(io.BytesIO(head))
+        self._reading = reading
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return self._load_storage
-        return super().find_class(module, name)
-
-    def _load_storage(self, blob: bytes) -> Any:
-        return torch.load(io.BytesIO(blob), map_location=self._map_location, weights_only=False)
+        return self._reading.named(module, name) or super().find_class(module, name)
 
 
-def loads(blob: bytes, map_location: Any = None) -> Any:
-    """Return what `dumps` has packed. Raises whatever unpickling raises.
+def loads(
+    message: Message | bytes,
+    main: Main | None = None,
+    missing: Callable[[str], Any] | None = None,
+    map_location: Any = None,
+) -> Any:
+    """Unpickle what `dump` or `dumps` has pickled.
 
-    `map_location` is where tensors go, as `torch.load` takes it; None leaves them where they were.
+    Args:
+        message: what was pickled.
+        main: where the definitions that it brings are kept; None: nowhere.
+        missing: returns what is called so in the notebook that sent it, where this one's `__main__` has it no more.
+        map_location: where tensors go, as `torch.load` takes it; None leaves them where they were.
+
+    Raises what unpickling raises.
     """
-    return cloudpickle.loads(blob) if map_location is None else _Unpickler(blob, map_location).load()
+    if not isinstance(message, Message):
+        message = Message.of_bytes(message)
+    return _Unpickler(message.head, _Reading(message, main, missing, map_location)).load()
+
+
+# What a launch sends, and what comes back
 
 
 def name_of(fn: Callable[..., Any]) -> str:
@@ -104,24 +445,29 @@ def name_of(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Pack a call for the ranks. Raises ValueError that names what cannot be sent."""
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], shares: bool = False) -> Message:
+    """Pack a call for ranks, with which memory is shared or not. Raises ValueError that names what cannot be sent."""
     try:
-        return dumps((fn, args, kwargs))
+        pickler = Pickler(shares=shares)
+        pickler.dump((fn, args, kwargs))
     except Exception as error:
         from labkit.protocol import plugins  # not above: a rank packs no calls
 
         why = plugins.first("unsendable", fn, args, kwargs) or error
         raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{more('cannot_be_sent')}") from error
+    if pickler.has_unshared:
+        warnings.warn(
+            f"{name_of(fn)} uses tensors in shared memory, but these ranks are not processes of this notebook's: each "
+            "gets a copy, and what it writes there is not seen here. Return the tensors, or launch without on=",
+            stacklevel=3,
+        )
+    return pickler.message()
 
 
-def pack_result(result: Any, what: str = "the function returned") -> bytes:
-    """Pack what is to reach the notebook: tensors on the CPU, a DDP model without its wrapper.
-
-    Raises ValueError if that cannot be.
-    """
+def pack_result(result: Any, what: str = "the function returned", **options: Any) -> Message:
+    """Pack what is to reach the notebook, with a `ResultPickler` of these options. Raises ValueError if it cannot be."""
     try:
-        return dumps(result, _ResultPickler)
+        return dump(result, ResultPickler, **options)
     except Exception as error:
         instead = "plain values, tensors or a state_dict"
         if "ProcessGroup" in str(error):  # of a sharded model

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from labkit.protocol import events
+from labkit.protocol import events, storages
 from labkit.protocol.job import RankHooks
 
 if TYPE_CHECKING:
@@ -44,37 +44,134 @@ class Garbled(Exception):  # noqa: N818 - says what came
     """What has come through a pipe is no event."""
 
 
+WITH_TENSORS = b"\x93tensors"
+"""How a message begins that is followed by the memory of tensors: their number, their sizes, and its pickle."""
+
+SIZE = struct.Struct("!Q")
+
+BLOCK_BYTES = 1 << 20
+"""Of a tensor's memory, sent at once through the inbox."""
+
+
+def pack(word: Any) -> tuple[bytes, list[memoryview]]:
+    """Return a message, and the memory of tensors that follows it: sent from where it is, no copy is made of it."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+    if not buffers:
+        return pickled, []
+    blocks = [buffer.raw() for buffer in buffers]
+    sizes = (len(blocks), *(block.nbytes for block in blocks))
+    return WITH_TENSORS + b"".join(map(SIZE.pack, sizes)) + pickled, blocks
+
+
+class Parcel:
+    """A message whose tensors are still to come. They are read into the memory that will be theirs."""
+
+    def __init__(self, body: bytes | memoryview) -> None:
+        self._pickled, self._storages = memoryview(body), []
+        self._to_come: list[memoryview] = []
+        if bytes(self._pickled[: len(WITH_TENSORS)]) == WITH_TENSORS:
+            at = len(WITH_TENSORS) + SIZE.size
+            (count,) = SIZE.unpack_from(self._pickled, len(WITH_TENSORS))
+            sizes = [size for (size,) in SIZE.iter_unpack(self._pickled[at : at + count * SIZE.size])]
+            self._pickled = self._pickled[at + count * SIZE.size :]
+            self._storages = [storages.empty(size) for size in sizes]
+            self._to_come = [storages.memory(storage) for storage in self._storages]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all has come."""
+        return not self._to_come
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes belong."""
+        return self._to_come[0]
+
+    def filled(self, count: int) -> None:
+        """Take notice that so many have been written there."""
+        self._to_come[0] = self._to_come[0][count:]
+        if not self._to_come[0]:
+            del self._to_come[0]
+
+    def take(self, data: memoryview) -> memoryview:
+        """Take bytes that have come, and return those that are not of this message."""
+        while data and not self.is_whole:
+            part = data[: self.room.nbytes]
+            self.room[: part.nbytes] = part
+            self.filled(part.nbytes)
+            data = data[part.nbytes :]
+        return data
+
+    def open(self) -> Any:
+        """Return what was sent. Raises whatever unpickling raises."""
+        return pickle.loads(self._pickled, buffers=self._storages)
+
+
+def send(connection: Connection, word: Any) -> None:
+    """Send something to one who calls `receive`. Raises OSError if nobody is there."""
+    body, blocks = pack(word)
+    connection.send_bytes(body)
+    for block in blocks:
+        for at in range(0, block.nbytes, BLOCK_BYTES):
+            connection.send_bytes(block[at : at + BLOCK_BYTES])
+
+
+def receive(connection: Connection) -> Parcel:
+    """Return what comes next, to be opened. Raises EOFError or OSError when the other end is gone."""
+    parcel = Parcel(connection.recv_bytes())
+    while not parcel.is_whole:
+        parcel.filled(connection.recv_bytes_into(parcel.room))
+    return parcel
+
+
 class Messages:
     """Puts events together from the bytes of a pipe, wherever they are cut."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        self._parcel: Parcel | None = None
 
     @property
     def is_partial(self) -> bool:
         """Whether a message has begun that has not come whole."""
-        return bool(self._bytes)
+        return bool(self._bytes) or self._parcel is not None
 
     def add(self, data: bytes) -> list[Any]:
         """Take bytes; return the events that are whole now. Raises Garbled for what is none, and takes no more then."""
-        self._bytes += data
         found: list[Any] = []
+        rest = memoryview(data)
         while True:
-            if not MARK.startswith(self._bytes[: len(MARK)]):
-                raise Garbled(f"{bytes(self._bytes[:40])!r} is not the beginning of a message")
-            if len(self._bytes) < HEADER.size:
+            if self._parcel is None:
+                self._bytes += rest
+                self._parcel = self._next()
+                if self._parcel is None:
+                    return found
+                rest = memoryview(bytes(self._bytes))
+                self._bytes.clear()
+            rest = self._parcel.take(rest)
+            if not self._parcel.is_whole:
                 return found
-            end = HEADER.size + HEADER.unpack_from(self._bytes)[1]
-            if len(self._bytes) < end:
-                return found
-            with memoryview(self._bytes) as whole, whole[HEADER.size : end] as body:
-                found.append(_event(body))
-            del self._bytes[:end]
+            found.append(_event(self._parcel))
+            self._parcel = None
+
+    def _next(self) -> Parcel | None:
+        """Return the next message, as far as it has come, and take its bytes away."""
+        if not MARK.startswith(self._bytes[: len(MARK)]):
+            raise Garbled(f"{bytes(self._bytes[:40])!r} is not the beginning of a message")
+        if len(self._bytes) < HEADER.size:
+            return None
+        end = HEADER.size + HEADER.unpack_from(self._bytes)[1]
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[HEADER.size : end])
+        del self._bytes[:end]
+        return Parcel(body)
 
 
-def _event(body: memoryview | bytes) -> Any:
+def _event(parcel: Parcel) -> Any:
     try:
-        return pickle.loads(body)
+        return parcel.open()
     except MemoryError:
         raise
     except BaseException as error:
@@ -100,6 +197,8 @@ class EventQueue:
         self._writer = writer
         self._lock = threading.Lock()
         self._unsent: list[memoryview] = []
+        self._held: list[Any] = []
+        """Of what is unsent: the memory is theirs."""
         self._messages = Messages()
 
     def __getstate__(self) -> Any:
@@ -114,19 +213,21 @@ class EventQueue:
 
         Raises OSError when nobody reads any longer.
         """
-        body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
         if not HAS_POLL:
             with self._lock:
-                return self._writer.send_bytes(body)
+                return send(self._writer, event)
+        body, blocks = pack(event)
         header = HEADER.pack(MARK, len(body))
         parts = [header + body] if len(body) < READ_BYTES else [header, body]
         with self._lock:
-            self._unsent += map(memoryview, parts)
+            self._unsent += [*(memoryview(part) for part in parts), *blocks]
+            self._held.append(event)
             while self._unsent:
                 written = os.write(self._writer.fileno(), self._unsent[0])
                 self._unsent[0] = self._unsent[0][written:]
                 if not self._unsent[0]:
                     del self._unsent[0]
+            self._held.clear()
         return None
 
     def receive(self) -> list[Any]:
@@ -135,7 +236,7 @@ class EventQueue:
         Raises EOFError when no more can come, and Garbled for what is no event.
         """
         if not HAS_POLL:
-            return [_event(self.reader.recv_bytes())] if self.reader.poll() else []
+            return [_event(receive(self.reader))] if self.reader.poll() else []
         look = select.poll()
         look.register(self.reader.fileno(), select.POLLIN)
         found: list[Any] = []

@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import multiprocessing
 import os
-import pickle
 import random
 import signal
 import sys
@@ -22,7 +21,6 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -30,8 +28,8 @@ from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import descendants, failure, process_group
-from labkit.rank.channels import Channel, PipeChannel, RankPipes
+from labkit.rank import descendants, failure, notebook_main, process_group, settings
+from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals, leave_children_alone
@@ -81,11 +79,11 @@ class Inbox:
         try:
             while True:
                 try:
-                    word = self._ends.inbox.recv_bytes()
+                    word = receive(self._ends.inbox)
                 except (EOFError, OSError) as error:
                     print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
                     break
-                self._take(pickle.loads(word))
+                self._take(word.open())
         except BaseException as error:
             self._report(error)
         finally:
@@ -255,17 +253,19 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        with hooked(job, channel):
-            function, args, kwargs = cloudpickle.loads(job.function)
-            channel.send(events.Started(rank))
-            channel.during = "running"
-            try:
-                result = call(function, Worker(info, device, log, channel), *args, **kwargs)
-            finally:
-                end_if_forked(channel)
-        log.close()
-        channel.during = "sending the result"
-        channel.send(events.Result(rank, pack_result(result)))
+        with notebook_main.of(job):
+            with hooked(job, channel):
+                function, args, kwargs = notebook_main.unpack(job.function)
+                channel.send(events.Started(rank))
+                channel.during = "running"
+                try:
+                    result = call(function, Worker(info, device, log, channel), *args, **kwargs)
+                finally:
+                    end_if_forked(channel)
+            log.close()
+            channel.during = "sending the result"
+            packed = pack_result(result, copies=False, is_known=notebook_main.is_known)
+            channel.send(events.Result(rank, packed))
         code = 0
     except Stopped:
         log.close()
@@ -334,6 +334,10 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
     if job.surroundings is not None:
         job.surroundings.take_over()
     sys.argv[:] = job.argv
+    if job.search is not None:
+        job.search.take_over()
+    if job.settings is not None:
+        settings.take_over(job.settings)
     os.environ.update(job.environment)
     # The variables that torchrun sets, for libraries that look there.
     os.environ.update(

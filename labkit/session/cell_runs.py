@@ -19,8 +19,9 @@ from labkit.plugins.report.lines import print_output
 from labkit.plugins.root_cause.first_to_fail import LOST_PEER
 from labkit.plugins.stacks.rank_stacks import Stacks
 from labkit.protocol.job import Cell, Job
+from labkit.protocol.modules import Search
 from labkit.protocol.pages import more
-from labkit.protocol.pickling import dumps, pack_call
+from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.protocol.system import threads
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
@@ -101,9 +102,9 @@ class CellRuns:
         if timeout_s is not None and not timeout_s > 0:
             raise ValueError(f"timeout_s is a number of seconds greater than 0, got {timeout_s!r}")
         compile_cell(code, title)
-        sent = _pack_variables(send) if send else b""
+        sent = _pack_variables(send, self._reserve.is_here) if send else None
         file = f"<ranks {next(numbers)}>"
-        self._cells |= {file: Cell(title, code), **kernel.cells(sent)}
+        self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
         with self._group_in_place(title, timeout_s) as engine:
             cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
             run = self.last = self._start(engine(asked), pack_call(run_cell, (cell,), {}), title, timeout_s)
@@ -153,7 +154,7 @@ class CellRuns:
         self._reserve.replace()
         return self._reserve.take_replaced() if self._turns.holder is None else []
 
-    def _start(self, engine: Engine, function: bytes, title: str, timeout_s: float | None) -> Run:
+    def _start(self, engine: Engine, function: Message, title: str, timeout_s: float | None) -> Run:
         job = Job(
             function=function,
             world_size=self._world_size,
@@ -167,6 +168,7 @@ class CellRuns:
             cells=dict(self._cells),
             group=self._group,
             argv=kernel.command_line("ranks"),
+            search=Search.here(self._reserve.is_here),
         )
         asked = Asked(live=False, wait=True)
         run = Run(engine, self._world_size, title, timeout_s, companions(asked))
@@ -247,13 +249,13 @@ def _left_behind(summary: str) -> str:
     return f". The notebook has it: %%ranks --send {missed[1]}"
 
 
-def _pack_variables(values: Mapping[str, Any]) -> bytes:
+def _pack_variables(values: Mapping[str, Any], shares: bool) -> Message:
     """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
     for name, value in values.items():
         try:
-            dumps(value)
+            dump(value)
         except Exception as error:
             raise ValueError(
                 f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
             ) from error
-    return dumps(dict(values))
+    return dump(dict(values), shares=shares)

@@ -8,13 +8,13 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.pickling import pack_result
+from labkit.protocol.pickling import Message, loads, pack_result
 from labkit.protocol.text import printable
 from labkit.rank.failure import OWN_FILES
+from labkit.rank.notebook_main import NotebookMain, is_known
 from labkit.rank.worker import Worker
 
 OWN_FILES.add(__file__)
@@ -31,12 +31,24 @@ class CellCode(NamedTuple):
     code: str
     wants_value: bool
     """Whether the value of the last expression is to be sent, rather than shown."""
-    sent: bytes
-    """{name: value} from the notebook, pickled by value; b"" for nothing."""
+    sent: Message | None
+    """{name: value} from the notebook, pickled by value; None for nothing."""
 
 
-class CellsModule(types.ModuleType):
-    """The module in which the cells of a session run."""
+class CellsModule(NotebookMain):
+    """The module in which the cells of a session run; of the notebook it has what was sent."""
+
+    def take_in(self, sent: Message) -> None:
+        """Have what the notebook has sent, and under their names the definitions that this needs.
+
+        A function that was sent has global variables of its own: it finds the notebook's, not those of cells.
+        """
+        brought = NotebookMain()
+        values = loads(sent, brought)
+        for name, value in brought.all_received():
+            if "." in name or name not in vars(self) or self.is_known(name, vars(self)[name]):
+                self.receive(name, value)
+        vars(self).update(values)
 
 
 def compile_cell(code: str, file: str) -> tuple[types.CodeType, types.CodeType | None]:
@@ -59,28 +71,29 @@ def join(worker: Worker) -> None:
     """Do nothing, in the cells' process group: to run this joins it."""
 
 
-def run_cell(worker: Worker, cell: CellCode) -> str | bytes:
+def run_cell(worker: Worker, cell: CellCode) -> str | Message:
     """Run a cell; return the value of its last expression as text ("" for none), or pickled where it is wanted."""
-    variables = _variables(worker)
-    if cell.sent:
-        variables.update(cloudpickle.loads(cell.sent))
+    main = _cells_main(worker)
+    variables = vars(main)
+    if cell.sent is not None:
+        main.take_in(cell.sent)
     body, last = compile_cell(cell.code, cell.file)
     exec(body, variables)
     value = eval(last, variables) if last else None
     if cell.wants_value:
-        return pack_result(value, "the expression gives")
+        return pack_result(value, "the expression gives", copies=False, is_known=is_known)
     return "" if value is None else _shown(value)
 
 
-def _variables(worker: Worker) -> dict[str, Any]:
-    """Return what cells see, with this cell's worker. The first cell makes it."""
+def _cells_main(worker: Worker) -> CellsModule:
+    """Return the module of cells, with this cell's worker. The first cell makes it."""
     main = sys.modules["__main__"]
     if not isinstance(main, CellsModule):
         # The cells' own module, so that their classes can be pickled from rank to rank, too.
-        main = sys.modules["__main__"] = CellsModule("__main__")
+        main = sys.modules["__main__"] = CellsModule()
         vars(main).update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
     vars(main)["worker"] = worker
-    return vars(main)
+    return main
 
 
 def _shown(value: Any) -> str:

@@ -2,15 +2,16 @@
 
 A rank that does one job and ends needs none of this. On reserved ranks a launched function finds torch, Python and the
 process as a fresh rank would: random states, threads, default type and device, environment, working folder, signal
-handlers and the other `_SETTINGS`. It does see what has no owner: modules that are imported already and what was
-written into them, what cells put into `__main__`, CUDA's memory pool, threads that were left running, and how often
-`torch.distributed.rpc` was begun and ended, by which PyTorch's ranks meet: one that is new, among others that have used
-it before, waits for them in vain. And PyTorch has remote references (`RRef`) only until `rpc` is ended for the first
-time in a process.
+handlers and the other `_SETTINGS`. Modules stay imported, and what their import has changed stays so (`imports`). It
+does see what has no owner: what was written into modules, what cells put into `__main__`, CUDA's memory pool, threads
+that were left running, and how often `torch.distributed.rpc` was begun and ended, by which PyTorch's ranks meet: one
+that is new, among others that have used it before, waits for them in vain. And PyTorch has remote references (`RRef`)
+only until `rpc` is ended for the first time in a process.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import gc
@@ -23,15 +24,18 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from labkit.protocol import modules
+from labkit.rank import settings
 from labkit.rank.main import Part
-from labkit.session import rank_group
+from labkit.rank.settings import Setting
+from labkit.session import imports, rank_group
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """glibc's, where the C library is that: https://man7.org/linux/man-pages/man3/malloc_trim.3.html."""
@@ -46,7 +50,10 @@ class _Stays:
 
     def join(self, part: Part) -> tuple[torch.device, dist.Store]:
         """Return the rank's device, and the store of its process group."""
-        return rank_group.join(part)
+        device, store = rank_group.join(part)
+        if part.job.group is None:  # cells have what imports have changed
+            imports.do_again(_SETTINGS)
+        return device, store
 
     def give_memory_back(self) -> None:
         """Free what nobody refers to, cycles included, and give it back to the system.
@@ -64,44 +71,33 @@ class Surroundings(_Stays):
 
     environment: dict[str, str]
     folder: str
-    path: list[str]
 
     @classmethod
     def here(cls) -> Surroundings:
         """Return those of this process."""
-        return cls(dict(os.environ), os.getcwd(), list(sys.path))
+        return cls(dict(os.environ), os.getcwd())
 
     def take_over(self) -> None:
         """Make them this process's own. Raises OSError if the working folder is gone."""
         _set_environment(self.environment)
         os.chdir(self.folder)
-        sys.path[:] = self.path
 
 
 @dataclass(frozen=True)
-class Modules(_Stays):
-    """Where the notebook finds its modules, for ranks on other machines: what there is of it is there, too."""
+class Folder(_Stays):
+    """The notebook's working folder, for ranks on other machines: they may have it, too."""
 
     folder: str
-    path: list[str]
 
     @classmethod
-    def here(cls) -> Modules:
-        """Return those of this process."""
-        return cls(os.getcwd(), list(sys.path))
+    def here(cls) -> Folder:
+        """Return that of this process."""
+        return cls(os.getcwd())
 
     def take_over(self) -> None:
-        """Have this process find them, too."""
+        """Have this process work there, too."""
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
-        sys.path += [entry for entry in self.path if entry not in sys.path]
-
-
-class _Setting(NamedTuple):
-    """One thing that a job may change for those after it."""
-
-    get: Callable[[], Any]
-    set: Callable[[Any], Any]
 
 
 def _set_environment(environment: dict[str, str]) -> None:
@@ -149,18 +145,36 @@ def _set_signal_handlers(handlers: dict[int, Any]) -> None:
         vars(loaded)["_SIGCHLD_handler_set"] = False
 
 
-def _set_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
+class _Logger(NamedTuple):
+    level: int = logging.NOTSET
+    propagates: bool = True
+    is_disabled: bool = False
+    handlers: tuple[logging.Handler, ...] = ()
 
 
-def _logging() -> tuple[int, list[logging.Handler], int]:
-    return logging.root.level, list(logging.root.handlers), logging.root.manager.disable
+def _loggers() -> dict[str, _Logger]:
+    """Return how each logger is set up that is no library's, by name."""
+    return {
+        name: _Logger(one.level, one.propagate, one.disabled, tuple(one.handlers))
+        for name, one in settings.loggers().items()
+        if not modules.is_library(name.partition(".")[0])
+    }
 
 
-def _set_logging(state: tuple[int, list[logging.Handler], int]) -> None:
-    logging.root.setLevel(state[0])
-    logging.root.handlers[:] = state[1]
-    logging.disable(state[2])
+def _set_loggers(state: dict[str, _Logger]) -> None:
+    for name in _loggers():
+        logger, before = logging.getLogger(name or None), state.get(name, _Logger())  # the job's own: as new
+        logger.setLevel(before.level)
+        logger.propagate, logger.disabled = before.propagates, before.is_disabled
+        logger.handlers[:] = before.handlers
+
+
+def _set_builtins(names: dict[str, Any]) -> None:
+    for name in vars(builtins).keys() - names.keys():
+        delattr(builtins, name)
+    for name, value in names.items():
+        if getattr(builtins, name, None) is not value:
+            setattr(builtins, name, value)
 
 
 def _random_states() -> tuple[Any, ...]:
@@ -182,20 +196,6 @@ def _set_random_states(states: tuple[Any, ...]) -> None:
         sys.modules["numpy"].random.set_state(states[3])
 
 
-def _set_warning_filters(filters: list[Any]) -> None:
-    warnings.filters[:] = filters  # type: ignore[index]
-
-
-def _cudnn() -> tuple[bool, ...]:
-    cudnn = torch.backends.cudnn
-    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
-
-
-def _set_cudnn(flags: tuple[bool, ...]) -> None:
-    cudnn: Any = torch.backends.cudnn
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = flags
-
-
 def _hooks() -> tuple[Any, ...]:
     return sys.stdin, sys.stdout, sys.stderr, sys.excepthook, threading.excepthook
 
@@ -214,52 +214,49 @@ def _end_remote_calls(_: bool) -> None:
         sys.modules["torch.distributed.rpc"].shutdown(graceful=False)
 
 
-_SETTINGS: dict[str, _Setting] = {
-    "environment": _Setting(lambda: dict(os.environ), _set_environment),
-    "working folder": _Setting(_folder, _set_folder),
-    "module path": _Setting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
-    "arguments": _Setting(lambda: list(sys.argv), lambda given: sys.argv.__setitem__(slice(None), given)),
-    "file mode mask": _Setting(_umask, os.umask),
-    "signal handlers": _Setting(_signal_handlers, _set_signal_handlers),
-    "streams and hooks": _Setting(_hooks, _set_hooks),
-    "warning filters": _Setting(lambda: list(warnings.filters), _set_warning_filters),
-    "logging": _Setting(_logging, _set_logging),
-    "recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit),
-    "garbage collector": _Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-    "sockets' time limit": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
-    "start method": _Setting(
+_SETTINGS: dict[str, Setting] = {
+    "environment": Setting(lambda: dict(os.environ), _set_environment),
+    "working folder": Setting(_folder, _set_folder),
+    "module path": Setting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
+    "arguments": Setting(lambda: list(sys.argv), lambda given: sys.argv.__setitem__(slice(None), given)),
+    "file mode mask": Setting(_umask, os.umask),
+    "signal handlers": Setting(_signal_handlers, _set_signal_handlers),
+    "streams and hooks": Setting(_hooks, _set_hooks),
+    "warning filters": Setting(lambda: list(warnings.filters), settings.put_in_place),
+    "loggers": Setting(_loggers, _set_loggers),
+    "logging": Setting(lambda: logging.root.manager.disable, logging.disable),
+    "built-in functions": Setting(lambda: dict(vars(builtins)), _set_builtins),
+    "recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "garbage collector": Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    "sockets' time limit": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "start method": Setting(
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda method: multiprocessing.set_start_method(method, force=True),
     ),
-    "threads": _Setting(torch.get_num_threads, torch.set_num_threads),
-    "default type": _Setting(torch.get_default_dtype, torch.set_default_dtype),
-    "default device": _Setting(torch.get_default_device, _set_default_device),
-    "gradients": _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
-    "anomaly detection": _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    "deterministic algorithms": _Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "matrix product precision": _Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    "cuDNN": _Setting(_cudnn, _set_cudnn),
-    "remote calls": _Setting(_can_call_remotely, _end_remote_calls),
-    "random states": _Setting(_random_states, _set_random_states),
+    "threads": Setting(torch.get_num_threads, torch.set_num_threads),
+    **settings.PYTORCHS,
+    "remote calls": Setting(_can_call_remotely, _end_remote_calls),
+    "random states": Setting(_random_states, _set_random_states),
 }
 """By what a reader would call it. What is read is what is set; nothing is set that is as it should be."""
 
 if hasattr(os, "sched_getaffinity"):
-    _SETTINGS["cores"] = _Setting(lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))
+    _SETTINGS["cores"] = Setting(lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))
 
 State = dict[str, Any]
 
 
 def capture() -> State:
     """Return what a job may change, as it is now."""
-    return {name: setting.get() for name, setting in _SETTINGS.items()}
+    return settings.read(_SETTINGS)
 
 
 def restore(state: State) -> None:
     """Put back what was captured."""
-    for name, setting in _SETTINGS.items():
-        if name == "random states" or setting.get() != state[name]:  # tensors do not compare as one
-            setting.set(state[name])
+    for name, value in state.items():
+        setting = _SETTINGS[name]
+        if name == "random states" or setting.get() != value:  # tensors do not compare as one
+            setting.set(value)
 
 
 _fresh: State | None = None
@@ -291,6 +288,9 @@ def _around(is_cell: bool) -> Iterator[int]:
     if _fresh is None:
         _fresh = capture()
         _fresh_bytes = _resident_bytes()
+        imports.watch(_SETTINGS)
+    if not is_cell:
+        imports.forget_edited()
     with contextlib.nullcontext() if is_cell else isolated(_fresh):
         left_bytes = max(0, _resident_bytes() - _fresh_bytes)
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:

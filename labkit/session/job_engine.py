@@ -14,7 +14,7 @@ from labkit.plugins.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
-from labkit.session.isolation import Modules
+from labkit.session.isolation import Folder
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
 
@@ -80,7 +80,7 @@ class JobEngine(DirectoryEngine):
             self._reserve.take(self)
             self._emit_what_is_awaited(self._reserve.take_replaced())
             self.about |= {"only": self._only, "processes": self._reserve.incarnations}
-            self.directory.create(job._replace(surroundings=Modules.here()), self.about)
+            self.directory.create(job._replace(surroundings=Folder.here()), self.about)
             self._is_given = True
             self._reserve.directory.give_job(self.number, self._only)
             self._emit_who_is_absent()

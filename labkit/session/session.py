@@ -16,7 +16,7 @@ from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
 from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
-from labkit.protocol.pickling import loads
+from labkit.protocol.pickling import Message, loads
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -227,7 +227,7 @@ class Session:
         return [self._value(rank, pickled[rank]) for rank in range(self.world_size)]
 
     @staticmethod
-    def _value(rank: int, pickled: bytes | None) -> Any:
+    def _value(rank: int, pickled: Message | bytes | None) -> Any:
         if pickled is None:  # `exit()`
             return None
         try:

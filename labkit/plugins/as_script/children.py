@@ -5,29 +5,36 @@ is given is pickled, and a function or a class then travels by the name of its m
 `__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so. And a
 worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
 
-The solution. Such things travel by value, and whoever has received one sends so from then on. The server, and what it
-forks, ends with the rank (`fork_server`). After a job it is ended (`labkit.rank.main.end_children`): the next one may
-have another environment, and print elsewhere.
+The solution. Such things travel by value, and whoever has received one sends so from then on; a process that is not
+forked gets the rank's `__main__` when it begins. The server, and what it forks, ends with the rank (`fork_server`).
+After a job it is ended (`labkit.rank.main.end_children`): the next one may have another environment, and print
+elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import multiprocessing.connection
 import os
+import pickle
 import secrets
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType
 from typing import Any
 
-import cloudpickle
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from labkit.protocol.pickling import dumps
+from labkit.protocol import definitions
+from labkit.protocol.definitions import Definitions
+from labkit.protocol.pickling import MAIN, Message, dump, found_as, loads
+from labkit.protocol.reducing import DEFINITIONS
+from labkit.rank.notebook_main import NotebookMain
 
 SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
 """Whether a fork server starts processes for whoever knows its key, or for whoever can connect to its socket."""
@@ -109,20 +116,36 @@ def send_by_name() -> None:
 
 
 def _reduce(_: Any, value: Any) -> Any:
-    if isinstance(value, (FunctionType, type)):
+    if isinstance(value, BaseProcess):
+        reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        make, args, *rest = reduced
+        return (_begin_as, (_definitions(), make, args), *rest)
+    if isinstance(value, type) or type(value) in DEFINITIONS:
         name = value.__qualname__
-        if value.__module__ in ("__main__", "__mp_main__") or "<" in name:  # a lambda; made inside a function
-            return _receive, (name if _in_main(name) is value else "", dumps(value))
+        if value.__module__ in (MAIN, "__mp_main__") or "<" in name:  # a lambda; made inside a function
+            return _receive, (found_as(value), dump(value, shares=True))
     return NotImplemented
 
 
-def _receive(name: str, pickled: bytes) -> Any:
+def _definitions() -> Definitions:
+    """Return what the notebook has defined: it has sent that to this process, or it is this process."""
+    main = sys.modules[MAIN]
+    return main.definitions if isinstance(main, NotebookMain) else definitions.collect()
+
+
+def _begin_as(defined: Definitions, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Have what the notebook has defined in the `__main__` of this new process; return its `Process`."""
+    send_by_value()
+    gc.enable()  # which `die_with_parent` has turned off
+    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), NotebookMain(defined)))
+    return make(*args)
+
+
+def _receive(name: str, message: Message) -> Any:
     """Return what is called so in this process's own `__main__`, as in a fork it is; else what was sent."""
     send_by_value()
-    found = _in_main(name)
-    return cloudpickle.loads(pickled) if found is None else found
-
-
-def _in_main(name: str) -> Any:
-    main: Any = sys.modules["__main__"]
-    return functools.reduce(lambda owner, part: getattr(owner, part, None), name.split("."), main)
+    main: Any = sys.modules[MAIN]
+    top = name.partition(".")[0]
+    if top and top in vars(main):  # not what could be fetched: that would be without the data that it uses
+        return functools.reduce(getattr, name.split("."), main)
+    return loads(message, main if isinstance(main, NotebookMain) else None)

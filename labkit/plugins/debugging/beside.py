@@ -33,4 +33,4 @@ class Beginning(Companion):
         way, why_nobody = answering.answerer(run.engine, self._asked.live, self._asked.wait)
         if way:
             run.companions.append(Debugger(run, job.cells, way))
-        return job.with_hooks(Hooks(why_nobody, any(name in job.function for name in MENTIONS)))
+        return job.with_hooks(Hooks(why_nobody, any(name in job.function.head for name in MENTIONS)))

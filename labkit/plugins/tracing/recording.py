@@ -11,7 +11,6 @@ import contextlib
 import time
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
@@ -23,8 +22,8 @@ from labkit.plugins.tracing.memory import MemoryWatch
 from labkit.plugins.tracing.phases import Phases
 from labkit.plugins.tracing.records import Phase, RankTrace, Span, pack
 from labkit.protocol import events
-from labkit.protocol.pickling import pack_call
-from labkit.rank import failure
+from labkit.protocol.pickling import Message, pack_call
+from labkit.rank import failure, notebook_main
 from labkit.rank.worker import Worker
 
 failure.OWN_FILES.add(__file__)
@@ -50,14 +49,14 @@ def check_steps(steps: int) -> None:
         raise ValueError(f"trace is a number of steps, at least 1, or None; got {steps!r:.60}")
 
 
-def traced(call: bytes, steps: int) -> bytes:
+def traced(call: Message, steps: int) -> Message:
     """Return a call that does what a packed call does, and records so many steps."""
     return pack_call(record, (call, steps), {})
 
 
-def record(worker: Worker, call: bytes, steps: int) -> Any:
+def record(worker: Worker, call: Message, steps: int) -> Any:
     """Make a call that `pack_call` has packed, return what it returns, and send a record of `steps` of its steps."""
-    function, args, kwargs = cloudpickle.loads(call)
+    function, args, kwargs = notebook_main.unpack(call)
     with Recorder(worker, steps).watching():
         return function(worker, *args, **kwargs)
 

@@ -1,0 +1,171 @@
+"""The reader's own modules: which of those that a process has imported are files of his, and where they were found.
+
+The problem. A rank imports by name, and may find another file than the notebook has: a relative entry of `sys.path`
+means another folder after `os.chdir`, and a module that was loaded from a path is found in no folder.
+
+The solution. The notebook sends its path with entries made absolute, as Python itself has understood them; and the
+files of those modules that a search along it would not find, or find elsewhere.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import site
+import struct
+import sys
+import sysconfig
+import types
+from collections.abc import Container, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
+"""Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
+
+_COMPILED = struct.Struct("<4sIII")
+"""The header of a compiled file: Python's version, flags, the source's time of change and size."""
+
+Stamp = tuple[int, int]
+
+HERE = str(Path(__file__).parents[1]) + os.sep
+"""labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
+
+
+class Own(NamedTuple):
+    """One of the reader's modules."""
+
+    file: str
+    spec: Any
+    """Another after a reload."""
+    stamp: Stamp | None
+    """Of the file as it was imported."""
+
+
+_seen: dict[str, types.ModuleType] = {}
+_own: dict[str, Own] = {}
+"""The reader's modules among those seen, by name."""
+
+
+def is_readers(file: str, cells: Container[str] = ()) -> bool:
+    """Return whether a file is the reader's own: a cell of the notebook, or no library's."""
+    return file in cells or not file.startswith((*LIBRARIES, HERE, "<"))
+
+
+def is_library(name: str) -> bool:
+    """Return whether a module of this name has been imported and is no file of the reader's."""
+    module = sys.modules.get(name)
+    file = getattr(getattr(module, "__spec__", None), "origin", None)
+    return (
+        module is not None and name != "__main__" and not (isinstance(file, str) and is_readers(os.path.abspath(file)))
+    )
+
+
+def of_reader() -> dict[str, Own]:
+    """Return the reader's modules that this process has imported, by name."""
+    for name, module in list(sys.modules.items()):
+        if _seen.get(name) is not module:
+            _seen[name] = module
+            _own.pop(name, None)
+            file = getattr(getattr(module, "__spec__", None), "origin", None)
+            if isinstance(file, str) and file.endswith(".py") and name != "__main__":
+                file = os.path.abspath(file)
+                if is_readers(file):
+                    _own[name] = Own(file, module.__spec__, _stamp_of_compiled(module) or stamp(file))
+    for name in _own.keys() - sys.modules.keys():
+        del _own[name], _seen[name]
+    return dict(_own)
+
+
+def edited() -> list[str]:
+    """Return the files of the reader's modules that have changed since they were imported, or reloaded; each once."""
+    found = []
+    for name, own in of_reader().items():
+        spec, now = sys.modules[name].__spec__, stamp(own.file)
+        if spec is not own.spec:
+            _own[name] = own._replace(spec=spec, stamp=now)
+        elif now is not None and own.stamp is not None and now != own.stamp:
+            found.append(own.file)
+            _own[name] = own._replace(stamp=None)  # said
+    return found
+
+
+def stamp(file: str) -> Stamp | None:
+    """Return by what a file's content can be told from another, as Python's compiled files do; None if it is gone."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return int(status.st_mtime), status.st_size & 0xFFFFFFFF
+
+
+def _stamp_of_compiled(module: types.ModuleType) -> Stamp | None:
+    """Return that of the file from which Python has compiled a module; None if it has kept none."""
+    try:
+        with open(module.__spec__.cached, "rb") as file:  # type: ignore[union-attr, arg-type]
+            _, flags, *found = _COMPILED.unpack(file.read(_COMPILED.size))
+    except (AttributeError, OSError, TypeError, struct.error):
+        return None
+    return None if flags else (found[0], found[1])
+
+
+class Search(NamedTuple):
+    """Where a process finds its modules."""
+
+    path: list[str]
+    """`sys.path`, each entry absolute."""
+    files: dict[str, str]
+    """Files of modules that are not found along it, by name."""
+    is_for_here: bool
+    """Whether it is for processes of this machine, which has all of it."""
+
+    @classmethod
+    def here(cls, is_for_here: bool) -> Search:
+        """Return that of this process."""
+        path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
+        own = {name: own.file for name, own in of_reader().items() if "." not in name}
+        return cls(path, {name: file for name, file in own.items() if _found(name, path) != file}, is_for_here)
+
+    def take_over(self) -> None:
+        """Make it this process's own; on another machine, besides what there is."""
+        sys.path[:] = self.path if self.is_for_here else [*sys.path, *(e for e in self.path if e not in sys.path)]
+        sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, _Finder)]
+        if self.files:
+            sys.meta_path.insert(0, _Finder(self.files))
+
+
+def _absolute(entry: str) -> str:
+    if os.path.isabs(entry):
+        return entry
+    # Python has understood a relative entry when it first searched there, and does not ask again.
+    finder = sys.path_importer_cache.get(entry) if entry else None
+    folder = getattr(finder, "path", None) or entry
+    try:
+        return os.path.abspath(folder)
+    except OSError:  # the folder is gone
+        return folder
+
+
+def _found(name: str, path: Sequence[str]) -> str | None:
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    return None if spec is None or spec.origin is None else os.path.abspath(spec.origin)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules where the notebook has found them."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self._files = files
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a module's file, if the notebook has sent where it is, and it is there."""
+        file = self._files.get(fullname)
+        if file is None or not os.path.exists(file):
+            return None
+        folders = [os.path.dirname(file)] if os.path.basename(file) == "__init__.py" else None
+        return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=folders)

@@ -1,0 +1,465 @@
+"""What a rank has of the notebook: settings, modules, what it says of what it has not."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import logging
+import os
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import labkit.on_ranks
+from labkit.protocol import modules
+from labkit.protocol.definitions import Definitions
+from labkit.protocol.job import Cell
+from labkit.protocol.modules import Search
+from labkit.rank import hints, settings
+from labkit.session import imports, isolation
+from tests import carried
+from tests.conftest import shared_session
+from tests.fake_engine import A_JOB
+
+# Settings
+
+
+@pytest.fixture
+def as_before():
+    """Put back what a test changes of this process."""
+    before = isolation.capture()
+    yield
+    isolation.restore(before)
+
+
+def default_device():
+    torch.set_default_device("meta")
+
+
+CHANGES = {
+    "default type": lambda: torch.set_default_dtype(torch.float64),
+    "default device": default_device,
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "anomaly detection": lambda: torch.set_anomaly_enabled(True),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "uninitialized memory": lambda: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
+    "matrix product precision": lambda: torch.set_float32_matmul_precision("high"),
+    "cudnn.enabled": lambda: setattr(torch.backends.cudnn, "enabled", False),
+    "cudnn.benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
+    "cudnn.deterministic": lambda: setattr(torch.backends.cudnn, "deterministic", True),
+    "cudnn.allow_tf32": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
+    "cuda.matmul.allow_tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+    "flash attention": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "memory-efficient attention": lambda: torch.backends.cuda.enable_mem_efficient_sdp(False),
+    "plain attention": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "printed tensors": lambda: torch.set_printoptions(precision=2),
+    "warning filters": lambda: warnings.simplefilter("ignore"),
+    "recursion limit": lambda: sys.setrecursionlimit(2345),
+    "logging": lambda: logging.getLogger().setLevel(logging.INFO),
+}
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_rank_takes_over_a_setting_of_the_notebook(name):
+    fresh = isolation.capture()
+    CHANGES[name]()
+    of_notebook = settings.of_this_process()
+    isolation.restore(fresh)
+    assert settings.of_this_process()[name] != of_notebook[name], "as in a new process"
+    settings.take_over(of_notebook)
+    assert settings.of_this_process()[name] == of_notebook[name]
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_setting_that_this_pytorch_cannot_read_or_set_stays_as_it_is():
+    there = settings.of_this_process()
+    settings.take_over({"of a newer PyTorch": 1, "matrix product precision": "no such", "default type": torch.int8})
+    assert settings.of_this_process() == there
+
+
+@pytest.mark.usefixtures("as_before")
+def test_a_category_of_warnings_that_the_rank_has_not_loaded_is_not_loaded():
+    odd, plain = ("no_such_library", "Odd"), ("builtins", "Warning")
+    settings.take_over({"warning filters": [("ignore", None, odd, None, 0), ("error", None, plain, None, 0)]})
+    assert warnings.filters[:] == [("error", None, Warning, None, 0)]
+
+
+class Rich(logging.Handler):
+    pass
+
+
+@pytest.mark.usefixtures("as_before")
+def test_logging_that_was_set_up_in_the_notebook_writes_on_a_rank(tmp_path, capsys):
+    fresh = isolation.capture()
+    root, loss = logging.getLogger(), logging.getLogger("loss")
+    root.handlers[:] = [logging.StreamHandler(sys.stdout), Rich(), logging.FileHandler(tmp_path / "log")]
+    root.handlers[0].setFormatter(logging.Formatter("{levelname}: {message}", style="{"))
+    root.setLevel(logging.INFO)
+    loss.setLevel(logging.ERROR)
+    of_notebook = settings.of_this_process()
+    for handler in root.handlers:
+        handler.close()
+    isolation.restore(fresh)
+    root.handlers.clear()
+    settings.take_over(of_notebook)
+    settings.take_over(of_notebook)  # a second launch
+    logging.info("step 1")
+    loss.warning("not to be seen")
+    printed = capsys.readouterr()
+    assert printed.out == "INFO: step 1\n"
+    assert printed.err == "step 1\n", "of a handler that only the notebook has, as plain text"
+    assert (tmp_path / "log").read_text() == "step 1\n"
+    for handler in root.handlers:
+        handler.close()
+
+
+# Modules
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with two folders of modules, `lib` in both."""
+    for name, where in (("mine", "a"), ("another", "b")):
+        (tmp_path / where / "lib").mkdir(parents=True)
+        (tmp_path / where / "lib" / "settings_of_lib.py").write_text(f"name = {name!r}\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    monkeypatch.chdir(tmp_path / "a")
+    yield tmp_path
+    for name in ("settings_of_lib", "loaded"):
+        sys.modules.pop(name, None)
+    modules.of_reader()
+
+
+def imported_anew(name, search):
+    """What a new process finds under a name, with the notebook's search."""
+    sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+    search.take_over()
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("entry", ["lib", "./lib", os.path.join("..", "a", "lib")])
+def test_a_relative_entry_of_the_path_means_the_folder_in_which_the_notebook_found_a_module(folder, entry, monkeypatch):
+    sys.path.insert(0, entry)
+    assert importlib.import_module("settings_of_lib").name == "mine"
+    monkeypatch.chdir(folder / "b")
+    search = Search.here(is_for_here=True)
+    assert all(map(os.path.isabs, search.path))
+    assert imported_anew("settings_of_lib", search).name == "mine"
+
+
+def test_a_module_that_was_found_in_an_earlier_working_folder_is_found_there(folder, monkeypatch):
+    sys.path.insert(0, "")
+    monkeypatch.chdir("lib")
+    assert importlib.import_module("settings_of_lib").name == "mine"
+    monkeypatch.chdir(folder / "b" / "lib")
+    search = Search.here(is_for_here=True)
+    assert search.files == {"settings_of_lib": str(folder / "a" / "lib" / "settings_of_lib.py")}
+    assert imported_anew("settings_of_lib", search).name == "mine"
+
+
+def test_a_module_that_was_loaded_from_a_path_is_found_by_its_name(folder):
+    spec = importlib.util.spec_from_file_location("loaded", "lib/settings_of_lib.py")
+    sys.modules["loaded"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["loaded"])
+    search = Search.here(is_for_here=True)
+    assert imported_anew("loaded", search).name == "mine"
+    search._replace(files={}).take_over()
+    sys.modules.pop("loaded")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("loaded")
+
+
+def test_on_another_machine_the_notebooks_path_comes_after_its_own(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["/there"])
+    Search(["/here", "/there"], {}, is_for_here=False).take_over()
+    assert sys.path == ["/there", "/here"]
+
+
+def test_what_is_sent_of_modules_names_none_of_a_library():
+    assert "tests.test_on_ranks" in modules.of_reader()
+    assert not {"torch", "os", "labkit", "labkit.launcher"} & modules.of_reader().keys()
+
+
+def test_a_file_that_was_edited_is_named_until_it_is_reloaded(folder):
+    sys.path.insert(0, "lib")
+    found = importlib.import_module("settings_of_lib")
+    file = folder / "a" / "lib" / "settings_of_lib.py"
+    assert modules.edited() == []
+    file.write_text("name = 'edited'\n")
+    assert modules.edited() == [str(file)]
+    assert modules.edited() == [], "once is enough"
+    importlib.reload(found)
+    assert modules.edited() == []
+    file.write_text("name = 'edited again'\n")
+    assert modules.edited() == [str(file)]
+
+
+def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypatch):
+    sys.path.insert(0, "lib")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    importlib.import_module("settings_of_lib")
+    file = folder / "a" / "lib" / "settings_of_lib.py"
+    file.write_text("name = 'edited'\n")
+    assert modules.edited() == [str(file)], "Python has kept when it compiled which"
+
+
+# On reserved ranks
+
+
+@pytest.fixture
+def watched():
+    """Imports of this process are watched, as those of a reserved rank are."""
+    import importlib._bootstrap as bootstrap
+
+    load = bootstrap._load_unlocked
+    imports.watch(isolation._SETTINGS)
+    yield
+    bootstrap._load_unlocked = load
+    imports._changes.clear()
+    imports._files.clear()
+
+
+EFFECTS = """
+import builtins
+import logging
+import os
+import sys
+import warnings
+
+import torch
+
+logging.getLogger("of_effects").addHandler(logging.StreamHandler())
+logging.getLogger("of_effects").setLevel(logging.INFO)
+os.environ["LABKIT_OF_EFFECTS"] = "1"
+sys.path.append("/of/effects")
+warnings.filterwarnings("ignore", "of effects")
+torch.set_default_dtype(torch.float64)
+builtins.of_effects = print
+"""
+
+
+def effects():
+    return (
+        len(logging.getLogger("of_effects").handlers),
+        logging.getLogger("of_effects").level,
+        os.environ.get("LABKIT_OF_EFFECTS"),
+        "/of/effects" in sys.path,
+        any(text is not None and text.pattern == "of effects" for _, text, *_ in warnings.filters),
+        torch.get_default_dtype(),
+        hasattr(builtins, "of_effects"),
+    )
+
+
+@pytest.mark.usefixtures("as_before", "watched")
+def test_what_a_module_changes_when_it_is_imported_stays_for_the_jobs_after_it(folder, monkeypatch):
+    (folder / "a" / "with_effects.py").write_text(EFFECTS)
+    monkeypatch.syspath_prepend(folder / "a")
+    fresh, before = isolation.capture(), effects()
+    with isolation.isolated(fresh):
+        import with_effects  # noqa: F401
+
+        during = effects()
+    assert effects() == before
+    with isolation.isolated(fresh):  # the next job, which finds it imported
+        assert effects() == before
+        imports.do_again(isolation._SETTINGS)
+        assert effects() == during
+        imports.do_again(isolation._SETTINGS)
+        assert effects() == during
+    sys.modules.pop("with_effects")
+
+
+@pytest.mark.usefixtures("as_before", "watched")
+def test_what_a_function_changes_does_not_stay():
+    fresh = isolation.capture()
+    with isolation.isolated(fresh):
+        exec(EFFECTS)
+        assert effects() != (0, 0, None, False, False, torch.float32, False)
+    with isolation.isolated(fresh):
+        imports.do_again(isolation._SETTINGS)
+        assert effects() == (0, 0, None, False, False, torch.float32, False)
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_module_that_was_edited_is_imported_anew_with_those_that_use_it(folder, monkeypatch):
+    lib = folder / "a" / "lib"
+    (lib / "uses_it.py").write_text("from settings_of_lib import name\n")
+    (lib / "does_not.py").write_text("made = object()\n")
+    (lib / "settings_of_lib.py").write_text("class Box:\n    size = 1\n\n\nname = Box\n")
+    monkeypatch.syspath_prepend(lib)
+    import does_not
+    import uses_it
+
+    imports.forget_edited()
+    assert sys.modules["uses_it"] is uses_it
+    (lib / "settings_of_lib.py").write_text("class Box:\n    size = 2\n\n\nname = Box\n")  # within a second, as long
+    imports.forget_edited()
+    assert importlib.import_module("uses_it").name.size == 2
+    assert importlib.import_module("does_not") is does_not
+    for name in ("uses_it", "does_not"):
+        sys.modules.pop(name)
+
+
+@pytest.mark.usefixtures("watched")
+def test_the_traceback_of_an_import_that_fails_shows_no_frame_of_labkits(folder, monkeypatch):
+    import traceback
+
+    (folder / "a" / "fails_to_import.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(folder / "a")
+    with pytest.raises(ZeroDivisionError) as failure:
+        import fails_to_import  # noqa: F401
+    assert not [frame for frame in traceback.extract_tb(failure.value.__traceback__) if "imports.py" in frame.filename]
+
+
+# What is said
+
+
+def a_job(cells=(), left_behind=()):
+    texts = {f"<cell {n}>": Cell(f"Cell In[{n}]", text) for n, text in enumerate(cells)}
+    return A_JOB._replace(cells=texts, definitions=Definitions({}, dict(left_behind)))
+
+
+CELLS = [
+    "%matplotlib inline\nimport gymnasium_robotics\nimport os, matplotlib.pyplot as plt",
+    "!ls\nfrom a.b import *",
+    "(",
+]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'Sequential' object has no attribute 'to_distributed'"),
+        KeyError("FetchReach-v2"),
+        RuntimeError("Unknown model (of_mine)"),
+        type("NameNotFound", (Exception,), {})("Environment `Fetch` doesn't exist."),
+    ],
+)
+def test_a_failure_names_what_the_notebook_has_imported_and_the_rank_has_not(error):
+    hints.add(error, a_job(CELLS))
+    (note,) = error.__notes__
+    assert note.startswith("labkit: the notebook has imported gymnasium_robotics, a.b, and this rank has not")
+
+
+def test_other_failures_say_nothing_of_imports():
+    for error, cells in ((ValueError("bad batch"), CELLS), (KeyError("x"), ["import os, torch, labkit"])):
+        hints.add(error, a_job(cells))
+        assert not hasattr(error, "__notes__")
+
+
+def test_a_name_of_data_that_stayed_in_the_notebook_is_explained():
+    error = NameError("name 'table' is not defined", name="table")
+    hints.add(error, a_job(left_behind={"table": "Tensor"}.items()))
+    assert error.__notes__[0].startswith("labkit: table is a Tensor in the notebook")
+
+
+def test_shared_memory_that_cannot_be_shared_is_said(monkeypatch):
+    from labkit.protocol import pickling
+
+    net = nn.Linear(10, 10).share_memory()
+    with pytest.warns(UserWarning, match="print uses tensors in shared memory, but these ranks"):
+        pickling.pack_call(print, (net,), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pickling.pack_call(print, (net,), {}, shares=True)
+        pickling.pack_call(print, (nn.Linear(10, 10),), {})
+
+
+# On real ranks
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(1) as ranks:
+        yield ranks
+
+
+@pytest.mark.spawns
+def test_reserved_ranks_have_a_module_as_it_was_edited(ranks, folder, monkeypatch):
+    file = folder / "a" / "edited_module.py"
+    file.write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(folder / "a")
+
+    def value(worker):
+        import edited_module
+
+        return edited_module.VALUE
+
+    assert labkit.launch(value, on=ranks, live=False).results == [1]
+    file.write_text("VALUE = 200\n")
+    assert labkit.launch(value, on=ranks, live=False).results == [200]
+
+
+@pytest.mark.spawns
+def test_a_class_that_was_typed_again_is_the_new_one_on_reserved_ranks(ranks):
+    main = types.ModuleType("__main__")
+    from labkit.rank.notebook_main import in_place
+
+    with in_place(main):
+        for size in (1, 2):
+            exec(f"class Box:\n    size = {size}\ndef make(worker):\n    return Box()", vars(main))
+            (box,) = labkit.launch(main.make, on=ranks, live=False).results
+            assert type(box) is main.Box
+            assert box.size == size
+
+
+@pytest.mark.spawns
+def test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fails_for_it(ranks, monkeypatch):
+    from labkit.ui import kernel
+
+    monkeypatch.setattr(kernel, "cells", lambda: {"<cell>": Cell("Cell In[1]", "import registers_things")})
+
+    def asks(worker):
+        raise KeyError("thing")
+
+    with pytest.raises(labkit.WorkerFailed, match="the notebook has imported registers_things, and this rank has not"):
+        labkit.launch(asks, on=ranks, live=False)
+
+
+# The table
+
+ROWS = {
+    "what the function uses": ("twins", "counts in a global variable"),
+    "other functions and classes from cells": ("twins", "loads a file with a class that it does not mention"),
+    "other data": ("pickling", "test_data_stay_in_the_notebook_and_who_asks_for_them_is_told"),
+    "tensors that share memory": ("twins", "keeps its weights in one flat buffer"),
+    "tensors in shared memory": ("twins", "trains one model in shared memory on all ranks"),
+    "functions with decorators": ("twins", "decorates functions with what pickles by name"),
+    "imported modules": ("twins", "uses a module that was loaded from a path"),
+    "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),
+    "modules imported for effect": (
+        "on_ranks",
+        "test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fails_for_it",
+    ),
+    "working folder": ("twins", "finds modules by a relative path and changes the folder"),
+    "PyTorch's default type": ("twins", "has chosen PyTorch's settings for the whole process"),
+    "deterministic algorithms": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
+    "how tensors and arrays are printed": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
+    "`logging`: levels": ("twins", "has set up logging"),
+    "`logging`: filters": ("on_ranks", "test_logging_that_was_set_up_in_the_notebook_writes_on_a_rank"),
+    "warning filters": ("on_ranks", "test_a_category_of_warnings_that_the_rank_has_not_loaded_is_not_loaded"),
+    "random states": ("launch", "test_seeds_differ_by_rank_and_repeat_by_run"),
+    "number of threads": ("launch", "test_every_rank_knows_its_place"),
+    "current CUDA device": ("launch", "test_every_rank_knows_its_place"),
+    "settings of other libraries": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
+    "open files": ("launch", "test_a_bad_argument_is_refused_before_any_process"),
+}
+"""What the table says, by how its rows begin, and where that is tested."""
+
+
+def test_each_row_of_the_table_has_a_test():
+    rows = [line[2:] for line in labkit.on_ranks.__doc__.splitlines() if line.startswith("| ")][1:]
+    assert [next((begin for begin in ROWS if row.startswith(begin)), row) for row in rows] == list(ROWS)
+    for where, name in ROWS.values():
+        if where == "twins":
+            assert name in [twin.name for twin in carried.CARRIED]
+        else:
+            assert hasattr(importlib.import_module(f"tests.test_{where}"), name), name

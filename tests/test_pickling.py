@@ -1,0 +1,534 @@
+"""The pickler of jobs and results: each storage once, definitions under their names, decorators' functions by value."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import sys
+import threading
+import types
+import typing
+import weakref
+from multiprocessing import Pipe
+
+import pytest
+import torch
+from cloudpickle import cloudpickle as by_value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from labkit.protocol import definitions, pickling
+from labkit.rank import channels
+from labkit.rank.notebook_main import NotebookMain, in_place, is_known, unpack
+
+
+def there_and_back(value, **options):
+    """What arrives of a value, by a pipe as between notebook and rank."""
+    return pickling.loads(pickling.dump(value, **options))
+
+
+def in_one_piece(value, **options):
+    """What arrives of a value that goes through a file."""
+    return pickling.loads(pickling.dumps(value, **options))
+
+
+def as_an_argument(value):
+    """What arrives of a value by a rank's inbox; a thread writes."""
+    reader, writer = Pipe(duplex=False)
+    with reader, writer:
+        writing = threading.Thread(target=channels.send, args=(writer, pickling.dump(value)))
+        writing.start()
+        message = channels.receive(reader).open()
+        writing.join()
+        return pickling.loads(message)
+
+
+def as_a_result(value):
+    """What arrives of a value by a rank's queue of events; a thread writes."""
+    queue = channels.EventQueue()
+    writing = threading.Thread(target=queue.put, args=(pickling.dump(value),))
+    writing.start()
+    while not (found := queue.receive()):
+        pass
+    writing.join()
+    queue.close()
+    return pickling.loads(found[0])
+
+
+WAYS = pytest.mark.parametrize("sent", [there_and_back, in_one_piece, as_an_argument, as_a_result])
+
+
+# Tensors
+
+
+@WAYS
+def test_views_of_one_buffer_stay_views_of_one_buffer(sent):
+    flat = torch.zeros(3000)
+    flat, weights, net = sent((flat, [flat[:2000].view(2, 1000), flat[2000:]], nn.Linear(60, 50)))
+    flat.add_(4)
+    assert [weight.unique().tolist() for weight in weights] == [[4.0], [4.0]]
+    assert weights[0].shape == (2, 1000)
+    assert net.weight.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr()
+
+
+@WAYS
+def test_tied_weights_stay_tied(sent):
+    net = nn.Sequential(nn.Embedding(50, 40), nn.Linear(40, 50, bias=False))
+    net[1].weight = net[0].weight
+    net = sent(net)
+    assert net[1].weight is net[0].weight
+
+
+def test_a_list_of_rows_takes_as_many_bytes_as_the_matrix():
+    matrix = torch.rand(768, 768)
+    rows = pickling.dumps(list(matrix))
+    assert len(rows) < 1.05 * len(pickling.dumps(matrix))
+    assert torch.equal(torch.stack(pickling.loads(rows)), matrix)
+
+
+def test_a_view_brings_its_storage_as_in_torch_save():
+    arrived = there_and_back(torch.arange(5000.0)[10:12])
+    assert arrived.tolist() == [10.0, 11.0]
+    assert arrived.untyped_storage().nbytes() == 20_000
+
+
+def test_what_is_sent_are_the_values_of_when_it_was_packed():
+    weight = torch.ones(5000)
+    message = pickling.dump(weight)
+    weight.zero_()
+    assert pickling.loads(message).sum() == 5000
+
+
+def test_a_tensor_that_has_arrived_can_be_resized():
+    """As FSDP does with the memory of parameters."""
+    arrived = in_one_piece(torch.ones(5000))
+    arrived.untyped_storage().resize_(0)
+    arrived.untyped_storage().resize_(20_000)
+    assert arrived.untyped_storage().data_ptr() % 64 == 0
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+def labelled():
+    found = torch.arange(3000.0).as_subclass(Labelled)
+    found.label = "cat"
+    return found
+
+
+def named():
+    found = torch.arange(3000.0)
+    found.origin = "of its own"
+    return found
+
+
+KINDS = {
+    "a scalar": lambda: torch.tensor(3.5),
+    "nothing in it": lambda: torch.zeros(0, 3),
+    "bfloat16": lambda: torch.arange(3000, dtype=torch.bfloat16),
+    "bool": lambda: torch.arange(3000) % 3 == 0,
+    "complex": lambda: torch.arange(3000.0).to(torch.complex64),
+    "a conjugate view": lambda: torch.arange(3000.0).to(torch.complex64).mul(1j).conj(),
+    "a negative view": lambda: torch.arange(3000.0).to(torch.complex64).mul(1j).conj().imag,
+    "uint16": lambda: torch.arange(3000).to(torch.uint16),
+    "transposed": lambda: torch.arange(3000.0).view(3, 1000).t(),
+    "expanded": lambda: torch.arange(3.0).expand(1000, 3),
+    "requires a gradient": lambda: torch.arange(3000.0, requires_grad=True),
+    "a parameter": lambda: nn.Parameter(torch.arange(3000.0), requires_grad=False),
+    "a buffer": lambda: nn.Buffer(torch.arange(3000.0)),
+    "sparse": lambda: torch.eye(300).to_sparse(),
+    "sparse rows": lambda: torch.eye(300).to_sparse_csr(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.arange(3000.0), 0.5, 3, torch.quint8),
+    "a subclass": labelled,
+    "with an attribute": named,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch: some of these kinds are in beta, or will go
+@pytest.mark.parametrize("sent", [there_and_back, in_one_piece])
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in KINDS.items()])
+def test_a_tensor_of_any_kind_arrives_as_it_was(make, sent):
+    tensor = make()
+    arrived = sent(tensor)
+    assert type(arrived) is type(tensor)
+    assert (arrived.dtype, arrived.layout, arrived.requires_grad) == (
+        tensor.dtype,
+        tensor.layout,
+        tensor.requires_grad,
+    )
+    assert (arrived.is_conj(), arrived.is_neg(), vars(arrived)) == (tensor.is_conj(), tensor.is_neg(), vars(tensor))
+    assert arrived.shape == tensor.shape
+    if tensor.layout is torch.strided:
+        assert arrived.stride() == tensor.stride()
+    dense, arrived_dense = (
+        one.dequantize() if one.is_quantized else one.to_dense() if one.layout is not torch.strided else one
+        for one in (tensor, arrived)
+    )
+    assert torch.equal(dense, arrived_dense)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_without_memory_and_with_several_lengths_arrive_too():
+    meta = there_and_back(torch.empty(3, 4, device="meta"))
+    assert (meta.device.type, meta.shape) == ("meta", (3, 4))
+    for layout in (torch.strided, torch.jagged):
+        nested = there_and_back(torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=layout))
+        assert [part.tolist() for part in nested.unbind()] == [[1, 1], [0, 0, 0]]
+    storage = there_and_back(torch.ones(5000).untyped_storage())
+    assert storage.nbytes() == 20_000
+
+
+@given(
+    size=st.integers(1, 3000),
+    cuts=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000), st.integers(1, 3)), max_size=6),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_views_of_a_tensor_are_views_of_what_arrives(size, cuts):
+    base = torch.arange(float(size))
+    views = [base[min(a, b) : max(a, b) : step] for a, b, step in cuts]
+    arrived, *arrived_views = in_one_piece([base, *views])
+    assert [view.tolist() for view in arrived_views] == [view.tolist() for view in views]
+    base.neg_()
+    arrived.neg_()
+    assert [view.tolist() for view in arrived_views] == [view.tolist() for view in views]
+
+
+@WAYS
+@pytest.mark.parametrize("size", [10, 10_000])
+@pytest.mark.parametrize("first", ["array", "tensor"])
+def test_an_array_and_a_tensor_in_the_same_memory_stay_so(sent, size, first):
+    np = pytest.importorskip("numpy")
+    array = np.zeros(size)
+    both = {"array": array, "tensor": torch.from_numpy(array)}
+    arrived = sent({first: both.pop(first), **both})
+    arrived["array"][1] = 7
+    assert arrived["tensor"][1] == 7
+    arrived["tensor"][2] = 8
+    assert arrived["array"][2] == 8
+
+
+def test_arrays_of_numpy_arrive_as_they_were():
+    np = pytest.importorskip("numpy")
+    arrays = [
+        np.zeros((100, 200), order="F"),
+        np.arange(3000)[::7],
+        np.array(["a", None], dtype=object),
+        np.zeros(3000, dtype=[("a", "i4"), ("b", "f8")]),
+        np.arange("2026-01", "2026-03", dtype="datetime64[D]"),
+        np.zeros((0, 3)),
+        np.array(5),
+    ]
+    for array, arrived in zip(arrays, in_one_piece(arrays), strict=True):
+        np.testing.assert_array_equal(arrived, array)
+        assert arrived.dtype == array.dtype
+        assert arrived.flags.f_contiguous or not array.flags.f_contiguous
+        assert arrived.flags.writeable
+    fixed = np.arange(3000)
+    fixed.flags.writeable = False
+    assert not there_and_back(fixed).flags.writeable
+
+
+# Shared memory
+
+
+def test_shared_memory_is_the_same_memory():
+    net = nn.Linear(100, 100).share_memory()
+    arrived = there_and_back(net, shares=True)
+    with torch.no_grad():
+        arrived.weight.fill_(5)
+    assert net.weight.unique().tolist() == [5.0]
+    assert arrived.weight.is_shared()
+
+
+def test_shared_memory_is_copied_for_another_machine_and_for_a_result():
+    net = nn.Linear(100, 100).share_memory()
+    arrived = there_and_back(net)
+    with torch.no_grad():
+        arrived.weight.fill_(5)
+    assert (net.weight != 5).all()
+
+
+# What is typed in cells
+
+CELL = """
+import dataclasses
+import enum
+import functools
+from typing import Optional
+
+import torch
+from torch import nn
+
+SCALE = 3
+table = torch.zeros(5)
+settings = {"width": 4}
+
+
+@dataclasses.dataclass
+class Config:
+    width: int = 4
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Base:
+    class Inner:
+        pass
+
+
+class Net(Base):
+    def scaled(self, x: "Optional[Config]") -> "Color":
+        return x * SCALE
+
+
+def mentions(config: "Config", color: "Optional[Color]"):
+    return 1
+
+
+def uses_data():
+    return table.sum(), settings
+
+
+def looks_up(name):
+    return globals()[name]
+
+
+@functools.cache
+def fib(n):
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+
+@functools.singledispatch
+def size_of(x):
+    return 0
+
+
+@size_of.register
+def _size_of_a_list(x: list):
+    return sum(map(size_of, x))
+
+
+@size_of.register
+def _size_of_a_number(x: int):
+    return SCALE
+
+
+class Lazy:
+    @functools.cached_property
+    def value(self):
+        return 5
+
+    @functools.singledispatchmethod
+    def kind(self, x):
+        return "something"
+
+
+@torch.compile(backend="eager", fullgraph=True)
+def compiled(x):
+    return x * SCALE
+
+
+@torch.no_grad()
+def without_gradient(x):
+    return x * SCALE
+"""
+
+
+@pytest.fixture
+def notebook():
+    """A notebook's `__main__`, which has run a cell."""
+    main = types.ModuleType("__main__")
+    with in_place(main):
+        exec(compile(CELL, "<cell>", "exec", dont_inherit=True), vars(main))
+        yield main
+
+
+@contextlib.contextmanager
+def another_process():
+    """Where cloudpickle does not know the classes that this process has sent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(by_value, "_DYNAMIC_CLASS_TRACKER_BY_ID", weakref.WeakValueDictionary())
+        patch.setattr(by_value, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", weakref.WeakKeyDictionary())
+        yield
+
+
+@pytest.fixture
+def as_rank(notebook):
+    """Have what arrives of a value on a rank, in whose `__main__` one then is."""
+
+    @contextlib.contextmanager
+    def begin(value):
+        message, defined = pickling.dump(value), definitions.collect()
+        rank = NotebookMain(pickle.loads(pickle.dumps(defined)))
+        with another_process(), in_place(rank):
+            yield unpack(message)
+
+    return begin
+
+
+def by_name(value):
+    """Send a value as what pickles by name does: `all_gather_object`, `torch.save`, rpc."""
+    return pickle.loads(pickle.dumps(value))
+
+
+def test_a_class_of_a_cell_can_be_pickled_by_name_on_a_rank(notebook, as_rank):
+    with as_rank((notebook.Config(5), notebook.Color.RED, notebook.Net, notebook.mentions)) as arrived:
+        config, color, net, function = arrived
+        assert type(config) is not notebook.Config
+        assert by_name(config) == config
+        assert by_name(color) is color
+        assert by_name(net) is net
+        assert by_name(function) is function
+        assert by_name(net.Inner) is net.Inner
+        assert isinstance(by_name(net()), sys.modules["__main__"].Base)
+
+
+def test_what_the_function_does_not_mention_is_there_when_it_is_asked_for(notebook, as_rank):
+    saved = pickle.dumps(notebook.Net())
+    with as_rank(len):
+        main = sys.modules["__main__"]
+        assert not {"Net", "Base", "SCALE"} & vars(main).keys()
+        net = pickle.loads(saved)
+        assert net.scaled(2) == 6, "with the number that it uses"
+        assert isinstance(net, main.Base)
+        assert main.uses_data.__module__ == "__main__"
+
+
+def test_data_stay_in_the_notebook_and_who_asks_for_them_is_told(notebook, as_rank):
+    with as_rank(len):
+        main = sys.modules["__main__"]
+        with pytest.raises(NameError):
+            main.uses_data()
+        assert main.settings == {"width": 4}, "a plain value that a definition uses"
+        with pytest.raises(AttributeError, match=r"table is a Tensor in the notebook, and data come along only where"):
+            main.table  # noqa: B018
+
+
+def test_names_in_annotations_can_be_looked_up(notebook, as_rank):
+    with as_rank((notebook.mentions, notebook.Net)) as (function, net):
+        main = sys.modules["__main__"]
+        assert typing.get_type_hints(function) == {"config": main.Config, "color": typing.Optional[main.Color]}  # noqa: UP045
+        assert typing.get_type_hints(net.scaled)["return"] is main.Color
+
+
+def test_a_function_that_looks_names_up_finds_them(notebook, as_rank):
+    with as_rank(notebook.looks_up) as look_up:
+        assert look_up("Config")().width == 4
+        with pytest.raises(KeyError):
+            look_up("table")
+
+
+def test_functions_with_decorators_that_pickle_by_name_travel(notebook, as_rank):
+    with as_rank((notebook.fib, notebook.size_of, notebook.Lazy, notebook.without_gradient)) as arrived:
+        fib, size_of, lazy, without_gradient = arrived
+        assert fib(50) == 12586269025
+        assert fib.cache_info().hits > 0
+        assert by_name(fib) is fib
+        assert size_of([1, 2, [3]]) == 9
+        assert size_of("?") == 0
+        assert (lazy().value, lazy().kind(1)) == (5, "something")
+        assert without_gradient(torch.ones(1, requires_grad=True)).requires_grad is False
+
+
+def test_a_compiled_function_travels_with_its_options(notebook, as_rank):
+    with as_rank(notebook.compiled) as compiled:
+        assert compiled(torch.ones(2)).tolist() == [3, 3]
+        assert compiled.__wrapped__ is not notebook.compiled.__wrapped__
+        assert compiled.__code__.co_filename.endswith("eval_frame.py")
+
+
+def test_a_definition_is_pickled_again_only_when_it_has_changed(notebook, monkeypatch):
+    definitions.collect()
+    pickled, really = [], definitions._pickled
+    monkeypatch.setattr(definitions, "_pickled", lambda name, value: pickled.append(name) or really(name, value))
+    definitions.collect()
+    unsure = {"Lazy", "compiled", "size_of"}
+    assert set(pickled) == unsure, "of those it cannot be told whether they have changed"
+    pickled.clear()
+    notebook.Net.scaled = lambda self, x: -x
+    definitions.collect()
+    assert set(pickled) == {"Net", *unsure}
+
+
+def test_a_definition_that_cannot_be_pickled_or_holds_data_keeps_no_function_from_being_sent(notebook):
+    class Locked:
+        lock = threading.Lock()
+
+    class Large:
+        table = torch.zeros(10)
+
+    for kind in (Locked, Large):
+        kind.__module__, kind.__qualname__ = "__main__", kind.__name__
+        setattr(notebook, kind.__name__, kind)
+    defined = definitions.collect()
+    assert "Config" in defined.entries
+    assert not {"Locked", "Large"} & defined.entries.keys()
+
+
+def test_a_result_is_of_the_notebooks_own_class(notebook, as_rank):
+    before = dict(vars(notebook.Net))
+    with as_rank((notebook.Net, notebook.Config, notebook.mentions)) as (net, config, function):
+        result = pickling.dump([net(), config(7), net, function], is_known=is_known)
+    net, config, kind, function = pickling.loads(result)
+    assert isinstance(net, notebook.Net)
+    assert config == notebook.Config(7)
+    assert kind is notebook.Net
+    assert function is notebook.mentions
+    assert dict(vars(notebook.Net)) == before
+
+
+def test_a_result_is_of_the_class_that_the_notebook_has_now(notebook, as_rank):
+    with as_rank(notebook.Config) as config:
+        result = pickling.dump(config(7), is_known=is_known)
+    exec(compile(CELL, "<cell>", "exec", dont_inherit=True), vars(notebook))
+    assert isinstance(pickling.loads(result), notebook.Config)
+
+
+def test_a_result_whose_class_the_notebook_has_no_more_is_asked_for(notebook, as_rank):
+    with as_rank(notebook.Config) as config:
+        result = pickling.dump(config(7), is_known=is_known)
+    sent = vars(notebook).pop("Config")
+    assert isinstance(pickling.loads(result, missing=lambda name: {"Config": sent}[name]), sent)
+
+
+def test_a_class_of_an_earlier_execution_of_the_cell_is_not_the_one_of_now(notebook, as_rank):
+    old = notebook.Config(3)
+    exec(compile(CELL, "<cell>", "exec", dont_inherit=True), vars(notebook))
+    with as_rank((old, notebook.Config)) as (old, config):
+        assert not isinstance(old, config), "as in the notebook"
+
+
+def test_a_result_of_a_class_that_the_rank_has_made_is_by_value(as_rank):
+    with as_rank(len):
+        kind = type("Made", (), {"__module__": "__main__", "value": 5})
+        result = pickling.dump(kind(), is_known=is_known)
+    assert pickling.loads(result).value == 5
+
+
+def test_a_class_of_the_notebook_is_not_changed_by_what_comes_back(notebook):
+    """cloudpickle finds that it has sent the class, and would fill it again with copies of its methods."""
+
+    def make():
+        class Local:
+            def value(self):
+                return 5
+
+        return Local
+
+    sent = make()
+    method = sent.value
+    arrived = there_and_back(sent)
+    assert arrived is sent
+    assert sent.value is method
+
+
+def test_functions_share_the_globals_of_the_ranks_main(notebook, as_rank):
+    with as_rank((notebook.uses_data, notebook.looks_up)) as (uses_data, look_up):
+        main = sys.modules["__main__"]
+        assert uses_data.__globals__ is look_up.__globals__ is vars(main)
+        main.table += 1
+        assert uses_data()[0] == 5
