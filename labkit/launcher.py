@@ -115,6 +115,7 @@ def launch(
         environment={},
         cells=kernel.cells(function.head),  # and not what other cells have: a key, say
         argv=kernel.command_line(name_of(fn)),
+        imported=modules.imported(cell.text for cell in kernel.cells().values()),
         search=Search.here(is_here),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),

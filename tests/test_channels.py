@@ -60,7 +60,7 @@ def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
 
 
 def test_too_little_memory_for_an_event_is_not_taken_for_garbage(monkeypatch):
-    def loads(body):
+    def loads(body, buffers):
         raise MemoryError
 
     monkeypatch.setattr(channels.pickle, "loads", loads)

@@ -323,8 +323,7 @@ def test_the_traceback_of_an_import_that_fails_shows_no_frame_of_labkits(folder,
 
 
 def a_job(cells=(), left_behind=()):
-    texts = {f"<cell {n}>": Cell(f"Cell In[{n}]", text) for n, text in enumerate(cells)}
-    return A_JOB._replace(cells=texts, definitions=Definitions({}, dict(left_behind)))
+    return A_JOB._replace(imported=modules.imported(cells), definitions=Definitions({}, dict(left_behind)))
 
 
 CELLS = [
@@ -415,7 +414,8 @@ def test_a_class_that_was_typed_again_is_the_new_one_on_reserved_ranks(ranks):
 def test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fails_for_it(ranks, monkeypatch):
     from labkit.ui import kernel
 
-    monkeypatch.setattr(kernel, "cells", lambda: {"<cell>": Cell("Cell In[1]", "import registers_things")})
+    cells = {"<cell>": Cell("Cell In[1]", "import registers_things")}
+    monkeypatch.setattr(kernel, "cells", lambda pickled=None: cells if pickled is None else {})
 
     def asks(worker):
         raise KeyError("thing")

@@ -47,6 +47,7 @@ class GpuTensor:
 def of_a_gone_module(monkeypatch):
     """A result whose class is in a module that was there for the rank, and is not here."""
     module = types.ModuleType("only_on_the_ranks")
+    module.__file__ = "only_on_the_ranks.py"  # without a file it would come along
     kept = type("Kept", (), {"__module__": module.__name__})
     module.Kept = kept
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -76,7 +77,7 @@ def test_a_tensor_of_a_gpu_is_returned_as_one_of_the_cpu():
     plain = cloudpickle.dumps(GpuTensor([1.0, 2.0]))
     with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
         cloudpickle.loads(plain)  # as it was: so the stand-in pickles as a GPU's tensor does
-    found = cloudpickle.loads(pack_result({"weight": GpuTensor([1.0, 2.0])}))
+    found = loads(pack_result({"weight": GpuTensor([1.0, 2.0])}))
     assert torch.equal(found["weight"], torch.tensor([1.0, 2.0]))
     assert found["weight"].device.type == "cpu"
 
@@ -85,7 +86,7 @@ def test_a_tensor_of_a_gpu_is_returned_as_one_of_the_cpu():
 def test_what_any_process_can_load_is_not_copied(device):
     storage = torch.ones(3, device=device).untyped_storage()
     assert to_host(storage) is storage
-    assert cloudpickle.loads(pack_result(torch.ones(3, device=device))).device.type == device
+    assert loads(pack_result(torch.ones(3, device=device))).device.type == device
 
 
 def test_a_module_and_its_optimizer_are_returned_as_ever():
@@ -93,16 +94,16 @@ def test_a_module_and_its_optimizer_are_returned_as_ever():
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    found, state = cloudpickle.loads(pack_result((model, optimizer.state_dict())))
+    found, state = loads(pack_result((model, optimizer.state_dict())))
     assert all(torch.equal(found.state_dict()[name], value) for name, value in model.state_dict().items())
     assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
 def test_tensors_of_a_result_go_where_map_location_says():
     blob = dumps([torch.ones(3), "text"])
-    assert loads(blob, "meta")[0].device.type == "meta"
-    assert torch.equal(loads(cloudpickle.dumps(GpuTensor([3.0])), "cpu"), torch.tensor([3.0]))
-    assert loads(blob, lambda storage, where: storage)[1] == "text"
+    assert loads(blob, map_location="meta")[0].device.type == "meta"
+    assert torch.equal(loads(cloudpickle.dumps(GpuTensor([3.0])), map_location="cpu"), torch.tensor([3.0]))
+    assert loads(blob, map_location=lambda storage, where: storage)[1] == "text"
 
 
 # Results that cannot be loaded
@@ -176,6 +177,7 @@ def returns_from_a_module_of_its_own(worker):
     import types
 
     module = types.ModuleType("only_on_the_ranks")
+    module.__file__ = "only_on_the_ranks.py"  # without a file it would come along
     module.Kept = type("Kept", (), {"__module__": module.__name__})
     sys.modules[module.__name__] = module
     return module.Kept() if worker.rank else "well"
@@ -187,7 +189,10 @@ def test_a_class_that_only_the_ranks_have_costs_no_run_and_names_its_rank_in_val
         run = labkit.launch(returns_from_a_module_of_its_own, on=ranks, live=False)
         assert (run.status, run.results[0]) == ("finished", "well")
         assert isinstance(run.results[1], labkit.UnloadedResult)
-        ranks.run("import sys, types; sys.modules['mine'] = types.ModuleType('mine')")
+        ranks.run(
+            "import sys, types; sys.modules['mine'] = types.ModuleType('mine'); "
+            "sys.modules['mine'].__file__ = 'mine.py'"
+        )
         ranks.run("class Kept: pass\nKept.__module__ = 'mine'; sys.modules['mine'].Kept = Kept")
         with pytest.raises(ModuleNotFoundError) as raised:
             ranks.values("Kept()")

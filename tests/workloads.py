@@ -42,6 +42,7 @@ def where_am_i(worker):
         "listening": listening,
         "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},
         "main": getattr(sys.modules["__main__"], "__file__", None),
+        "main_is": type(sys.modules["__main__"]).__name__,
         "collects": gc.isenabled(),
     }
 

@@ -100,6 +100,8 @@ class Job(NamedTuple):
     """The file of the store through which ranks meet that the notebook has started."""
     argv: tuple[str, ...] = ("-c",)
     """`sys.argv` of a rank, for the reader's own command line."""
+    imported: tuple[str, ...] = ()
+    """The modules that the notebook's cells import."""
     search: Search | None = None
     """Where the rank finds its modules; None: where its process does."""
     settings: Mapping[str, Any] | None = None

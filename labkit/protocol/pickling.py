@@ -151,7 +151,7 @@ class Pickler(cloudpickle.Pickler):
         kind = type(value)
         if kind is torch.Tensor and storages.is_plain(value):
             return storages.tensor_in, storages.lies_in(value)
-        if kind is torch.UntypedStorage:
+        if issubclass(kind, torch.UntypedStorage):
             return self._reduce_storage(value)
         if kind is torch.TypedStorage:
             return storages.typed, (value._untyped_storage, value.dtype)

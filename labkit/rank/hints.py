@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections.abc import Iterable
@@ -49,26 +48,9 @@ def _hints(error: BaseException, job: Job) -> Iterable[str]:
 
 def _missing(job: Job) -> list[str]:
     """Return the modules that the notebook's cells import and this rank has not imported."""
-    imported: dict[str, None] = {}
-    for cell in job.cells.values():
-        imported.update(dict.fromkeys(_imported(cell.text)))
     return [
         name
-        for name in imported
+        for name in job.imported
         if name not in sys.modules
         and name.partition(".")[0] not in {"labkit", *SHOW_OR_TABULATE, *sys.stdlib_module_names}
     ]
-
-
-def _imported(cell: str) -> Iterable[str]:
-    """Yield the modules that a cell imports; none of one with IPython's own syntax that Python cannot read."""
-    text = re.sub(r"^\s*[%!?].*$", "", cell, flags=re.MULTILINE)
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
