@@ -465,7 +465,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def pack_result(result: Any, what: str = "the function returned", **options: Any) -> Message:
-    """Pack what is to reach the notebook, with a `ResultPickler` of these options. Raises ValueError if it cannot be."""
+    """Pack what is to reach the notebook, with the options of a `Pickler`. Raises ValueError if it cannot be."""
     try:
         return dump(result, ResultPickler, **options)
     except Exception as error:
