@@ -85,7 +85,7 @@ def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """
     if one.keys() != other.keys():
         raise ValueError(f"these weights are in one network only: {', '.join(sorted(one.keys() ^ other.keys()))}")
-    return greatest(largest_difference(one[name], other[name]) for name in one)
+    return greatest(largest_difference(one[name].cpu(), other[name].cpu()) for name in one)
 
 
 def run_strategy(

@@ -28,7 +28,7 @@ from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
 from labkit.protocol.text import printable
-from labkit.rank import failure, main, notebook_main, process_group
+from labkit.rank import device, failure, main, notebook_main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Stopped, Worker
@@ -95,6 +95,7 @@ class HereEngine:
         assert self._job is not None
         before, code, streams = isolation.capture(), 1, (sys.stdout, sys.stderr)
         children.send_by_value()
+        device.forget_peak()
         try:
             self._is_at_work = self._has_begun = True
             signal.signal(signal.SIGINT, self._interrupted)
@@ -110,7 +111,7 @@ class HereEngine:
             sys.stdout, sys.stderr = streams
             children.send_by_name()
             isolation.restore(before)
-            self._channel.send(events.Memory(0, peak_resident_bytes(os.getpid()), 0))
+            self._channel.send(events.Memory(0, peak_resident_bytes(os.getpid()), device.peak_bytes()))
             self._channel.send(events.Exit(0, code, ended=self._was_killed))
 
     def _run(self, job: Job) -> int:
@@ -119,17 +120,18 @@ class HereEngine:
         channel.hooks = job.hooks
         log = LogBatcher(0, channel.send, job.start_s)
         try:
-            device = main.set_up(job, info)
-            channel.during = "joining the process group"
+            main.set_up(job, info)
             channel.store = dist.HashStore()
-            process_group.join(info, device, channel.store, job.backend)
+            settled = device.settle(job, info, channel.store)
+            channel.during = "joining the process group"
+            process_group.join(info, settled, channel.store)
             channel.during = "receiving the function"
             with notebook_main.of(job, is_here=True):
                 with main.hooked(job, channel):
-                    function, args, kwargs = notebook_main.unpack(job.function)
-                    channel.send(events.Started(0))
+                    function, args, kwargs = notebook_main.unpack(job.function, settled.device)
+                    channel.send(events.Started(0, settled.where, settled.note))
                     channel.during = "running"
-                    result = main.call(function, Worker(info, device, log, channel), *args, **kwargs)
+                    result = main.call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
                 log.close()
                 channel.during = "sending the result"
                 packed = pack_result(result, is_known=notebook_main.is_known)

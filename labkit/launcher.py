@@ -7,9 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
@@ -21,6 +18,7 @@ from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.system import threads
 from labkit.protocol.text import printable
 from labkit.rank import settings
+from labkit.rank.device import place, usable_gpus
 from labkit.ui import interrupts, kernel, present
 
 
@@ -46,6 +44,7 @@ def launch(
     watch: str | None = None,
     log_to: Any = None,
     trace: int | None = None,
+    device: str | None = None,
     **kwargs: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
@@ -59,7 +58,8 @@ def launch(
         fn: what every rank calls; its first parameter is the `labkit.Worker`.
         args: passed on to `fn`.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
-        backend: of the process group; by default "nccl" where every rank has a GPU of its own, else "gloo".
+        backend: of the process group; by default "cpu:gloo,cuda:nccl" where every rank has a GPU of its own, as under
+            torchrun, else "gloo".
         wait: whether to return when the run is over. With False the run goes on in the background, and its live view
             too.
         timeout_s: end the run when no rank has logged, printed or returned anything for so many seconds.
@@ -74,6 +74,9 @@ def launch(
             `labkit.tracking.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
             of these. The notebook's side writes, never a rank.
         trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
+        device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
+            on the CPU. "cpu": there in any case, and CUDA is not touched. "cuda": on a GPU in any case, which ranks
+            share if they must; the backend is then gloo, which can reduce CUDA tensors, but not send them, nor shard.
         kwargs: passed on to `fn`.
 
     Raises:
@@ -91,8 +94,10 @@ def launch(
     """
     interrupts.check_cell_goes_on()
     is_here = on is None or getattr(on, "is_here", False)
-    gpus = torch.cuda.device_count() if is_here else None  # does not initialise CUDA in the notebook
-    asked = Asked(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch)
+    gpus = usable_gpus() if is_here else None
+    asked = Asked(
+        fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
+    )
     plugins.first("check", asked, gpus)
     for file in modules.edited():
         warnings.warn(
@@ -103,11 +108,13 @@ def launch(
     on = None if on is None else first_ranks(on, world_size)
     world_size = world_size or gpus or 2 if on is None else on.world_size
     function = pack_call(fn, args, kwargs, shares=is_here)
+    device = device or getattr(on, "device", None)
+    placement = place(world_size, gpus, device, backend and backend.lower(), getattr(on, "reserved", 0))
     job = Job(
         function=function,
         world_size=world_size,
-        backend=backend_for(backend, world_size, gpus),
-        cuda_devices=gpus,
+        backend=placement.backend,
+        cuda_devices=placement.gpus,
         threads=threads(world_size) if is_here else None,
         seed=None if seed is None else int(seed),
         port=0,  # the engine's to fill in
@@ -115,6 +122,8 @@ def launch(
         environment={},
         cells=kernel.cells(function.head),  # and not what other cells have: a key, say
         argv=kernel.command_line(name_of(fn)),
+        device=device,
+        spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
         search=Search.here(is_here),
         settings=settings.of_this_process(),
@@ -162,12 +171,3 @@ def first_ranks(on: Any, world_size: int | None) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
     target: Target = on.first(world_size) if world_size is not None and hasattr(on, "first") else on
     return target
-
-
-def backend_for(backend: str | None, world_size: int, gpus: int | None) -> str | None:
-    """Return the backend to use; None: the ranks will find out what GPUs they have."""
-    if backend is not None:
-        return backend.lower()
-    if gpus is None:
-        return None
-    return "nccl" if 0 < world_size <= gpus and dist.is_nccl_available() else "gloo"

@@ -252,8 +252,12 @@ def profiler(device: torch.device, shapes: bool = True) -> Any:
 
 
 COLLECTIVE = re.compile(r"(?:gloo|nccl):(\w+)")
-KERNEL = re.compile(r"nccl(?:Dev)?Kernel_?(\w+?)_")
-"""How events of collectives are called, and NCCL's kernels."""
+KERNEL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)")
+"""How events of collectives are called, and NCCL's kernels: `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`, and without
+anything behind it `ncclDevKernel_SendRecv(…)`, of all that passes from one rank to one other.
+"""
+
+RECEIVING = ("gloo:recv", "nccl:recv")
 
 ITEM_BYTES = {
     **dict.fromkeys(("double", "long int", "long", "c10::complex<float>"), 8),
@@ -309,6 +313,13 @@ def events_of(profiler: Any, zero_ns: int = 0) -> list[Event]:
     return found
 
 
+def received(events: Sequence[Event]) -> list[Event]:
+    """Return the kernels that awaited a message. NCCL's are the same for sending; only what spans them tells."""
+    spans = [e for e in events if e.on_device and e.name.startswith("nccl:recv")]
+    kernels = [e for e in events if e.on_device and (kind := KERNEL.match(e.name)) and kind[1] == "SendRecv"]
+    return [k for k in kernels if any(s.start_s <= k.start_s and k.end_s <= s.end_s for s in spans)]
+
+
 STEP = "labkit step"
 
 
@@ -349,4 +360,4 @@ def traced(events: Sequence[Event]) -> tuple[list[float], list[tuple[float, floa
     begun_s = [event.start_s for event in here if event.name == STEP]
     on_device = [e for e in device if COLLECTIVE.match(e.name)] or [e for e in device if KERNEL.match(e.name)]
     sent = [e for e in here if e.name.startswith("gloo:")] + on_device
-    return begun_s, [(event.start_s, event.end_s) for event in sent if "recv" not in event.name.lower()]
+    return begun_s, [(event.start_s, event.end_s) for event in sent if not event.name.startswith(RECEIVING)]

@@ -36,6 +36,7 @@ from labkit.plugins.not_finite.hooks import EndsAtTheFirst
 from labkit.plugins.stacks.rank_stacks import Frame, RankStack
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
+from labkit.rank import device as devices
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns
@@ -130,6 +131,16 @@ def tpu(_):
     return refused(ValueError, labkit.launch, takes_steps, 1, backend="xla")
 
 
+def gpu(_):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "device_count", lambda: 1)
+        patched.setattr(devices, "_said", set())
+        patched.setattr(devices, "_asked", lambda *_: devices.judge({"version": 12040, "count": 1}, 1, "13.2"))
+        with pytest.warns(UserWarning, match="cannot be used") as warned:
+            devices.usable_gpus()
+    return str(warned[0].message)
+
+
 def nobody_answers(_):
     channel = SimpleNamespace(rank=0, stop_asked_s=None, listen=None)
     with _Installed(Hooks("the notebook runs headless", False), A_JOB, channel), pytest.raises(NobodyAnswers) as error:
@@ -189,7 +200,7 @@ MADE = {
     function.__name__: function
     for function in (
         *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
-        *(cannot_be_sent, cannot_be_exported, tpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        *(cannot_be_sent, cannot_be_exported, tpu, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
         *(run_folder, labkit_failed),
     )
 }
@@ -324,7 +335,7 @@ SAY_IT_ALL = {
     "exporting/script.py": "an exported training is without pages",
     "lessons/datasets.py": "who downloads what",
     "here.py": "one line each",
-    "rank/main.py": "a GPU that has gone since: the message has every step",
+    "rank/device.py": "a GPU that has gone since: the message has every step",
     "cluster/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",
     "cluster/torchrun.py": "for torchrun itself",

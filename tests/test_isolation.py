@@ -64,7 +64,7 @@ UNSEEN = {
         lambda: torch.use_deterministic_algorithms(True),
         torch.are_deterministic_algorithms_enabled,
     ),
-    "matrix product precision": (
+    "precision of float32": (
         lambda: torch.set_float32_matmul_precision("medium"),
         torch.get_float32_matmul_precision,
     ),

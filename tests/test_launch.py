@@ -21,6 +21,7 @@ from labkit.engines.local import LocalEngine
 from labkit.protocol import system
 from labkit.protocol.events import Exit
 from labkit.protocol.pickling import dumps, loads
+from labkit.rank.device import OWN_GPU
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
 
@@ -414,24 +415,30 @@ def test_a_function_may_use_modules_of_a_type_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "world_size", "ranks", "backend"),
-    [(0, None, 2, "gloo"), (1, None, 1, "nccl"), (4, None, 4, "nccl"), (4, 2, 2, "nccl"), (1, 2, 2, "gloo")],
+    ("gpus", "world_size", "ranks", "backend", "used"),
+    [
+        (0, None, 2, "gloo", 0),
+        (1, None, 1, OWN_GPU, 1),
+        (4, None, 4, OWN_GPU, 4),
+        (4, 2, 2, OWN_GPU, 4),
+        (1, 2, 2, "gloo", 0),  # NCCL refuses two ranks on one GPU
+    ],
 )
-def test_ranks_and_backend_follow_the_gpus(gpus, world_size, ranks, backend, monkeypatch):
+def test_ranks_and_backend_follow_the_gpus(gpus, world_size, ranks, backend, used, monkeypatch):
     jobs = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr("labkit.launcher.usable_gpus", lambda: gpus)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(LocalEngine, "start", lambda self, job: jobs.append(job))
     monkeypatch.setattr(LocalEngine, "close", lambda self: None)
     monkeypatch.setattr(LocalEngine, "poll", lambda self, timeout_s: [Exit(rank, 0) for rank in range(ranks)])
     labkit.launch(takes_steps, 1, world_size=world_size, wait=False, live=False).over.wait(LONG_S)
-    assert (jobs[0].world_size, jobs[0].backend, jobs[0].cuda_devices) == (ranks, backend, gpus)
+    assert (jobs[0].world_size, jobs[0].backend, jobs[0].cuda_devices) == (ranks, backend, used)
 
 
 @pytest.mark.spawns
 def test_a_gpu_that_has_gone_since_the_notebook_counted_is_told_by_rank(monkeypatch):
     counted = torch.cuda.is_available() + 7
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: counted)
+    monkeypatch.setattr("labkit.launcher.usable_gpus", lambda: counted)
     said = (
         r"rank \d failed while starting: RuntimeError: rank \d finds \d GPUs where the notebook found \d: .*restart the"
     )

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-import torch
 import torch.distributed as dist
 
 from labkit.cluster.files import clock_off_s
@@ -31,9 +30,9 @@ from labkit.cluster.sender import FileSender, printing_never_fails
 from labkit.cluster.tcp_store import RENDEZVOUS_S, join_store, open_store
 from labkit.plugins.as_script import process_begins
 from labkit.protocol import events
-from labkit.protocol.job import Job, RankInfo
+from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
-from labkit.rank.local_rendezvous import LocalFileStore, LocalRendezvous, open_file_store, serve_master_port
+from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve_master_port
 from labkit.rank.main import Part, do_and_exit, leave, read_job
 from labkit.rank.private_folder import check_private, is_in_use
 from labkit.rank.signals import handle_signals
@@ -88,7 +87,7 @@ def main() -> NoReturn:
         about = directory.about()  # the notebook's own folder, where that is here too
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
-        return lambda: Part(job, info, channel, lambda job, info: meet(job, info, directory, attempt))
+        return lambda: Part(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
 
     do_and_exit(prepare)
 
@@ -176,27 +175,6 @@ def _counts(text: str) -> list[int]:
         count, _, times = part.rstrip(")").partition("(x")
         counts += [int(count)] * int(times or 1)
     return counts
-
-
-def meet(job: Job, info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> tuple[dist.Store, str]:
-    """Return the store through which the ranks find each other, as `rendezvous` says, and the backend to use."""
-    store = rendezvous(info, directory, attempt, anew)
-    backend = job.backend or backend_for(info, store)
-    return store_for(backend, store), backend
-
-
-def store_for(backend: str, store: dist.Store) -> dist.Store:
-    """Return a store as a backend needs it: threads of NCCL's own are not to wait for Python."""
-    return store.in_native_code if isinstance(store, LocalFileStore) and backend != "gloo" else store
-
-
-def backend_for(info: RankInfo, store: dist.Store) -> str:
-    """Choose nccl where every rank has a GPU of its own, wherever the ranks are; else gloo."""
-    mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid) if torch.cuda.device_count() else ""
-    keys = [f"labkit/gpu/{rank}" for rank in range(info.world_size)]
-    store.set(keys[info.rank], mine)
-    gpus = set(store.multi_get(keys))
-    return "nccl" if b"" not in gpus and len(gpus) == info.world_size and dist.is_nccl_available() else "gloo"
 
 
 def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:

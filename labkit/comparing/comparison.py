@@ -267,6 +267,7 @@ class Comparison:
         shown = {
             "ranks": ("ranks", "{}", ""),
             "status": ("status", "{}", ""),
+            "on": ("on", "{}", ""),
             final: (final, "{:.4f}", ""),
             "weights": (f"weights beside {first}", "{}", ""),
             off: (off, "{:.1e}", ""),
@@ -277,6 +278,9 @@ class Comparison:
         }
         if not self._is_simulated:
             shown.pop("step ms")
+        cells["on"] = [_where(self.runs[title]) for title in cells.index]
+        if not any(cells["on"]):
+            shown.pop("on")
         cells = cells.reindex(columns=list(shown))
         cells[["sent KiB", "formula KiB"]] = cells[["sent KiB", "formula KiB"]].astype(float) / 1024
         cells = cells.rename(columns={column: heading for column, (heading, *_) in shown.items()})
@@ -323,6 +327,12 @@ class Comparison:
         """Show the curves of what has run so far, in the cell in which all will be shown later."""
         self._first_picture = self._first_picture or kernel.reserve()
         self._first_picture.update(self.figure().bundle(), raw=True)
+
+
+def _where(run: Run) -> str:
+    """Return where a run's ranks compute, if not simply on the CPU."""
+    is_on_gpus = any(device not in ("", "cpu") for device in run.devices)
+    return run.placement or ("a GPU for each rank" if is_on_gpus else "")
 
 
 def not_comparable(error: Exception) -> str:

@@ -39,7 +39,8 @@ def compare(
     they are from the first one's; shards of FSDP2 are put together, and buffers are told apart from weights.
 
     Step times on shared cores say how ranks fight for them, so these steps are taken twice: as they are, and on
-    *simulated devices*, a device for each rank, by the clock (`labkit.comparing.accelerator`). On GPUs times are real.
+    *simulated devices*, a device for each rank, by the clock (`labkit.comparing.accelerator`). With a GPU for each rank
+    times are real; where there are fewer GPUs than any of the functions has ranks, all compute on the CPU.
 
     Args:
         runs: by title, runs or functions, where titles are no Python names: `compare({"one process": run})`.
@@ -156,7 +157,7 @@ def _check_logged(runs: Mapping[str, Run], name: str) -> None:
 
 def _ranks_of(functions: Mapping[str, Any], world_size: Any) -> dict[str, int]:
     """Return the number of ranks of each function."""
-    import torch
+    from labkit.rank.device import usable_gpus
 
     by_title = dict(world_size) if isinstance(world_size, Mapping) else {}
     if unknown := by_title.keys() - functions.keys():
@@ -164,5 +165,5 @@ def _ranks_of(functions: Mapping[str, Any], world_size: Any) -> dict[str, int]:
             f"world_size has ranks for {', '.join(sorted(unknown))}; functions are: {', '.join(functions) or 'none'}"
         )
     default = None if isinstance(world_size, Mapping) else world_size
-    gpus = torch.cuda.device_count()
+    gpus = usable_gpus()
     return {title: check_world_size(by_title.get(title, default), gpus) for title in functions}

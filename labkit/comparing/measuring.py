@@ -37,6 +37,7 @@ from labkit.profiling import (
     events_of,
     memory,
     profiler,
+    received,
     split,
 )
 
@@ -301,7 +302,7 @@ class Observer:
         gloo lets whoever waits go on before its own thread ends the record; where that thread is run late, the record
         would reach into the next step. What a program really leaves under way beyond an optimizer's step is cut, too.
         """
-        if sent.kind == "on the device":
+        if sent.kind == "on the device" or self._device.type == "cuda":
             return math.inf
         steps_s = (mark.start_s for mark in self._marks if mark.what == "optimizer" and mark.start_s > sent.start_s)
         return min(steps_s, default=math.inf)
@@ -316,7 +317,10 @@ class Observer:
             end_s = event.start_s if event.name.startswith("nccl") else event.end_s
             found.append(Sent(event.name.partition(":")[2], event.size, event.start_s, end_s, ranks))
         kernels = [event for event in events if KERNEL.match(event.name)]
-        return [*found, *(Sent("on the device", 0, event.start_s, event.end_s) for event in kernels)]
+        waits = {id(event) for event in received(events)}
+        for event in kernels:
+            found.append(Sent("recv" if id(event) in waits else "on the device", 0, event.start_s, event.end_s))
+        return found
 
 
 def group_sizes(

@@ -9,6 +9,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
   an exit in native code.
 * `labkit.errors.out_of_memory`: The system, a cluster or a GPU had no memory left, and a rank was
   ended for it.
+* `labkit.errors.gpu`: A GPU cannot be used, is shared, or has failed.
 * `labkit.errors.returned_early`: A rank's function returned while another rank was still in a
   collective with it.
 * `labkit.errors.hang`: No rank logged, printed or returned anything for `timeout_s` seconds, and the run was

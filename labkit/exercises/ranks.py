@@ -28,7 +28,7 @@ def session() -> Session:
     global _session
     with _lock:
         if _session is None or _session.over:
-            _session = Session(RANKS, is_of_a_cell=False)
+            _session = Session(RANKS, is_of_a_cell=False, device="cpu")
             sessions._open.discard(_session)  # no cell with %%ranks is to run on them by itself
         return _session
 
@@ -73,7 +73,7 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
         live=False,
         wait=False,
         name=f"check {name}",
-        backend="gloo",
+        device="cpu",
     )
     with contextlib.suppress(WorkerFailed):  # the run says so
         run.wait()

@@ -222,7 +222,7 @@ def examine(worker: Worker, exercise_name: str, packed: Message, patience_s: flo
     meeting = Meeting(worker.rank, worker.world_size, patience_s + 0.5)
     with traffic.replacing_torchs_own():
         # Only now: what the learner has imported from torch.distributed by name is looked up here.
-        function, _, _ = notebook_main.unpack(packed)
+        function, _, _ = notebook_main.unpack(packed, worker.device)
         trial = Trial(exercise, function, worker.rank, worker.world_size)
         trial.traffic = traffic
         trial.limit_s, trial.computing_s = 2 * patience_s, min(patience_s, COMPUTING_S)

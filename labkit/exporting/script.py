@@ -104,8 +104,8 @@ class ScriptChannel(Channel):
         self._steps = 0
         self._said_s = self._began_s = time.monotonic()
 
-    def meet(self) -> tuple[dist.Store, str]:
-        """Return the store through which the ranks meet, once all know where they log, and the backend to use."""
+    def meet(self) -> dist.Store:
+        """Return the store through which the ranks meet, once all know where they log."""
         from labkit.cluster import rank_entry
 
         info = self._info
@@ -124,8 +124,7 @@ class ScriptChannel(Channel):
             asked = {**self._asked, "ranks": info.world_size}
             (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n")
         self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
-        backend = rank_entry.backend_for(info, store)
-        return rank_entry.store_for(backend, store), backend
+        return store
 
     def _new_folder(self) -> Path:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_count(self._info.world_size, 'rank').replace(' ', '-')}"

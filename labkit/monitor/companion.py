@@ -31,6 +31,7 @@ class Asked(NamedTuple):
     name: Any = None
     on: Any = None
     watch: Any = None
+    device: Any = None
 
 
 class Companion:

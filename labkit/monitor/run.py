@@ -211,6 +211,11 @@ class Run:
         """Peak memory that PyTorch allocated on each rank's GPU, in bytes; 0 on CPU."""
         return [rank.peak_device_bytes for rank in self._state.ranks]
 
+    devices: Any = property(lambda self: [rank.device for rank in self._state.ranks])
+    """Where each rank computes, by rank: "cpu", "cuda:0", on a cluster with its machine; "" before it has begun."""
+    placement: Any = property(lambda self: self._state.placement)
+    """What is special about where the ranks compute, in words: that they share a GPU, or why they have none."""
+
     @property
     def notice(self) -> str:
         """What a cluster says of the run (its job and place in the queue, say), and the run's `warnings`. Where ranks

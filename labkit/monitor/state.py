@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,10 @@ class RankState(RankFacts):
     """What the function returned; None before, and an `UnloadedResult` where the notebook cannot load it."""
     expected_steps: int = 0
     """As the rank says; 0 if it has not said."""
+    device: str = ""
+    """Where it computes; "" before it has said."""
+    device_note: str = ""
+    """Why that is not a GPU of its own though there are GPUs."""
     peak_device_bytes: int = 0
     """Peak memory that PyTorch allocated on the rank's GPU; 0 on CPU."""
     output: RankOutput = field(default_factory=RankOutput)
@@ -106,6 +111,14 @@ class RunState:
         return any(rank.phase == "queued" for rank in self.ranks)
 
     @property
+    def placement(self) -> str:
+        """What is special about where the ranks compute, in words: that they share a GPU, or why they have none."""
+        ranks_on = Counter(rank.device for rank in self.ranks if rank.device not in ("", "cpu"))
+        shared = [f"{count} ranks share {device}" for device, count in sorted(ranks_on.items()) if count > 1]
+        notes = [rank.device_note for rank in self.ranks if rank.device_note]
+        return ", ".join(shared or notes[:1])
+
+    @property
     def at_work(self) -> set[int]:
         """The ranks that may still do something."""
         return {number for number, rank in enumerate(self.ranks) if rank.is_at_work}
@@ -139,6 +152,7 @@ class RunState:
                 self._take_exit(event, now_s, since_launch_s, ended_by_us)
             case events.Started():
                 rank.phase = "running"
+                rank.device, rank.device_note = event.device, event.note
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)

@@ -125,7 +125,7 @@ class Museum:
 
         if self._session is None:
             self._session = Session(
-                self.world_size, seed=self.seed, backend="gloo", is_of_a_cell=False
+                self.world_size, seed=self.seed, device="cpu", is_of_a_cell=False
             )
         return self._session
 

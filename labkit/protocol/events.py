@@ -23,6 +23,10 @@ class Started(NamedTuple):
     """The rank has joined the process group and is about to call the function."""
 
     rank: int
+    device: str = ""
+    """Where it computes: "cpu", "cuda:0"; with its machine, where ranks may be on several."""
+    note: str = ""
+    """Why that is not a GPU of its own though there are GPUs."""
 
 
 class Expect(NamedTuple):

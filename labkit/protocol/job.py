@@ -31,7 +31,7 @@ class Surroundings(Protocol):
         """
 
     def join(self, part: Any) -> tuple[Any, Any]:
-        """Return the device for a `labkit.rank.main.Part`, and the store of the group in which the rank is then."""
+        """Return where the rank computes in a `labkit.rank.main.Part`, and the store of the group that it is in."""
 
     def give_memory_back(self) -> None:
         """Let go of what the job has left and nobody refers to."""
@@ -108,6 +108,10 @@ class Job(NamedTuple):
     """Of the notebook's process (`labkit.rank.settings`); None: the rank keeps its own."""
     definitions: Definitions | None = None
     """What the rank's `__main__` has besides what the function brings; None: that stays as it is."""
+    device: str | None = None
+    """As `labkit.launch` was asked: "cpu", "cuda" or None."""
+    spared_gpus: int = 0
+    """GPUs that there are, where the ranks compute on the CPU because they are too few."""
 
     def with_hooks(self, hooks: RankHooks) -> Job:
         """Return the job with these, too."""

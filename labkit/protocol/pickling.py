@@ -306,10 +306,10 @@ class _Reading:
     """What one message needs while it is unpickled."""
 
     def __init__(
-        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, map_location: Any
+        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, map_location: Any, device: Any
     ) -> None:
         self._storages, self._main, self._missing = message.storages, main, missing
-        self._map_location = map_location
+        self._map_location, self._device = map_location, device
         self._mapped: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """Storages, by their `id`, and those that take their places."""
         self._is_here = main is None or main.is_here
@@ -367,6 +367,10 @@ class _Reading:
 
     # `map_location`, as `torch.load` takes it
 
+    def on_device(self, storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+        """Return a storage that was on a GPU, on the device of who receives it."""
+        return storage if self._device.type == "cpu" else storages.placed(storage, str(self._device))
+
     def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """Return the storage where it is to be that was at a location. Two that were one stay one."""
         if id(storage) not in self._mapped:
@@ -395,6 +399,8 @@ class _Reading:
                 return getattr(self, name)
             if (module, name) == ("torch.storage", "_load_from_bytes"):
                 return self.load_from_bytes
+        if self._device is not None and (module, name) == (storages.__name__, "placed"):
+            return self.on_device
         if module == __name__ and name.startswith("_"):
             return getattr(self, name[1:])
         if module == by_value.__name__:
@@ -419,6 +425,7 @@ def loads(
     main: Main | None = None,
     missing: Callable[[str], Any] | None = None,
     map_location: Any = None,
+    device: torch.device | None = None,
 ) -> Any:
     """Unpickle what `dump` or `dumps` has pickled.
 
@@ -427,12 +434,13 @@ def loads(
         main: where the definitions that it brings are kept; None: nowhere.
         missing: returns what is called so in the notebook that sent it, where this one's `__main__` has it no more.
         map_location: where tensors go, as `torch.load` takes it; None leaves them where they were.
+        device: where those go that were on another device than the CPU.
 
     Raises what unpickling raises.
     """
     if not isinstance(message, Message):
         message = Message.of_bytes(message)
-    return _Unpickler(message.head, _Reading(message, main, missing, map_location)).load()
+    return _Unpickler(message.head, _Reading(message, main, missing, map_location, device)).load()
 
 
 # What a launch sends, and what comes back

@@ -101,7 +101,9 @@ def number(name: str, value: Any, rank: int) -> float:
             if isinstance(single, Real):
                 return float(single)
         except (ValueError, RuntimeError, OverflowError):
-            pass  # a meta tensor, a huge int: refused below, with the rank and the name
+            if getattr(value, "is_cuda", False):
+                raise  # the device's own error: it has nothing to do with what was logged
+            # A meta tensor, a huge int: refused below, with the rank and the name.
     what = f"a {type(value).__name__} of shape {tuple(shape)}" if shape else f"a {type(value).__name__} ({value!r:.60})"
     raise TypeError(
         f"rank {rank}: worker.log({name}=…) takes one number, got {what}. "

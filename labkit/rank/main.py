@@ -29,6 +29,7 @@ from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
 from labkit.rank import descendants, failure, notebook_main, process_group, settings
+from labkit.rank import device as devices
 from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
@@ -47,9 +48,15 @@ class Part(NamedTuple):
     job: Job
     info: RankInfo
     channel: Channel
-    rendezvous: Callable[[Job, RankInfo], tuple[dist.Store, str | None]]
-    """Returns the store through which the ranks meet, and the backend of their process group."""
+    rendezvous: Callable[[Job, RankInfo], dist.Store]
+    """Returns the store through which the ranks meet."""
 
+
+BROKEN = (
+    "labkit: a kernel has failed on the GPU of rank {}: this process can compute nothing more there, so it ends, and a "
+    "new one takes its place\n"
+)
+"""What a reserved rank says whose CUDA context is of no use any more."""
 
 KILLED_S = 1.0
 """How long a process that was killed may take to be gone: milliseconds, unless the system holds it."""
@@ -224,6 +231,9 @@ def do_jobs(next_part: Callable[[], Part | None]) -> int:
             return _do_safely(part)
         with surroundings.around(part.job.group is not None) as left_bytes:
             code = _do_safely(part, left_bytes)
+            if devices.is_broken():
+                part.channel.send(events.Output(part.info.rank, BROKEN.format(part.info.rank)))
+                return code or 1
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
         surroundings.give_memory_back()
@@ -249,17 +259,17 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     channel.hooks = job.hooks
     code, store = 1, None
     try:
-        device, store = _join(part) if job.surroundings is None else job.surroundings.join(part)
+        settled, store = join(part) if job.surroundings is None else job.surroundings.join(part)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
         with notebook_main.of(job):
-            with hooked(job, channel):
-                function, args, kwargs = notebook_main.unpack(job.function)
-                channel.send(events.Started(rank))
+            with hooked(job, channel), devices.refusing_over_gloo(settled, rank):
+                function, args, kwargs = notebook_main.unpack(job.function, settled.device)
+                channel.send(events.Started(rank, settled.where, settled.note))
                 channel.during = "running"
                 try:
-                    result = call(function, Worker(info, device, log, channel), *args, **kwargs)
+                    result = call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
                 finally:
                     end_if_forked(channel)
             log.close()
@@ -301,12 +311,16 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def _join(part: Part) -> tuple[torch.device, dist.Store]:
-    device = set_up(part.job, part.info)
+def join(part: Part) -> tuple[devices.Settled, dist.Store]:
+    """Set this rank up for a job, and join its process group; return where it computes, and the ranks' store."""
+    set_up(part.job, part.info)
     part.channel.during = "joining the process group"
-    store, backend = part.rendezvous(part.job, part.info)
-    process_group.join(part.info, device, store, backend)
-    return device, store
+    store = part.rendezvous(part.job, part.info)
+    part.channel.during = "starting"
+    settled = devices.settle(part.job, part.info, store)
+    part.channel.during = "joining the process group"
+    process_group.join(part.info, settled, store)
+    return settled, store
 
 
 def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
@@ -327,8 +341,8 @@ def _redirect_output(output: Connection) -> None:
     output.close()
 
 
-def set_up(job: Job, info: RankInfo) -> torch.device:
-    """Set the environment, threads, seeds and device of this rank; return the device."""
+def set_up(job: Job, info: RankInfo) -> None:
+    """Set the environment, threads and seeds of this rank."""
     rank = info.rank
     threads = job.threads or max(1, cores() // info.local_world_size)
     if job.surroundings is not None:
@@ -358,35 +372,20 @@ def set_up(job: Job, info: RankInfo) -> torch.device:
             sys.modules["numpy"].random.seed(seed % 2**32)
     elif job.surroundings is not None:
         random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
-    devices = torch.cuda.device_count() if job.cuda_devices is None else job.cuda_devices
-    if not devices:
-        # Without it Accelerate has each rank train alone: `accelerate launch --cpu` sets it for its ranks.
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        return torch.device("cpu")
-    here = torch.cuda.device_count()
-    if here < min(devices, info.local_world_size):
-        raise RuntimeError(
-            f"rank {rank} finds {here} GPUs where the notebook found {devices}: one has failed, or "
-            f"CUDA_VISIBLE_DEVICES has changed (it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r} here). "
-            "Look at nvidia-smi, and restart the kernel so that it counts again"
-        )
-    device = torch.device("cuda", info.local_rank % devices)
-    torch.cuda.set_device(device)
-    return device
 
 
-def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> tuple[dist.Store, str | None]:
+def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
     # With the third, nobody starts ranks once more (Lightning would).
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
-    store = open_file_store(job.store, job.backend == "gloo")
+    store = open_file_store(job.store)
     serve_master_port(store)
-    return store, job.backend
+    return store
 
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:
-    """Peak resident memory of this process and peak memory allocated on its GPU, in bytes."""
+    """Peak resident memory of this process and peak memory allocated on its GPUs, in bytes."""
     peak_bytes = max(0, peak_resident_bytes(os.getpid()) - left_bytes)
-    return peak_bytes, torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+    return peak_bytes, devices.peak_bytes()
 
 
 def _tidy_up(at_exit: bool = True) -> None:

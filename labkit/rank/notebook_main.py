@@ -24,6 +24,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from labkit.protocol import pickling
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.job import Job
@@ -167,12 +169,15 @@ def in_place(main: types.ModuleType, for_now: bool = True) -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def unpack(message: pickling.Message) -> Any:
-    """Unpickle what the notebook has sent, into the `__main__` that there is now, and drop the message."""
+def unpack(message: pickling.Message, device: torch.device | None = None) -> Any:
+    """Unpickle what the notebook has sent, into the `__main__` that there is now, and drop the message.
+
+    What was on a GPU of the notebook's goes to `device`, or to one of the same number.
+    """
     main = sys.modules[pickling.MAIN]
     if not isinstance(main, NotebookMain):
-        return pickling.loads(message)
-    value = pickling.loads(message, main)
+        return pickling.loads(message, device=device)
+    value = pickling.loads(message, main, device=device)
     main.fetch(message.names)
     message.clear()
     return value

@@ -8,33 +8,41 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
+
+from labkit.rank.device import is_nccl
+from labkit.rank.local_rendezvous import LocalFileStore
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
+    from labkit.rank.device import Settled
 
 LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
 
 
-def join(info: RankInfo, device: torch.device, store: dist.Store, backend: str | None) -> None:
+def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
     """Join the group of a job, whose ranks meet through this store, and wait until all have.
 
     A rank that fails, or leaves, while another still makes its connections would break those off: the other could not
     make its process group, and would not come to where the first one failed.
     """
+    # Threads of NCCL's own use the store, and are not to wait for Python.
     dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", store),
+        settled.backend,
+        store=dist.PrefixStore("group", _native(store) if settled.backend != "gloo" else store),
         rank=info.rank,
         world_size=info.world_size,
-        device_id=device if backend == "nccl" else None,
+        device_id=settled.device if settled.device.type == "cuda" and is_nccl(settled.backend) else None,
     )
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has gone, as the function finds out
         if store.add("labkit/joined", 1) >= info.world_size:
             store.set("labkit/all have joined", "")
         store.wait(["labkit/all have joined"], dist.default_pg_timeout)
+
+
+def _native(store: dist.Store) -> dist.Store:
+    return store.in_native_code if isinstance(store, LocalFileStore) else store
 
 
 def leave_together(job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None]) -> None:

@@ -23,6 +23,7 @@ from labkit.protocol.modules import Search
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.protocol.system import threads
+from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
@@ -54,9 +55,9 @@ numbers = itertools.count(1)
 class CellRuns:
     """Runs cells, and keeps their process group from one to the next. `reserve` has the ranks."""
 
-    def __init__(self, reserve: Any, turns: Turns, gpus: int | None, seed: int | None, backend: str | None) -> None:
+    def __init__(self, reserve: Any, turns: Turns, placement: Placement, seed: int | None, device: str | None) -> None:
         self._reserve, self._turns = reserve, turns
-        self._gpus, self._seed, self._backend = gpus, seed, backend
+        self._placement, self._seed, self._device = placement, seed, device
         self._world_size: int = reserve.world_size
         self.last: Run | None = None
         """What carried the last cell."""
@@ -158,8 +159,8 @@ class CellRuns:
         job = Job(
             function=function,
             world_size=self._world_size,
-            backend=self._backend,
-            cuda_devices=self._gpus,
+            backend=self._placement.backend,
+            cuda_devices=self._placement.gpus,
             threads=threads(self._world_size) if self._reserve.is_here else None,
             seed=self._seed,
             port=0,
@@ -169,6 +170,8 @@ class CellRuns:
             group=self._group,
             argv=kernel.command_line("ranks"),
             search=Search.here(self._reserve.is_here),
+            device=self._device,
+            spared_gpus=self._placement.spared,
         )
         asked = Asked(live=False, wait=True)
         run = Run(engine, self._world_size, title, timeout_s, companions(asked))

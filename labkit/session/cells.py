@@ -38,13 +38,13 @@ class CellCode(NamedTuple):
 class CellsModule(NotebookMain):
     """The module in which the cells of a session run; of the notebook it has what was sent."""
 
-    def take_in(self, sent: Message) -> None:
+    def take_in(self, sent: Message, device: torch.device) -> None:
         """Have what the notebook has sent, and under their names the definitions that this needs.
 
         A function that was sent has global variables of its own: it finds the notebook's, not those of cells.
         """
         brought = NotebookMain()
-        values = loads(sent, brought)
+        values = loads(sent, brought, device=device)
         for name, value in brought.all_received():
             if "." in name or name not in vars(self) or self.is_known(name, vars(self)[name]):
                 self.receive(name, value)
@@ -76,7 +76,7 @@ def run_cell(worker: Worker, cell: CellCode) -> str | Message:
     main = _cells_main(worker)
     variables = vars(main)
     if cell.sent is not None:
-        main.take_in(cell.sent)
+        main.take_in(cell.sent, worker.device)
     body, last = compile_cell(cell.code, cell.file)
     exec(body, variables)
     value = eval(last, variables) if last else None

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol import modules
-from labkit.rank import settings
+from labkit.rank import device, settings
 from labkit.rank.main import Part
 from labkit.rank.settings import Setting
 from labkit.session import imports, rank_group
@@ -48,12 +48,12 @@ class _Stays:
         """Return the context in which this process does the job."""
         return _around(is_cell)
 
-    def join(self, part: Part) -> tuple[torch.device, dist.Store]:
-        """Return the rank's device, and the store of its process group."""
-        device, store = rank_group.join(part)
+    def join(self, part: Part) -> tuple[device.Settled, dist.Store]:
+        """Return where the rank computes, and the store of its process group."""
+        joined = rank_group.join(part)
         if part.job.group is None:  # cells have what imports have changed
             imports.do_again(_SETTINGS)
-        return device, store
+        return joined
 
     def give_memory_back(self) -> None:
         """Free what nobody refers to, cycles included, and give it back to the system.
@@ -61,6 +61,7 @@ class _Stays:
         By itself glibc keeps what was freed for later; the next job would use that, and its own peak would seem lower.
         """
         gc.collect()
+        device.give_memory_back()
         if _malloc_trim is not None:
             _malloc_trim(0)
 
@@ -295,8 +296,7 @@ def _around(is_cell: bool) -> Iterator[int]:
         left_bytes = max(0, _resident_bytes() - _fresh_bytes)
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
             peak.write("5")
-        if torch.cuda.is_initialized():
-            torch.cuda.reset_peak_memory_stats()
+        device.forget_peak()
         try:
             yield left_bytes
         finally:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, correct_clock, leave_rendezvous, listen, meet, rank_info_here
+from labkit.cluster.rank_entry import begin, correct_clock, leave_rendezvous, listen, rank_info_here, rendezvous
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender
 from labkit.plugins.ahead.first_step import get_warm
@@ -77,7 +77,7 @@ class JobInbox:
         info = _info_in(job, self._info)
         correct_clock(given.channel.sender, info, given.directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
-        return Part(job, info, given.channel, lambda job, info: meet(job, info, given.directory, 0, anew=True))
+        return Part(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
 
     def _receive(self, word: str) -> None:
         kind, _, number = word.partition(":")

@@ -15,10 +15,10 @@ import os
 import socket
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from labkit.rank import main, process_group
+from labkit.rank.device import Settled, settle
 
 
 class Joined(NamedTuple):
@@ -26,34 +26,34 @@ class Joined(NamedTuple):
 
     number: int | None
     """Of a group that stays from cell to cell; None for a job's own."""
-    device: torch.device
+    settled: Settled
     store: dist.Store
     connections: frozenset[str]
     """Made in joining it, as Linux names them."""
 
 
 _joined: Joined | None = None
-_device_of_cells: torch.device | None = None
+_cells_are_set_up = False
 
 
-def join(part: main.Part) -> tuple[torch.device, dist.Store]:
-    """Return the device of a job, and the store of its group, which is that of the last cell or is joined now."""
-    global _joined, _device_of_cells
+def join(part: main.Part) -> tuple[Settled, dist.Store]:
+    """Return where a job computes, and the store of its group, which is that of the last cell or is joined now."""
+    global _joined, _cells_are_set_up
     job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
-        return _joined.device, _joined.store
+        return _joined.settled, _joined.store
     leave()
     # Cells keep their settings and random states, also where a launch has ended their process group.
-    device = _device_of_cells if job.group is not None else None
-    device = device or main.set_up(job, info)
+    if job.group is None or not _cells_are_set_up:
+        main.set_up(job, info)
     channel.during = "joining the process group"
-    store, backend = rendezvous(job, info)
+    store = rendezvous(job, info)
+    settled = settle(job, info, store)
     before = frozenset(_open_sockets())
-    process_group.join(info, device, store, backend)
-    _joined = Joined(job.group, device, store, frozenset(_open_sockets()) - before)
-    if job.group is not None:
-        _device_of_cells = device
-    return device, store
+    process_group.join(info, settled, store)
+    _joined = Joined(job.group, settled, store, frozenset(_open_sockets()) - before)
+    _cells_are_set_up = _cells_are_set_up or job.group is not None
+    return settled, store
 
 
 def leave() -> None:

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from labkit.engines.base import Engine
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
 from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import Message, loads
+from labkit.rank.device import place, usable_gpus
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -75,6 +74,8 @@ class Session:
         is_of_a_cell: whether the ranks end when the cell that made them is run again.
         on: where, if not on this machine: `labkit.Slurm(…)`, `labkit.Ray(…)` or `labkit.Torchrun(…)`, which say how
             many ranks there are.
+        device: where cells compute, and what is launched without a `device` of its own, as `labkit.launch` has it. With
+            fewer GPUs than ranks that is the CPU, also for a launch on a few of them: results can then be compared.
     """
 
     def __init__(
@@ -85,8 +86,9 @@ class Session:
         idle_s: float | None = IDLE_S,
         is_of_a_cell: bool = True,
         on: Slurm | Torchrun | Ray | None = None,
+        device: str | None = None,
     ) -> None:
-        from labkit.plugins.arguments.checks import check_backend, check_world_size, ranks_on
+        from labkit.plugins.arguments.checks import check_backend, check_device, check_world_size, ranks_on
 
         with naming("bad_argument"):
             if isinstance(on, Session):
@@ -94,14 +96,15 @@ class Session:
                     "on is labkit.Slurm(…), labkit.Ray(…) or labkit.Torchrun(…), "
                     f"got {on!r}, whose ranks are reserved already"
                 )
-            gpus = torch.cuda.device_count() if on is None else None  # does not initialise CUDA in the notebook
+            gpus = usable_gpus() if on is None else None
             world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
             backend = check_backend(backend, world_size, gpus)
+            check_device(device, backend, gpus)
             if idle_s is not None and not idle_s > 0:
                 raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
         made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
-        kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s}
+        kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s, "device": device}
         reserve = LocalReserve(world_size) if on is None else ClusterReserve.start(on, kept)
         try:
             self._begin(reserve, gpus, made_in, **kept)
@@ -127,11 +130,17 @@ class Session:
         seed: int | None,
         backend: str | None,
         idle_s: float | None,
+        device: str | None = None,
     ) -> None:
         self.world_size = reserve.world_size
         """Number of ranks."""
-        self.backend = backend
+        placement = place(self.world_size, gpus, device, backend)
+        self.backend = placement.backend
         """Of the cells' process group; None on a cluster where nobody chose one."""
+        self.device = device
+        """Where ranks compute, as asked: "cpu", "cuda" or None."""
+        self.reserved = self.world_size
+        """How many ranks share out the GPUs."""
         self.idle_s = idle_s
         """How long the ranks are kept with nothing to do, in s."""
         self.is_here = reserve.is_here
@@ -152,7 +161,7 @@ class Session:
 
         self._closing = threading.Lock()
         self._turns = Turns(None if reserve.handles_idleness else idle_s, close_if_idle)
-        self._cells = CellRuns(reserve, self._turns, gpus, seed, backend)
+        self._cells = CellRuns(reserve, self._turns, placement, seed, device)
         _open.add(self)
         reserve.when_over(close)
 
@@ -368,6 +377,7 @@ class FirstRanks:
 
     def __init__(self, session: Session, world_size: int) -> None:
         self._session, self.world_size, self.is_here = session, world_size, session.is_here
+        self.device, self.reserved = session.device, session.world_size
 
     def engine(self, name: str, timeout_s: float | None) -> Engine:
         """Return what carries one launched function on these ranks."""

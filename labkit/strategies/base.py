@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.profiling import Clock, size_bytes
+from labkit.rank.device import is_nccl
 from labkit.rank.worker import Worker
 
 
@@ -142,8 +143,8 @@ class StageStrategy(Strategy):
 
     @property
     def device(self) -> torch.device:
-        """Where the stage lies. Where ranks have no GPU of their own the backend is gloo, which sends CPU tensors."""
-        return self.worker.device if dist.get_backend() == "nccl" else torch.device("cpu")
+        """Where the stage lies. Where ranks share a GPU the backend is gloo, which sends CPU tensors."""
+        return self.worker.device if is_nccl(dist.get_backend()) else torch.device("cpu")
 
     def weights(self) -> dict[str, Tensor]:
         """Return the stage's weights by the whole network's names."""

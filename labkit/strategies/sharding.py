@@ -26,6 +26,14 @@ def zero_redundancy(model: nn.Module, optimizer: Callable[..., torch.optim.Optim
     return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind.func, **kind.keywords)
 
 
+def one_by_one(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return an optimizer that steps each parameter by itself, where some are cut (DTensors) and others are whole.
+
+    On a GPU the default, `foreach`, steps all of them in a few kernels, and raises where the two are mixed.
+    """
+    return optimizer(model.parameters(), foreach=False)
+
+
 class ZeRO1(DDP):
     """DDP whose optimizer keeps state for a part of the parameters on each rank and broadcasts what it has stepped."""
 
@@ -76,6 +84,10 @@ class TensorParallel(FSDP2):
     """
 
     title = "tensor parallel"
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Have it step each parameter by itself; see `one_by_one`."""
+        return one_by_one(self.model, optimizer)
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Cut the linear layers over all ranks."""

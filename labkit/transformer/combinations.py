@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit.profiling import local, size_bytes
-from labkit.strategies.sharding import reduce_scatters, whole
+from labkit.strategies.sharding import one_by_one, reduce_scatters, whole
 from labkit.transformer.base import all_reduce_flat, equal_part, ring
 from labkit.transformer.fsdp import shard
 from labkit.transformer.gpt import GPT
@@ -108,6 +110,10 @@ class DataPipelineTensorParallel(DataParallelPipeline):
     title = "data parallel × 1F1B × tensor parallel"
     cuts_layers = True
     ranks_per_replica = 4
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Have it step each parameter by itself; see `one_by_one`."""
+        return one_by_one(self.model, optimizer)
 
     @classmethod
     def ranks(cls, world_size: int) -> int:

@@ -48,7 +48,8 @@ class ContextParallel(DDP):
     def set_place(self, inputs: Tensor) -> None:
         """Tell attention, too, where each rank's part lies."""
         super().set_place(inputs)
-        self.ring.positions = [self.positions_of(r, inputs.shape[1]) for r in range(self.worker.world_size)]
+        all_ranks = range(self.worker.world_size)
+        self.ring.positions = [self.positions_of(r, inputs.shape[1]).to(inputs.device) for r in all_ranks]
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return DDP's, and in each block n − 1 steps of the ring.

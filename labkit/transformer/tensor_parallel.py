@@ -6,10 +6,13 @@ Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053). PyTorch's `parallelize_m
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
+from labkit.strategies.sharding import one_by_one
 from labkit.transformer.base import GPTStrategy, ring
 from labkit.transformer.gpt import GPT
 
@@ -22,6 +25,10 @@ class TensorParallel(GPTStrategy):
 
     title = "tensor parallel"
     cuts_layers = True
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Have it step each parameter by itself; see `one_by_one`."""
+        return one_by_one(self.model, optimizer)
 
     @classmethod
     def ranks(cls, world_size: int) -> int:

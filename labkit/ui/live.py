@@ -253,7 +253,7 @@ def title_html(run: Run) -> str:
 def notice_html(run: Run) -> str:
     """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged."""
     said, _, to_copy = run.notice.partition("\n")
-    said = " · ".join(filter(None, (said, words.remark(run), words.many_names(run))))
+    said = " · ".join(filter(None, (said, run.placement, words.remark(run), words.many_names(run))))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
         style = f"{words.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 
 import labkit
 from labkit import benchmark
+from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
 from labkit.strategies import ALL
 from tests import resumable
@@ -39,6 +40,9 @@ CLOSE = 1e-9 if GPUS else 1e-12
 MIB = 2**20
 WIDTH = 2048 if GPUS else 64
 """Of what is trained: on a GPU its weights take 32 MiB, which are to be given back."""
+
+SHARE = {"backend": "gloo", **({"device": "cuda"} if GPUS else {})}
+"""How ranks are launched that share a GPU if they must."""
 
 needs_gpu = pytest.mark.skipif(not GPUS, reason="found no GPU: this test is about one")
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"found {GPUS} GPUs: this test needs two")
@@ -98,25 +102,27 @@ def train(worker, steps=200, pause_s=0.0, fail_at=None, width=WIDTH):
 @needs_gpu
 def test_one_rank_uses_the_gpu_by_nccl(found):
     run = labkit.launch(meet, world_size=1, live=False)
-    assert run.results == [("nccl", "cuda:0", 1.0)]
+    assert run.results == [(OWN_GPU, "cuda:0", 1.0)]
     found("nccl on cuda:0")
 
 
 @needs_two
 def test_two_gpus_by_nccl(found):
     run = labkit.launch(meet, world_size=2, live=False)
-    assert run.results == [("nccl", "cuda:0", 3.0), ("nccl", "cuda:1", 3.0)]
+    assert run.results == [(OWN_GPU, "cuda:0", 3.0), (OWN_GPU, "cuda:1", 3.0)]
     found("nccl on two GPUs")
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_share_a_device_by_gloo(ranks, world_size, found):
-    run = labkit.launch(meet, on=ranks, world_size=world_size, backend="gloo", live=False)
+    run = labkit.launch(meet, on=ranks, world_size=world_size, **SHARE, live=False)
     assert [backend for backend, *_ in run.results] == ["gloo"] * world_size
     assert [total for *_, total in run.results] == [world_size * (world_size + 1) / 2] * world_size
     if GPUS == 1:
         assert {device for _, device, _ in run.results} == {"cuda:0"}
-        assert labkit.launch(meet, on=ranks, world_size=world_size, live=False).results == run.results, "by itself"
+        assert run.placement == f"{world_size} ranks share cuda:0"
+        by_itself = labkit.launch(meet, on=ranks, world_size=world_size, live=False)
+        assert {device for _, device, _ in by_itself.results} == {"cpu"}
     found(f"{world_size} ranks on {run.results[-1][1]}")
 
 
@@ -131,9 +137,45 @@ def test_results_on_the_device_arrive_on_the_cpu(found):
 def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):
     there = torch.ones(1024, device=DEVICE).sum().item()
     assert there == 1024
-    results = labkit.launch(meet, world_size=2, backend="gloo", live=False).results
+    results = labkit.launch(meet, world_size=2, **SHARE, live=False).results
     assert [total for *_, total in results] == [3.0, 3.0]
     found(f"{DEVICE} used by both")
+
+
+@needs_gpu
+def test_a_kernel_that_fails_ends_its_rank_which_is_replaced(found):
+    def out_of_range(worker):
+        torch.nn.Embedding(4, 2).to(worker.device)(torch.tensor([5], device=worker.device)).sum().item()
+
+    with labkit.Session(1) as ranks:
+        run = labkit.launch(out_of_range, on=ranks, live=False, wait=False)
+        assert run.over.wait(LONG_S)
+        assert "device-side assert" in str(run.error)
+        assert 'help("labkit.errors.gpu")' in str(run.error)
+        assert labkit.launch(meet, on=ranks, live=False).results == [(OWN_GPU, "cuda:0", 1.0)]
+    found("CUDA error, then a new rank computes")
+
+
+@needs_gpu
+def test_ranks_on_the_cpu_and_standby_ranks_have_no_context(found):
+    before = used_mib()
+    with labkit.Session(4, device="cpu") as ranks:
+        results = labkit.launch(meet, on=ranks, live=False).results
+        assert {device for _, device, _ in results} == {"cpu"}
+        assert used_mib() <= before + 1
+    found("0 MiB for four ranks on the CPU")
+
+
+@needs_gpu
+def test_what_gloo_cannot_send_is_an_error_in_words(found):
+    def send(worker):
+        x = torch.ones(2, device=worker.device)
+        dist.send(x, 1) if worker.rank == 0 else dist.recv(x, 0)
+
+    run = labkit.launch(send, world_size=2, **SHARE, live=False, wait=False)
+    assert run.over.wait(LONG_S)
+    assert "which has no CUDA form of it" in str(run.error)
+    found("named, with its rank")
 
 
 # Memory
@@ -143,7 +185,7 @@ def test_a_device_used_in_the_kernel_before_is_no_hindrance(found):
 def test_a_device_has_its_memory_back_after(ending, found):
     before = used_mib()
     options = {"fail_at": 20} if ending == "failure" else {"pause_s": 0.02}
-    run = labkit.launch(train, world_size=2, backend="gloo", live=False, wait=False, steps=10_000, **options)
+    run = labkit.launch(train, world_size=2, **SHARE, live=False, wait=False, steps=10_000, **options)
     wait_for_step(run, 10)
     during = used_mib()
     if ending == "stop":
@@ -162,7 +204,7 @@ from torch import nn
 WIDTH = {WIDTH}
 
 {inspect.getsource(train)}
-run = labkit.launch(train, world_size=2, backend="gloo", live=False, wait=False, steps=10_000, pause_s=0.02)
+run = labkit.launch(train, world_size=2, **{SHARE!r}, live=False, wait=False, steps=10_000, pause_s=0.02)
 while not all((run.progress(rank)[0].last_step or 0) > 5 for rank in range(2)):
     run.over.wait(0.05)
 print(*run.pids, flush=True)
@@ -191,7 +233,7 @@ def allocate(worker, size):
 
 
 def test_out_of_memory_is_named_with_rank_and_bytes(ranks, found):
-    run = labkit.launch(allocate, on=ranks, world_size=2, backend="gloo", size=2**46, live=False, wait=False)
+    run = labkit.launch(allocate, on=ranks, world_size=2, **SHARE, size=2**46, live=False, wait=False)
     assert run.over.wait(LONG_S)
     assert run.error.rank == 1
     said = str(run.error)
@@ -222,14 +264,14 @@ def run_one(worker, title):
 
 @pytest.fixture(scope="module")
 def one_process(ranks):
-    return labkit.launch(run_one, "one process", on=ranks, world_size=1, backend="gloo", live=False).results[0]
+    return labkit.launch(run_one, "one process", on=ranks, world_size=1, **SHARE, live=False).results[0]
 
 
 @pytest.mark.parametrize("title", ALL)
 def test_a_strategy_runs_on_the_device_as_one_process_does(ranks, one_process, title, found):
     world_size = next((n for n in (2, 1, 4) if ALL[title].ranks(n) == n), None)
     assert world_size, f"{title} runs on none of 1, 2, 4 ranks"
-    run = labkit.launch(run_one, title, on=ranks, world_size=world_size, backend="gloo", live=False, wait=False)
+    run = labkit.launch(run_one, title, on=ranks, world_size=world_size, **SHARE, live=False, wait=False)
     assert run.over.wait(LONG_S)
     if GPUS and run.error is not None and "gloo" in str(run.error).lower():
         found(f"needs a GPU a rank: {str(run.error).splitlines()[0]:.100}")
@@ -248,7 +290,7 @@ def resume(worker, folder, die=None):
 
 def test_a_run_that_was_killed_and_resumes_ends_bit_for_bit_as_one_that_was_not(tmp_path, found):
     def train(folder, die=None):
-        options = {"world_size": 2, "backend": "gloo", "live": False, "wait": False}
+        options = {"world_size": 2, **SHARE, "live": False, "wait": False}
         run = labkit.launch(resume, tmp_path / folder, die, **options)
         assert run.over.wait(LONG_S)
         return run
@@ -279,7 +321,7 @@ def test_times_are_the_devices_own(ranks, found):
     """The host hands a product over in microseconds; what is measured grows as the work does."""
     n = 8192 if GPUS else 2048
     small, large = (
-        labkit.launch(time_of_products, size, on=ranks, world_size=1, backend="gloo", live=False).results[0]
+        labkit.launch(time_of_products, size, on=ranks, world_size=1, **SHARE, live=False).results[0]
         for size in (n // 4, n)
     )
     assert large > 8 * small

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.launcher import DEFAULT_SEED, backend_for, first_ranks
+from labkit.launcher import DEFAULT_SEED, first_ranks
 from labkit.monitor.companion import Asked
 from labkit.plugins.source import HERE
 from labkit.protocol.pages import more
@@ -28,13 +28,14 @@ def check(asked: Asked, gpus: int | None) -> None:
     """Raise TypeError or ValueError for what `labkit.launch` cannot do."""
     own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
     own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}
-    own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace")}
+    own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace", "device")}
     check_call(asked.function, asked.args, asked.kwargs, own)
     if asked.on is None:
         world_size = check_world_size(asked.world_size, gpus or 0)
     else:
         world_size = ranks_on(asked.on, asked.world_size).world_size
     check_backend(asked.backend, world_size, gpus)
+    check_device(asked.device, asked.backend, gpus)
     check_options(asked.timeout_s, asked.seed, asked.name, asked.live, asked.watch)
 
 
@@ -64,7 +65,7 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: d
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace)"
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace, device)"
         ) from None
 
 
@@ -111,11 +112,11 @@ def check_world_size(world_size: Any, gpus: int) -> int:
 
 
 def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
-    """Return the backend to use; None: the ranks find out. Raises TypeError or ValueError for what cannot be used."""
+    """Return the backend that was asked for. Raises TypeError or ValueError for one that cannot be used."""
     if gpus == 0:
         _say_once_that_tpus_are_not_used()
     if backend is None:
-        return backend_for(None, world_size, gpus)
+        return None
     if not isinstance(backend, str):
         raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
     known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
@@ -132,7 +133,20 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
                 f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
                 f"found {gpus}. Use backend='gloo'"
             )
-    return backend_for(backend, world_size, gpus)
+    return backend.lower()
+
+
+def check_device(device: Any, backend: str | None, gpus: int | None) -> None:
+    """Raise TypeError or ValueError for a device on which ranks cannot compute."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(
+            f"device is 'cpu', 'cuda' (a GPU, shared if there are fewer than ranks) or None, got {device!r:.60}. "
+            "Which GPU a rank has is worker.device"
+        )
+    if device == "cuda" and gpus == 0:
+        raise ValueError("device='cuda' needs a GPU, and this machine has none that can be used")
+    if device == "cpu" and backend is not None and "nccl" in backend.lower():
+        raise ValueError(f"device='cpu', but backend {backend!r} takes CUDA tensors; use 'gloo'")
 
 
 def check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -106,9 +105,14 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     return None
 
 
+def _libraries(backend: str) -> set[str]:
+    """Return what a backend is made of: "nccl", or by device "cpu:gloo,cuda:nccl"."""
+    return {part.rpartition(":")[2] for part in backend.lower().split(",")}
+
+
 def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
     rank, there = within.rank, dist.get_backend()
-    if backend is not None and there not in re.split("[:,]", str(backend).lower()):
+    if backend is not None and not _libraries(there) & _libraries(str(backend)):
         raise ValueError(
             f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: write "
             f"{there!r}, or launch(…, backend={str(backend)!r})"

@@ -73,12 +73,14 @@ def as_text(run: Run) -> str:
     """Return where a run stands or how it ended, as a few lines of text."""
     headline = run.error.diagnosis.headline if run.error is not None else ""
     said = (remark(run), many_names(run), *run.warnings, headline, *unloaded(run))
-    return "\n".join(filter(None, (line(run), sparkline(run), *said)))
+    return "\n".join(filter(None, (line(run), run.placement, sparkline(run), *said)))
 
 
 def as_html(run: Run) -> str:
     """Return where a run stands or how it ended, as HTML."""
     parts = [f"<b>{html.escape(line(run))}</b>"]
+    if run.placement:
+        parts.append(f"<div>{html.escape(run.placement)}</div>")
     for said in filter(None, (remark(run), *run.warnings, *unloaded(run))):
         parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
     if many_names(run):

@@ -22,6 +22,9 @@ LOST_PEER = re.compile(
 )
 """How the communication libraries say that another rank has gone."""
 
+CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|cuDNN error|CUBLAS_STATUS")
+"""How PyTorch says that a GPU has failed, or cannot be used; not that its memory is full."""
+
 TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
 """What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
 
@@ -67,7 +70,9 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     if silent and not (reports and _reported_before(reports[0], silent[0])):
         return silent[0], *_without_report(silent[0])
     assert reports, "a run fails by a report or by a silent death"
-    return reports[0], *reported(reports[0]), "rank_failed"
+    failure = reports[0].failure
+    is_of_gpu = failure is not None and CUDA_ERROR.search(failure.summary)
+    return reports[0], *reported(reports[0]), "gpu" if is_of_gpu else "rank_failed"
 
 
 def returned_early(

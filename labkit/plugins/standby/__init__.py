@@ -82,9 +82,9 @@ def ahead_of_the_first_launch() -> None:
     if not _enabled:
         return
     idle.wait()  # before torch is imported, too
-    import torch
+    from labkit.rank.device import usable_gpus
 
-    count = torch.cuda.device_count() or 2  # does not initialise CUDA in the notebook
+    count = usable_gpus() or 2
     with _lock:
         if not _enabled or _keeper is not None:
             return

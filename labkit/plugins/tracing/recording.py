@@ -56,7 +56,7 @@ def traced(call: Message, steps: int) -> Message:
 
 def record(worker: Worker, call: Message, steps: int) -> Any:
     """Make a call that `pack_call` has packed, return what it returns, and send a record of `steps` of its steps."""
-    function, args, kwargs = notebook_main.unpack(call)
+    function, args, kwargs = notebook_main.unpack(call, worker.device)
     with Recorder(worker, steps).watching():
         return function(worker, *args, **kwargs)
 

@@ -1,0 +1,285 @@
+"""A notebook on pretended GPUs, as a program: makes calls and prints, as JSON, what came of each.
+
+python -m tests.pretended_gpu.calls FOLDER        in `pretended_gpu.environment(…)`
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import labkit
+from labkit import benchmark, strategies, transformer
+from tests import prefork
+from tests.pretended_gpu import recorded
+
+CALLS: dict[str, Any] = {}
+GPUS = torch.cuda.device_count()
+
+
+def call(function: Any) -> Any:
+    """Have the program make this call."""
+    CALLS[function.__name__] = function
+    return function
+
+
+def where(worker: Any) -> dict[str, Any]:
+    """Reduce a tensor on the rank's device and one on the CPU, and say where that was."""
+    on_device, on_cpu = torch.ones(2, device=worker.device), torch.ones(2)
+    dist.all_reduce(on_device)
+    dist.all_reduce(on_cpu)
+    assert on_device.tolist() == on_cpu.tolist() == [worker.world_size] * 2
+    return {
+        "device": str(on_device.device),
+        "backend": dist.get_backend(),
+        "sees": torch.cuda.device_count(),
+        "local rank": os.environ["LOCAL_RANK"],
+        "current": torch.cuda.current_device() if worker.device.type == "cuda" else None,
+    }
+
+
+def as_script(worker: Any) -> list[str]:
+    """What a script for torchrun does: it finds its GPU by itself."""
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    x = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(x)
+    return [str(x.device), str(x.item())]
+
+
+def ran(function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Launch a function, and return what there is to know of the run."""
+    run = labkit.launch(function, *arguments, **options, live=False, wait=False)
+    run.over.wait()
+    return {
+        "results": run.results,
+        "devices": run.devices,
+        "placement": run.placement,
+        "pids": run.pids,
+        "error": str(run.error) if run.error else "",
+        "output": "".join(run.output),
+        "peak": run.peak_device_bytes,
+    }
+
+
+@call
+def by_default() -> Any:
+    """A rank for each GPU."""
+    return ran(where)
+
+
+@call
+def too_many_ranks() -> Any:
+    """Twice as many as there are GPUs."""
+    return ran(where, world_size=2 * GPUS)
+
+
+@call
+def sharing() -> Any:
+    """As many, which share the GPUs because they are to."""
+    return ran(where, world_size=2 * GPUS, device="cuda")
+
+
+@call
+def on_the_cpu() -> Any:
+    """Ranks that are not to use a GPU, though there are."""
+    return ran(where, world_size=1, device="cpu")
+
+
+@call
+def as_under_torchrun() -> Any:
+    """A script's own set-up, on GPUs and without."""
+    return [ran(as_script), ran(as_script, world_size=2 * GPUS)]
+
+
+def send(worker: Any) -> None:
+    """Send a tensor from the device."""
+    x = torch.ones(2, device=worker.device)
+    dist.send(x, 1) if worker.rank == 0 else dist.recv(x, 0)
+
+
+def gather_whole(worker: Any) -> None:
+    """Shard a network, and gather a weight: functional collectives."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(worker.device.type, (worker.world_size,))
+    distribute_tensor(torch.ones(4, 2, device=worker.device), mesh, [Shard(0)]).full_tensor()
+
+
+@call
+def sending() -> Any:
+    """Point to point and functional collectives, of ranks that share GPUs and of those that do not."""
+    return [ran(f, world_size=2, device="cuda", backend="gloo") for f in (send, gather_whole)] + [
+        ran(f, world_size=2) for f in (send, gather_whole)
+    ]
+
+
+def out_of_range(worker: Any) -> float:
+    """Look up what an embedding does not have, on the last rank."""
+    layer = nn.Embedding(4, 2).to(worker.device)
+    at = 5 if worker.rank == worker.world_size - 1 else 1
+    return layer(torch.tensor([at], device=worker.device)).sum().item()
+
+
+def logs_afterwards(worker: Any) -> None:
+    """Go on after a kernel has failed, as far as logging."""
+    value = torch.ones(1, device=worker.device)
+    try:
+        nn.Embedding(4, 2).to(worker.device)(torch.tensor([5], device=worker.device))
+    except RuntimeError:
+        worker.log(loss=value)
+
+
+def moves(worker: Any) -> float:
+    """Hold a mebibyte on each GPU that the rank sees."""
+    held = [torch.ones(2**18, device=f"cuda:{index}") for index in range(torch.cuda.device_count())]
+    return sum(float(one.sum()) for one in held)
+
+
+@call
+def reserved() -> Any:
+    """A session: what it does after a kernel has failed, and with its memory."""
+    with labkit.Session(GPUS) as ranks:
+        first = ran(where, on=ranks)
+        failed = ran(out_of_range, on=ranks)
+        again = ran(where, on=ranks)
+        logged = ran(logs_afterwards, on=ranks)
+        held = ran(moves, on=ranks)
+        ranks.run("x = torch.ones(2, device=worker.device); dist.all_reduce(x)")
+        cells = ranks.values("[str(x.device), x.tolist()]")
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(GPUS - 1)
+        changed = ran(where, on=ranks, world_size=1, device="cuda")
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    with labkit.Session(2 * GPUS) as ranks:
+        one, all_ = ran(where, on=ranks, world_size=1), ran(where, on=ranks)
+    return {"first": first, "failed": failed, "again": again, "logged": logged, "held": held} | {
+        "cells": cells,
+        "changed": changed,
+        "of many": [one, all_],
+    }
+
+
+@call
+def visible_devices() -> Any:
+    """What `CUDA_VISIBLE_DEVICES` does, in each of its forms."""
+    found = {}
+    for given in ("0", f"{GPUS - 1},0" if GPUS > 1 else "0", "GPU-aaaa", "", "9", "0,9"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = given
+        found[given] = ran(where)["devices"]
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    return found
+
+
+def network() -> nn.Module:
+    """A small one in double precision, with the same weights on every rank."""
+    torch.manual_seed(0)
+    hidden = [layer for _ in range(3) for layer in (nn.Linear(16, 16), nn.ReLU())]
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *hidden, nn.Linear(16, 4)).double()
+
+
+def rows(device: torch.device) -> Any:
+    """Yield the same batches for ever."""
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        x = torch.randn(16, 8, generator=generator, dtype=torch.float64)
+        yield x.to(device), torch.randint(4, (16,), generator=generator).to(device)
+
+
+def gpt(experts: int = 0) -> nn.Module:
+    """A small GPT in double precision; two stages a rank, and a head a rank, for up to four."""
+    torch.manual_seed(0)
+    return transformer.GPT(8, 16, 4, experts=experts).double()
+
+
+def text(device: torch.device) -> Any:
+    """Yield the same batches of text for ever."""
+    return transformer.batches(transformer.text(), 8, 16, 0, device=device)
+
+
+adam = functools.partial(torch.optim.Adam, lr=1e-3)
+LISTS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "strategies": (strategies.ALL, network, cross_entropy, rows),
+    "transformer": (transformer.ALL, gpt, transformer.mean_loss, text),
+}
+"""Both lists of strategies, with what each of them trains."""
+
+
+def difference(ranks: Any, which: str, title: str) -> float:
+    """Train by a strategy as many ranks as GPUs, and return how far its weights are from one process's."""
+    found, model, loss, data = LISTS[which]
+    if title == "expert parallel":
+        model = functools.partial(gpt, 4)
+    count = found[title].ranks(max(2, GPUS))
+
+    def trained(strategy: Any, world_size: int) -> Any:
+        call = (benchmark.run_strategy, strategy, model, loss, adam, data, 4, 2)
+        return labkit.launch(*call, on=ranks, world_size=world_size, live=False, seed=0).results
+
+    one, many = trained(found["one process"], 1), trained(found[title], count)
+    return benchmark.difference(benchmark.whole_weights(one), benchmark.whole_weights(many))
+
+
+QUICK = {"strategies": ("DDP", "FSDP2", "GPipe"), "transformer": ("context parallel", "tensor parallel")}
+
+
+@call
+def quick_strategies() -> Any:
+    """A few strategies of both lists."""
+    return _differences(QUICK)
+
+
+@call
+def all_strategies() -> Any:
+    """Every strategy of both lists."""
+    return _differences({which: tuple(found) for which, (found, *_) in LISTS.items()})
+
+
+def _differences(titles: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    """Return how far each strategy is from one process, or what it raised, and the devices that were used."""
+    each = [(which, title) for which, some in titles.items() for title in some]
+    found: dict[str, Any] = {"on": []}
+    for fits in (True, False):  # those that have a GPU for each rank, and those that have not
+        some = {one: LISTS[one[0]][0][one[1]].ranks(max(2, GPUS)) for one in each}
+        some = {one: ranks for one, ranks in some.items() if (ranks <= GPUS) == fits}
+        if not some:
+            continue
+        with labkit.Session(max(some.values())) as ranks:
+            for which, title in some:
+                try:
+                    found[f"{which}: {title}"] = difference(ranks, which, title)
+                except Exception as error:
+                    found[f"{which}: {title}"] = str(error)
+            found["on"] += ran(where, on=ranks)["devices"]
+    return found
+
+
+def main() -> None:
+    """Make the calls that are named, or all but those about strategies."""
+    folder, names = Path(sys.argv[1]), sys.argv[2:] or [name for name in CALLS if "strategies" not in name]
+    found: dict[str, Any] = {}
+    with prefork.in_use():
+        for name in names:
+            try:
+                found[name] = CALLS[name]()
+            except BaseException:
+                found[name] = {"raised": traceback.format_exc()}
+    found["initialised here"] = torch.cuda.is_initialized()
+    found["calls"] = recorded(Path(os.environ["LABKIT_PRETENDED_LOG"]))
+    found["pid"] = os.getpid()
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Operators that PyTorch has for CUDA alone, in terms of others: those of `nn.SyncBatchNorm`'s forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Return (samples × places, channels)."""
+    return x.transpose(0, 1).flatten(1).T
+
+
+def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return mean and 1 / standard deviation by channel."""
+    flat = _flat(x)
+    return flat.mean(0), (flat.var(0, correction=0) + eps).rsqrt()
+
+
+def batch_norm_gather_stats_with_counts(
+    x: Tensor,
+    means: Tensor,
+    scales: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return those of all ranks together, of (ranks, channels) each, and count them into the running ones."""
+    shares = (counts / counts.sum())[:, None]
+    mean = (means * shares).sum(0)
+    var = ((scales**-2 - eps + means**2) * shares).sum(0) - mean**2
+    if running_mean is not None:
+        total = counts.sum()
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        running_var.lerp_((var * total / (total - 1)).to(running_var.dtype), momentum)
+    return mean, (var + eps).rsqrt()
+
+
+def batch_norm_elemt(x: Tensor, weight: Any, bias: Any, mean: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """Return the normalised values."""
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    found = (x - mean.view(shape)) * scale.view(shape)
+    return found if weight is None else found * weight.view(shape) + bias.view(shape)
+
+
+KERNELS = {
+    getattr(torch.ops.aten, function.__name__).default: function
+    for function in (batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt)
+}
+"""By operator."""
