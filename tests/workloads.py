@@ -41,8 +41,7 @@ def where_am_i(worker):
         "of_the_notebook": [name for name in sys.modules if name.startswith(("labkit.monitor", "labkit.ui"))],
         "listening": listening,
         "environment": {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")},
-        "main": getattr(sys.modules["__main__"], "__file__", None),
-        "main_is": type(sys.modules["__main__"]).__name__,
+        "main": type(sys.modules["__main__"]).__name__,
         "collects": gc.isenabled(),
     }
 
