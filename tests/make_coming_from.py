@@ -13,7 +13,7 @@ from tests.twins import EXPORTED, SCRIPTS, Twin
 from tests.whole_programs import PROGRAMS
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "COMING_FROM.md"
+PAGE = ROOT / "notebooks" / "COMING_FROM.md"
 FOREIGN = Path(__file__).parent / "benchmarks" / "foreign.md"
 
 COLUMNS = {

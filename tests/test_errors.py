@@ -310,10 +310,9 @@ def named_by(node):
     """The pages that a part of the code names."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.findall(r'help\("labkit\.errors\.(\w+)"\)', node.value)
-    if (
-        isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and node.value.elts
-    ):  # a finding, whose last part is its page
-        last = node.value.elts[-1]
+    returned = node.value if isinstance(node, ast.Return) else None
+    if isinstance(returned, ast.Tuple) and returned.elts:  # a finding, whose last part is its page
+        last = returned.elts[-1]
         parts = [last.body, last.orelse] if isinstance(last, ast.IfExp) else [last]
         return [part.value for part in parts if isinstance(part, ast.Constant) and part.value in PAGES]
     if not isinstance(node, ast.Call):

@@ -402,13 +402,17 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": ("events", "job", "pages", "pickling", "plugins", "redaction", "system", "text", "versions"),
+        "protocol": (
+            *("definitions", "events", "job", "pages", "pickling", "plugins", "redaction", "reducing", "storages"),
+            *("system", "text", "versions"),
+        ),
         "rank": (
-            *("channels", "die_with_parent", "failure", "log_batcher", "main", "descendants"),
+            *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
+            *("notebook_main", "settings"),
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "plugins": (),
-        "plugins/as_script": ("children", "dynamo", "fork_server", "hooks"),
+        "plugins/as_script": ("bars", "children", "dynamo", "fork_server", "hooks"),
         "cluster": (
             *("files", "name_service", "private", "rank_entry", "records", "run_directory"),
             *("sender", "tcp_store"),

@@ -13,7 +13,6 @@ import threading
 import types
 from types import SimpleNamespace
 
-import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +24,7 @@ from labkit.plugins.arguments import check
 from labkit.plugins.as_script import bars, hooks
 from labkit.plugins.variables import unsendable
 from labkit.protocol.job import RankInfo
-from labkit.protocol.pickling import dumps, pack_result
+from labkit.protocol.pickling import dumps, loads, pack_result
 from labkit.rank import failure, main
 from labkit.rank.worker import Stopped, Worker
 from labkit.session import cell_runs
@@ -322,7 +321,7 @@ def test_a_ddp_model_arrives_without_its_wrapper():
         blob = pack_result({"model": wrapped, "module": model, "optimizer": torch.optim.SGD(wrapped.parameters(), 0.1)})
     finally:
         dist.destroy_process_group()
-    found = cloudpickle.loads(blob)
+    found = loads(blob)
     assert type(found["model"]) is torch.nn.Linear
     assert found["model"] is found["module"]
     assert found["optimizer"].param_groups[0]["params"][0] is found["model"].weight
@@ -340,8 +339,8 @@ def test_what_a_notebook_has_of_ipython_is_pythons_own_in_a_rank():
             return ""
 
     Exit = type("ZMQExitAutocall", (), {"__module__": "IPython.core.autocall"})  # noqa: N806
-    assert cloudpickle.loads(dumps(Kernel().getpass)) is getpass.getpass
-    assert cloudpickle.loads(dumps(Exit())) is builtins.exit
+    assert loads(dumps(Kernel().getpass)) is getpass.getpass
+    assert loads(dumps(Exit())) is builtins.exit
 
 
 class Loader:

@@ -226,7 +226,7 @@ class ResultPickler(Pickler):
         """Return how something is pickled that is of none of Python's own simple types."""
         parallel = sys.modules.get("torch.nn.parallel")
         if parallel is not None and isinstance(value, parallel.DistributedDataParallel):
-            return _unwrapped, (value.module,)
+            return unwrapped, (value.module,)
         return super().reducer_override(value)
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
@@ -239,7 +239,8 @@ def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return storage if storage.device.type in ("cpu", "meta") else storage.cpu()
 
 
-def _unwrapped(model: Any) -> Any:
+def unwrapped(model: Any) -> Any:
+    """Return the model: in a pickle, of a wrapper that has stayed behind."""
     return model
 
 

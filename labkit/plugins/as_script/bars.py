@@ -33,7 +33,7 @@ class _TextBars(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Fill the module with what the real one has for its callers."""
-        import tqdm
+        tqdm: Any = sys.modules["tqdm"]  # of which this is a part
 
         class TextBar(tqdm.tqdm):
             """A bar of text that takes what a bar of widgets takes."""
