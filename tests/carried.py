@@ -173,6 +173,7 @@ def main(worker):
     rpc.shutdown()
     return found
 """,
+        repeats=False,  # PyTorch has remote references until RPC is ended for the first time in a process
         cells=("cell", "reserved"),
     ),
     *(

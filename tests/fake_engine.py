@@ -6,9 +6,10 @@ import queue
 
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.protocol.pickling import Message
 
 A_JOB = Job(
-    function=b"",
+    function=Message(b"", []),
     world_size=2,
     backend=None,
     cuda_devices=0,

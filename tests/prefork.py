@@ -223,7 +223,8 @@ def _become(request: Request, received: list[int]) -> None:
         if threads := os.environ.get("OMP_NUM_THREADS"):  # is read as torch is imported
             sys.modules["torch"].set_num_threads(int(threads))
         sys.modules["__main__"] = types.ModuleType("__main__")
-        sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        # The first is the script's own folder's place.
+        sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         if any(word in " ".join(request.argv) for word in THOSE_WHO_START_RANKS):
             _start_forker()
         signal.pthread_sigmask(signal.SIG_SETMASK, request.mask)

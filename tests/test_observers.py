@@ -83,7 +83,7 @@ def assert_ended(run, end):
     if end == "fails":
         assert str(run.error).startswith("rank 0 failed: ValueError: bad batch 0")
     if end == "falls silent":
-        assert str(run.error).startswith("no rank logged or returned anything for 0.2 s (timeout_s)")
+        assert str(run.error).startswith("no rank logged, printed or returned anything for 0.2 s (timeout_s)")
 
 
 def assert_named(run, observer, said):

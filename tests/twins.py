@@ -201,7 +201,7 @@ def _command(twin: Twin, way: str, folder: Path) -> list[str]:
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={twin.world_size}"]
         agent = [] if way == "spawn" else [*start, f"--log-dir={folder / OWN / 'agent'}"]
         return [sys.executable, *agent, str(script), *twin.arguments]
-    (own_folder() / "twin.json").write_text(json.dumps(twin._asdict()))
+    (folder / OWN / "twin.json").write_text(json.dumps(twin._asdict()))
     return [sys.executable, "-m", "tests.twins", way]
 
 

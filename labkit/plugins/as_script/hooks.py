@@ -54,7 +54,7 @@ class FindsTheGroup(RankHooks):
         # By this variable every rank would join the store at MASTER_PORT, and none open it: also at a port that the
         # script has chosen, and in processes that it starts, whose world is another.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        _within = _Within(channel.store, job.group is not None, dist.get_rank(), dist.get_world_size())
+        _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size)
         if dist.init_process_group is not _init_as_under_torchrun:
             _put_in_place()
         try:
