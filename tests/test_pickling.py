@@ -20,7 +20,7 @@ from torch import nn
 
 from labkit.protocol import definitions, pickling
 from labkit.rank import channels
-from labkit.rank.notebook_main import NotebookMain, in_place, is_known, unpack
+from labkit.rank.notebook_main import Notebook, in_place, is_known, unpack
 
 
 def there_and_back(value, **options):
@@ -363,7 +363,7 @@ def as_rank(notebook):
     @contextlib.contextmanager
     def begin(value):
         message, defined = pickling.dump(value), definitions.collect()
-        rank = NotebookMain(pickle.loads(pickle.dumps(defined)))
+        rank = Notebook(pickle.loads(pickle.dumps(defined))).module
         with another_process(), in_place(rank):
             yield unpack(message)
 
@@ -413,6 +413,20 @@ def test_names_in_annotations_can_be_looked_up(notebook, as_rank):
         main = sys.modules["__main__"]
         assert typing.get_type_hints(function) == {"config": main.Config, "color": typing.Optional[main.Color]}  # noqa: UP045
         assert typing.get_type_hints(net.scaled)["return"] is main.Color
+
+
+NAMES_OF_LABKITS_OWN = ("fetch", "find", "known", "receive", "received", "definitions", "behind", "is_here")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_LABKITS_OWN)
+def test_a_name_of_the_readers_may_be_one_that_labkit_uses(notebook, as_rank, name):
+    exec(f"def {name}():\n    return 'mine'\ndef calls(config: 'Config' = None):\n    return {name}()", vars(notebook))
+    function, unmentioned = vars(notebook)[name], pickle.dumps(vars(notebook)[name])
+    with as_rank((vars(notebook)["calls"], function)) as (calls, arrived):
+        assert calls() == "mine"
+        assert by_name(arrived)() == "mine"
+    with as_rank(len):
+        assert pickle.loads(unmentioned)() == "mine"
 
 
 def test_a_function_that_looks_names_up_finds_them(notebook, as_rank):

@@ -90,9 +90,13 @@ class Message:
 class Main(Protocol):
     """The `__main__` for which something is unpickled."""
 
-    @property
-    def is_here(self) -> bool:
-        """Whether it is in the notebook's own process, and has copies of what the notebook has defined."""
+    is_here: bool
+    """Whether it is in the notebook's own process, and has copies of what the notebook has defined."""
+    namespace: dict[str, Any]
+    """The global namespace of its functions."""
+
+    def find(self, name: str) -> Any:
+        """Return what is called so and is not in the namespace. Raises AttributeError."""
 
     def known(self, name: str) -> Any:
         """Return what was received under this name before, or None."""
@@ -236,7 +240,7 @@ class ResultPickler(Pickler):
 
 def to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return the storage, or a copy on the CPU of one that only a process with its device could load."""
-    return storage if storage.device.type in ("cpu", "meta") else storage.cpu()
+    return storages.snapshot(storage) if storages.location(storage) not in ("", "meta") else storage
 
 
 def unwrapped(model: Any) -> Any:
@@ -299,8 +303,9 @@ def _of_main(name: str) -> Any:
 
 def main_of_notebook() -> types.ModuleType:
     """Return `__main__`, also while another stands for it in the notebook's process."""
-    main: Any = sys.modules[MAIN]
-    return main.notebook if getattr(type(main), "is_here", False) and main.is_here else main
+    main = sys.modules[MAIN]
+    stands_for: Any = vars(type(main)).get("__labkit__") and main.__labkit__
+    return stands_for.behind if stands_for and stands_for.is_here else main
 
 
 class _Reading:
@@ -324,7 +329,7 @@ class _Reading:
 
     def namespace(self) -> dict[str, Any]:
         """Return the global namespace for functions of the notebook."""
-        return self._own_namespace if self._main is None else vars(self._main)
+        return self._own_namespace if self._main is None else self._main.namespace
 
     def received(self, name: str, make: Callable[..., Any], *args: Any) -> Any:
         """Return a definition that has a name in the notebook: made now, if that has not come before."""
@@ -342,11 +347,14 @@ class _Reading:
 
     def of_main(self, name: str) -> Any:
         """Return what is called so in the notebook."""
+        top, *inside = name.split(".")
+        main = vars(main_of_notebook()) if self._main is None else self._main.namespace
         try:
-            return functools.reduce(getattr, name.split("."), self._main or main_of_notebook())
-        except AttributeError:
+            first = main[top] if top in main or self._main is None else self._main.find(top)
+            return functools.reduce(getattr, inside, first)
+        except (AttributeError, KeyError):
             if self._missing is None:
-                raise
+                raise AttributeError(f"module '__main__' has no attribute {name!r}") from None
             return self._missing(name)
 
     # In the notebook's own process cloudpickle finds the class that was sent, and would write into it what comes back.

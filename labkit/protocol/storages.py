@@ -49,14 +49,13 @@ def of_bytes(data: Any) -> torch.UntypedStorage:
 
 def snapshot(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a copy of a storage, on the CPU."""
-    return storage.clone() if storage.device.type == "cpu" else storage.cpu()
+    return of_bytes(memory(storage)) if storage.device.type == "cpu" else storage.cpu()
 
 
 def location(storage: torch.UntypedStorage) -> str:
     """Return where a storage lies, as torch.save says it; "" for the CPU."""
-    if storage.device.type == "cpu":
-        return ""
-    return str(torch.serialization.location_tag(storage))
+    tag = str(torch.serialization.location_tag(storage))
+    return "" if tag == "cpu" else tag
 
 
 def placed(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:

@@ -185,7 +185,7 @@ def settle(job: Job, info: RankInfo, store: dist.Store) -> Settled:
         few = count if job.cuda_devices is None else job.spared_gpus
         # Without it Accelerate has each rank train alone: `accelerate launch --cpu` sets it for its ranks.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        if not torch.cuda.is_initialized():
+        if torch.cuda.device_count() and not torch.cuda.is_initialized():
             # So that code which looks for a GPU itself finds none, and does not put all ranks on the first.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return Settled(torch.device("cpu"), backend, "cpu", _too_few(few, info) if few else "")

@@ -43,13 +43,28 @@ def _spec_of_first() -> Any:
 class NotebookMain(types.ModuleType):
     """Stands for the notebook's `__main__`; see above.
 
+    It has one name of labkit's own, which no cell uses: a method `fetch` here would be taken for the reader's function.
+    """
+
+    __slots__ = ("__labkit__",)
+
+    __labkit__: Notebook
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__labkit__.find(name)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("__main__ cannot be sent to another process")
+
+
+class Notebook:
+    """What a process knows of the notebook, and the module that stands for the notebook's `__main__` in it.
+
     Args:
         definitions: of the notebook, to be read when they are asked for.
         behind: the `__main__` until then, which is asked for what the notebook does not have.
         is_here: whether that is the notebook's own, in this process.
     """
-
-    __slots__ = ("_behind", "_definitions", "_from_notebook", "_is_here", "_lock")
 
     def __init__(
         self,
@@ -57,85 +72,73 @@ class NotebookMain(types.ModuleType):
         behind: types.ModuleType | None = None,
         is_here: bool = False,
     ) -> None:
-        super().__init__(pickling.MAIN)
-        self._is_here = is_here
-        self._definitions = definitions or Definitions({}, {})
-        self._behind = behind
-        self._from_notebook: dict[str, Any] = {}
+        self.definitions = definitions or Definitions({}, {})
+        self.behind, self.is_here = behind, is_here
+        self.received: dict[str, Any] = {}
+        """What the notebook has sent, by its name there."""
         self._lock = threading.RLock()
-        vars(self)["__builtins__"] = builtins
-        vars(self)["__spec__"] = _spec_of_first()
+        self.module = NotebookMain(pickling.MAIN)
+        self.module.__labkit__ = self
+        self.namespace = vars(self.module)
+        """The global namespace of the notebook's functions."""
+        self.namespace |= {"__builtins__": builtins, "__spec__": _spec_of_first()}
 
     # For `pickling`
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this stands for `__main__` in the notebook's own process."""
-        return self._is_here
-
-    @property
-    def notebook(self) -> types.ModuleType | None:
-        """The notebook's `__main__` then."""
-        return self._behind
-
     def known(self, name: str) -> Any:
         """Return what the notebook has sent under this name, or None."""
-        return self._from_notebook.get(name)
+        return self.received.get(name)
 
     def receive(self, name: str, value: Any) -> None:
         """Take in what is called so in the notebook."""
-        self._from_notebook[name] = value
+        self.received[name] = value
         if "." not in name:
-            vars(self)[name] = value
-
-    def all_received(self) -> list[tuple[str, Any]]:
-        """Return what the notebook has sent, with its names."""
-        return list(self._from_notebook.items())
+            self.namespace[name] = value
 
     def is_known(self, name: str, value: Any) -> bool:
         """Whether this very definition has come from the notebook, which thus has it."""
-        return self._from_notebook.get(name) is value
+        return self.received.get(name) is value
 
-    # For all others
+    # For who asks the module
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._definitions.entries:
+    def find(self, name: str) -> Any:
+        """Return what is called so in the notebook, and not in the module yet. Raises AttributeError."""
+        if name in self.definitions.entries:
             self.fetch([name])
-        if name in vars(self):
-            return vars(self)[name]
-        if self._behind is not None and hasattr(self._behind, name):
-            return getattr(self._behind, name)
-        raise AttributeError(self._why_missing(name))
-
-    def _why_missing(self, name: str) -> str:
+        if name in self.namespace:
+            return self.namespace[name]
+        if self.behind is not None and hasattr(self.behind, name):
+            return getattr(self.behind, name)
         what = f"module '__main__' has no attribute {name!r}"
-        kind = self._definitions.left_behind.get(name)
-        return f"{what}: {left_behind(name, kind)}" if kind else what
+        kind = self.definitions.left_behind.get(name)
+        raise AttributeError(f"{what}: {left_behind(name, kind)}" if kind else what)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these definitions in the module's dict, and what they use, as far as the notebook has them.
+        """Have these definitions in the module, and what they use, as far as the notebook has them.
 
         `ALL` stands for every one.
         """
         with self._lock:
             todo = list(names)
             if ALL in todo:
-                todo = list(self._definitions.entries)
+                todo = list(self.definitions.entries)
             while todo:
                 name = todo.pop()
-                entry = self._definitions.entries.get(name)
-                if entry is None or name in vars(self):
+                entry = self.definitions.entries.get(name)
+                if entry is None or name in self.namespace:
                     continue
-                vars(self)[name] = pickling.loads(pickling.Message(entry.pickled, []), main=self)
+                self.namespace[name] = pickling.loads(pickling.Message(entry.pickled, []), main=self)
                 todo += entry.uses
 
-    @property
-    def definitions(self) -> Definitions:
-        """What the notebook has defined."""
-        return self._definitions
 
-    def __reduce__(self) -> Any:
-        raise TypeError("__main__ cannot be sent to another process")
+def notebook_of(module: types.ModuleType) -> Notebook | None:
+    """Return the notebook for which a module stands, or None."""
+    return module.__labkit__ if isinstance(module, NotebookMain) else None
+
+
+def the_notebook() -> Notebook | None:
+    """Return the notebook for which `__main__` stands in this process, or None."""
+    return notebook_of(sys.modules[pickling.MAIN])
 
 
 def left_behind(name: str, kind: str) -> str:
@@ -150,8 +153,8 @@ def of(job: Job, is_here: bool = False) -> contextlib.AbstractContextManager[Any
     """Return the context in which `__main__` is that of the job's notebook; a process with one job keeps it."""
     if job.definitions is None:
         return contextlib.nullcontext()
-    main = NotebookMain(job.definitions, sys.modules[pickling.MAIN], is_here)
-    return in_place(main, for_now=is_here or job.surroundings is not None)
+    notebook = Notebook(job.definitions, sys.modules[pickling.MAIN], is_here)
+    return in_place(notebook.module, for_now=is_here or job.surroundings is not None)
 
 
 @contextlib.contextmanager
@@ -174,22 +177,21 @@ def unpack(message: pickling.Message, device: torch.device | None = None) -> Any
 
     What was on a GPU of the notebook's goes to `device`, or to one of the same number.
     """
-    main = sys.modules[pickling.MAIN]
-    if not isinstance(main, NotebookMain):
-        return pickling.loads(message, device=device)
-    value = pickling.loads(message, main, device=device)
-    main.fetch(message.names)
-    message.clear()
+    notebook = the_notebook()
+    value = pickling.loads(message, notebook, device=device)
+    if notebook is not None:
+        notebook.fetch(message.names)
+        message.clear()
     return value
 
 
 def finder(job: Job) -> Callable[[str], Any]:
     """Return what finds definitions of the notebook that has launched a job, for one that does not have them."""
-    main = NotebookMain(job.definitions)
-    return lambda name: functools.reduce(getattr, name.split("."), main)
+    notebook = Notebook(job.definitions)
+    return lambda name: functools.reduce(getattr, name.split("."), notebook.module)
 
 
 def is_known(name: str, value: Any) -> bool:
     """Whether the notebook has this very definition, under this name."""
-    main = sys.modules[pickling.MAIN]
-    return isinstance(main, NotebookMain) and main.is_known(name, value)
+    notebook = the_notebook()
+    return notebook is not None and notebook.is_known(name, value)

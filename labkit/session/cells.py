@@ -14,7 +14,7 @@ import torch.distributed as dist
 from labkit.protocol.pickling import Message, loads, pack_result
 from labkit.protocol.text import printable
 from labkit.rank.failure import OWN_FILES
-from labkit.rank.notebook_main import NotebookMain, is_known
+from labkit.rank.notebook_main import Notebook, is_known, the_notebook
 from labkit.rank.worker import Worker
 
 OWN_FILES.add(__file__)
@@ -35,7 +35,7 @@ class CellCode(NamedTuple):
     """{name: value} from the notebook, pickled by value; None for nothing."""
 
 
-class CellsModule(NotebookMain):
+class Cells(Notebook):
     """The module in which the cells of a session run; of the notebook it has what was sent."""
 
     def take_in(self, sent: Message, device: torch.device) -> None:
@@ -43,12 +43,12 @@ class CellsModule(NotebookMain):
 
         A function that was sent has global variables of its own: it finds the notebook's, not those of cells.
         """
-        brought = NotebookMain()
+        brought = Notebook()
         values = loads(sent, brought, device=device)
-        for name, value in brought.all_received():
-            if "." in name or name not in vars(self) or self.is_known(name, vars(self)[name]):
+        for name, value in brought.received.items():
+            if "." in name or name not in self.namespace or self.is_known(name, self.namespace[name]):
                 self.receive(name, value)
-        vars(self).update(values)
+        self.namespace.update(values)
 
 
 def compile_cell(code: str, file: str) -> tuple[types.CodeType, types.CodeType | None]:
@@ -73,10 +73,10 @@ def join(worker: Worker) -> None:
 
 def run_cell(worker: Worker, cell: CellCode) -> str | Message:
     """Run a cell; return the value of its last expression as text ("" for none), or pickled where it is wanted."""
-    main = _cells_main(worker)
-    variables = vars(main)
+    cells = _cells(worker)
+    variables = cells.namespace
     if cell.sent is not None:
-        main.take_in(cell.sent, worker.device)
+        cells.take_in(cell.sent, worker.device)
     body, last = compile_cell(cell.code, cell.file)
     exec(body, variables)
     value = eval(last, variables) if last else None
@@ -85,15 +85,16 @@ def run_cell(worker: Worker, cell: CellCode) -> str | Message:
     return "" if value is None else _shown(value)
 
 
-def _cells_main(worker: Worker) -> CellsModule:
+def _cells(worker: Worker) -> Cells:
     """Return the module of cells, with this cell's worker. The first cell makes it."""
-    main = sys.modules["__main__"]
-    if not isinstance(main, CellsModule):
+    cells = the_notebook()
+    if not isinstance(cells, Cells):
+        cells = Cells()
         # The cells' own module, so that their classes can be pickled from rank to rank, too.
-        main = sys.modules["__main__"] = CellsModule()
-        vars(main).update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
-    vars(main)["worker"] = worker
-    return main
+        sys.modules["__main__"] = cells.module
+        cells.namespace.update(rank=worker.rank, world_size=worker.world_size, torch=torch, dist=dist)
+    cells.namespace["worker"] = worker
+    return cells
 
 
 def _shown(value: Any) -> str:

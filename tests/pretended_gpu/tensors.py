@@ -197,33 +197,6 @@ def _numpy(function: Any, tensor: torch.Tensor, *arguments: Any, **options: Any)
     return function(tensor, *arguments, **options)
 
 
-def _rebuild(rebuild: Any, arguments: Any, device: str) -> torch.Tensor:
-    """What a pickled CUDA tensor is made of; as PyTorch does, it wants the device that it was on."""
-    tensor = rebuild(*arguments)
-    if not torch.cuda.is_available():
-        raise RuntimeError(
-            "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you are "
-            "running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map your "
-            "storages to the CPU."
-        )
-    with torch.no_grad():
-        moved = move(tensor.detach(), full(device))
-    return (
-        torch.nn.Parameter(moved)
-        if isinstance(tensor, torch.nn.Parameter)
-        else moved.requires_grad_(tensor.requires_grad)
-    )
-
-
-def _reduce(function: Any, tensor: torch.Tensor, *arguments: Any) -> Any:
-    device = device_of(tensor)
-    found = function(tensor, *arguments)
-    if device is None or device.type != "cuda":
-        return found
-    devices.check()
-    return _rebuild, (found[0], found[1], str(device))
-
-
 # What Python asks for
 
 
@@ -263,7 +236,7 @@ class Asking(TorchFunctionMode):
         if name in ("numpy", "__array__"):
             return _numpy(function, *arguments, **options)
         if name == "__reduce_ex__":
-            return _reduce(function, *arguments)
+            return function(*arguments, **options)  # its storage's mark is its location, as with `torch.save`
         if name == "is_shared" and _type_of(arguments[0]).type == "cuda":
             return True
         if options.get("device") is None:

@@ -34,7 +34,7 @@ from labkit.protocol import definitions
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.pickling import MAIN, Message, dump, found_as, loads
 from labkit.protocol.reducing import DEFINITIONS
-from labkit.rank.notebook_main import NotebookMain
+from labkit.rank.notebook_main import Notebook, the_notebook
 
 SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
 """Whether a fork server starts processes for whoever knows its key, or for whoever can connect to its socket."""
@@ -129,15 +129,15 @@ def _reduce(_: Any, value: Any) -> Any:
 
 def _definitions() -> Definitions:
     """Return what the notebook has defined: it has sent that to this process, or it is this process."""
-    main = sys.modules[MAIN]
-    return main.definitions if isinstance(main, NotebookMain) else definitions.collect()
+    notebook = the_notebook()
+    return definitions.collect() if notebook is None else notebook.definitions
 
 
 def _begin_as(defined: Definitions, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Have what the notebook has defined in the `__main__` of this new process; return its `Process`."""
     send_by_value()
     gc.enable()  # which `die_with_parent` has turned off
-    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), NotebookMain(defined)))
+    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), Notebook(defined).module))
     return make(*args)
 
 
@@ -148,4 +148,4 @@ def _receive(name: str, message: Message) -> Any:
     top = name.partition(".")[0]
     if top and top in vars(main):  # not what could be fetched: that would be without the data that it uses
         return functools.reduce(getattr, name.split("."), main)
-    return loads(message, main if isinstance(main, NotebookMain) else None)
+    return loads(message, the_notebook())
