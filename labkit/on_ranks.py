@@ -10,6 +10,7 @@ launched function finds most of it all the same:
 | other data | stay; a `NameError` for one says so. Pass them as arguments |
 | tensors that share memory | still do; each storage travels once, and whole, as in `torch.save` |
 | tensors in shared memory (`share_memory_()`) | are the same memory, as with `mp.spawn`; elsewhere copies: it warns |
+| tensors on a GPU | go to `worker.device`; what a rank returns comes back on the CPU |
 | functions with decorators, compiled ones | come along; what cannot is refused at the launch, by name |
 | imported modules | are imported by name, from where the notebook has found them; those made by hand come along |
 | a module that was edited | as its file is now, also on reserved ranks; a warning if the notebook has not reloaded it |

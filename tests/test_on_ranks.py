@@ -432,6 +432,7 @@ ROWS = {
     "other data": ("pickling", "test_data_stay_in_the_notebook_and_who_asks_for_them_is_told"),
     "tensors that share memory": ("twins", "keeps its weights in one flat buffer"),
     "tensors in shared memory": ("twins", "trains one model in shared memory on all ranks"),
+    "tensors on a GPU": ("pickling", "test_a_tensor_of_another_device_goes_to_that_of_who_receives_it"),
     "functions with decorators": ("twins", "decorates functions with what pickles by name"),
     "imported modules": ("twins", "uses a module that was loaded from a path"),
     "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from labkit.protocol import definitions, pickling
+from labkit.protocol import definitions, pickling, storages
 from labkit.rank import channels
 from labkit.rank.notebook_main import Notebook, in_place, is_known, unpack
 
@@ -413,6 +413,19 @@ def test_names_in_annotations_can_be_looked_up(notebook, as_rank):
         main = sys.modules["__main__"]
         assert typing.get_type_hints(function) == {"config": main.Config, "color": typing.Optional[main.Color]}  # noqa: UP045
         assert typing.get_type_hints(net.scaled)["return"] is main.Color
+
+
+def test_a_tensor_of_another_device_goes_to_that_of_who_receives_it(monkeypatch):
+    there = torch.arange(3000.0)
+    address = there.untyped_storage().data_ptr()
+    monkeypatch.setattr(storages, "location", lambda storage: "cuda:1" if storage.data_ptr() == address else "")
+    message = pickling.dump([there, there[5:]])
+    monkeypatch.undo()
+    whole, part = pickling.loads(message, device=torch.device("cpu"))
+    assert torch.equal(whole, there)
+    part += 1
+    assert whole[-1] == 3000, "two views of one storage"
+    assert pickling.loads(message, device=torch.device("meta"))[0].device.type == "meta"
 
 
 NAMES_OF_LABKITS_OWN = ("fetch", "find", "known", "receive", "received", "definitions", "behind", "is_here")
