@@ -205,7 +205,7 @@ def nothing_is_left_behind(request):
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         left = [p for p in rank_processes() if p.pid not in mine] if spawns else []
-        if request.node.get_closest_marker("kernel"):
+        if request.node.get_closest_marker("kernel") or request.node.get_closest_marker("notebook"):
             # A kernel that is killed cannot remove where its ranks met; the next notebook does. Jupyter kills each
             # kernel that does not end within seconds, and none does whose child ignores SIGTERM (ipykernel 7 waits for
             # multiprocessing's resource tracker).

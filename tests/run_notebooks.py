@@ -69,6 +69,9 @@ def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None)
                 progress_bar=False,
                 start_timeout=120,
                 request_save_on_cell_execute=False,  # after every cell; it is at its end, or where it failed
+                # Else nbclient waits five seconds and kills it then: ipykernel 7 does not end a kernel before its
+                # children, and multiprocessing's resource tracker, one of them, ignores SIGTERM.
+                shutdown_kernel="immediate",
             )
             break
         except RuntimeError as error:  # a port that was free may be taken when the kernel comes to it
