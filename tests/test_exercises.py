@@ -546,6 +546,23 @@ def test_a_spoilt_progress_file_is_begun_anew(in_a_folder):
     assert progress.solved() == {"bubble"}
 
 
+def test_in_a_folder_that_cannot_be_written_progress_is_kept_in_the_readers_own(in_a_folder, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(in_a_folder / "data"))
+    monkeypatch.chdir("/proc")  # not even root writes there
+    progress.note("bubble", True)
+    assert progress.solved() == {"bubble"}
+    assert [path.name for path in (in_a_folder / "data" / "labkit").iterdir()] == ["progress.json"]
+    exercises.reset()
+    assert progress.solved() == set()
+
+
+def test_where_nothing_can_be_written_that_is_said(in_a_folder, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", "/proc/nowhere")
+    monkeypatch.chdir("/proc")
+    with pytest.warns(UserWarning, match="what you have solved is not kept: .*/proc/nowhere/labkit"):
+        progress.note("bubble", True)
+
+
 def test_without_a_reader_nothing_is_kept(in_a_folder):
     assert labkit.check(TABLE["bubble"].solution, answers="mine").passed
     assert not os.listdir(in_a_folder)

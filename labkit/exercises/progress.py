@@ -1,4 +1,7 @@
-"""What the learner has done: exercises tried and solved, predictions. One small file beside the notebooks."""
+"""What the learner has done: exercises tried and solved, predictions. One small file beside the notebooks.
+
+Where that folder is read-only, a course's at a university, say, the file is in the learner's own data folder.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import json
 import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +17,43 @@ FILE = ".labkit-progress.json"
 """In the notebooks' folder; git ignores it."""
 
 
-def _file() -> Path:
-    return Path.cwd() / FILE
+def _files() -> list[Path]:
+    """Return where the file may be, the first that can be written first."""
+    found = [Path.cwd() / FILE]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+        found.append(Path(data) / "labkit" / FILE.removeprefix(".labkit-"))
+    return found
 
 
 def load() -> dict[str, Any]:
     """Return {"exercises": {name: {"tries", "solved"}}, "predictions": {question: right}}, or empty ones."""
     kept: dict[str, Any] = {}
-    with contextlib.suppress(FileNotFoundError, ValueError, OSError):  # half written by hand: begun anew
-        kept = json.loads(_file().read_text("utf-8"))
+    for file in _files():
+        with contextlib.suppress(OSError, ValueError):  # half written by hand: begun anew
+            if file.exists():
+                kept = json.loads(file.read_text("utf-8"))
+                break
     return {key: kept[key] if isinstance(kept.get(key), dict) else {} for key in ("exercises", "predictions")}
 
 
 def _save(kept: dict[str, Any]) -> None:
-    # Renamed into its place, so that another notebook never reads half of it.
-    part = _file().with_name(f"{FILE}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # a folder that cannot be written to: nothing is kept
-        part.write_text(json.dumps(kept, indent=1, sort_keys=True), "utf-8")
-        part.replace(_file())
+    """Keep it in the first folder that can be written to; warns once where none can."""
+    why = ""
+    for file in _files():
+        # Renamed into its place, so that another notebook never reads half of it.
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            if file.parent != Path.cwd():
+                file.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(kept, indent=1, sort_keys=True), "utf-8")
+            part.replace(file)
+            return
+        except OSError as error:
+            why = f"{error.strerror}: {file.parent}"
+    warnings.warn(
+        f"what you have solved is not kept: neither this folder nor your own can be written to ({why})", stacklevel=2
+    )
 
 
 def note(name: str, passed: bool) -> None:
@@ -71,5 +94,6 @@ def of_lesson(lesson: str) -> tuple[int, int]:
 
 def reset() -> None:
     """Forget what was solved and predicted."""
-    with contextlib.suppress(FileNotFoundError):
-        _file().unlink()
+    for file in _files():
+        with contextlib.suppress(OSError):
+            file.unlink()
