@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-import cloudpickle
-
 from labkit.protocol.job import Job
+from labkit.protocol.pickling import pack_call
 from labkit.session.directory import SessionDirectory
 
-A_JOB = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, {}, {})
+A_JOB = Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, 0.0, {}, {})
 
 
 def a_session(path):

@@ -20,6 +20,7 @@ from labkit.cluster.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.protocol.pickling import pack_call
 from labkit.rank.signals import STACKS_SIGNAL
 from tests.conftest import LONG_S, wait_until
 
@@ -32,7 +33,7 @@ def directory(tmp_path):
 
 
 def a_job():
-    return Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, time.time(), {}, {})
+    return Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, time.time(), {}, {})
 
 
 def log(rank, *steps, value=1.0):

@@ -10,7 +10,6 @@ import shutil
 import time
 from itertools import pairwise
 
-import cloudpickle
 import psutil
 import pytest
 
@@ -23,7 +22,7 @@ from labkit.plugins.in_vain.hooks import SaysWaits
 from labkit.plugins.stopping.hooks import Agrees
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pickling import pack_call
+from labkit.protocol.pickling import loads, pack_call
 from labkit.protocol.text import printable
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
@@ -193,7 +192,7 @@ def check_that_all_arrives(run, sizes):
     assert [event.code for event in run.of(events.Exit)] == [0, 0]
     for rank, size in enumerate(sizes):
         (result,) = run.of(events.Result, rank)
-        value = cloudpickle.loads(result.blob)
+        value = loads(result.blob)
         assert len(value) == size
         assert value == elsewhere.pattern(rank, size)
         assert all(map(math.isnan, run.values("loss", rank)))
@@ -224,7 +223,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_of_its_rank_and_the_others
     (failure,), (result,) = run.of(events.Failure), run.of(events.Result)
     assert (failure.rank, failure.during) == (1, "sending the result")
     assert "the function returned a lock that cannot be sent to the notebook" in failure.summary
-    assert cloudpickle.loads(result.blob) == elsewhere.pattern(0, 1_000_000)
+    assert loads(result.blob) == elsewhere.pattern(0, 1_000_000)
 
 
 def test_an_exception_of_odd_characters_arrives(start):
@@ -254,7 +253,7 @@ def test_a_disk_that_is_full_for_a_while_ends_no_training_and_loses_nothing(kind
         for rank in (0, 1):
             assert sorted(run.values("loss", rank)) == [float(step) for step in range(elsewhere.STEPS)]
             (result,) = run.of(events.Result, rank)
-            assert cloudpickle.loads(result.blob) == elsewhere.pattern(rank, 1_000_000)
+            assert loads(result.blob) == elsewhere.pattern(rank, 1_000_000)
         if kind != "ray":  # whose ranks write on their nodes
             said = [event.text for event in run.of(events.Warned) if event.topic == "writing"][-1]
             assert "could not be written for" in said

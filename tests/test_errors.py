@@ -372,7 +372,8 @@ def test_every_class_of_errors_that_a_reader_meets_has_a_page():
         "Garbled",  # ends a rank, whose failure says what has come
         "Ended",  # JobEnded, on its way to the notebook
         "Told",
-        "Wrong",  # both of an exercise: its result says what is wrong
+        "Left",
+        "Wrong",  # these of an exercise: its result says what is wrong
         "Stopped",  # no error: the way a run ends that was asked to
     }
     assert named <= kinds <= named | inside

@@ -308,7 +308,7 @@ def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_pat
         terminal.type("run = labkit.launch(train, world_size=2)")
         terminal.see(r"train: running · 2 ranks · step \d+ · loss ")
         terminal.interrupt()
-        terminal.see(r"train: stopped · 2 ranks · step \d+")
+        terminal.see(r"train: stopped (\(Ctrl-C has ended this launch; .*\) )?· 2 ranks · step \d+")
         terminal.see("loss [▁▂▃▄▅▆▇█]+")
         terminal.type("print('status', run.status, len(set(run.history['rank'])))")
         terminal.see("status stopped 2\r\n")

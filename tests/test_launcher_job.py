@@ -22,11 +22,12 @@ from labkit.cluster.slurm_job import SlurmJob
 from labkit.cluster.torchrun import TorchrunJob
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
+from labkit.protocol.pickling import pack_call
 from labkit.session.cluster_reserve import ClusterReserve
 from tests import workloads
 from tests.conftest import LONG_S, wait_until
 
-A_JOB = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, {}, {})
+A_JOB = Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, 0.0, {}, {})
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from labkit.monitor.run import Run
 from labkit.plugins import leaving
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
+from labkit.rank.device import Settled
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB as A_SMALL_JOB
 
@@ -275,13 +276,16 @@ def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
     assert all(ends.queue.reader.closed for ends in opened)
 
 
+ON_CPU = Settled(torch.device("cpu"), "gloo", "cpu")
+
+
 def test_a_rank_has_joined_when_all_have(monkeypatch):
     """One that goes on, fails and is gone closes connections that another is making: its group could not be made."""
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     store, joined = dist.HashStore(), []
 
     def join(rank):
-        process_group.join(SimpleNamespace(rank=rank, world_size=2), torch.device("cpu"), store, "gloo")
+        process_group.join(SimpleNamespace(rank=rank, world_size=2), ON_CPU, store)
         joined.append(rank)
 
     thread = threading.Thread(target=join, args=(1,))
@@ -297,9 +301,7 @@ def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     keeper = [open_store(2)]
     mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
-    thread = threading.Thread(
-        target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), torch.device("cpu"), mine, "gloo")
-    )
+    thread = threading.Thread(target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), ON_CPU, mine))
     thread.start()
     wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
     keeper.clear()

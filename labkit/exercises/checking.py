@@ -223,7 +223,7 @@ def _raised(kind: str, text: str) -> str:
     """Say what an answer raised. What stopped it says so itself."""
     if kind in ("Forbidden", "Endless", "TooMuchPrinted"):
         return text
-    if kind == "SystemExit":
+    if kind in ("SystemExit", "Left"):
         return "left by exit()"
     if kind == "Wrong":
         return text

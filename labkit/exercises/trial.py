@@ -37,6 +37,10 @@ COMPUTING_S = PATIENCE_S
 Function = Callable[..., Any]
 
 
+class Left(Exception):  # noqa: N818 - what the learner is told, and no error
+    """The answer has called `exit()`, which would end a launched function well."""
+
+
 class Wrong(Exception):  # noqa: N818 - what the learner is told, and no error
     """The answer is wrong: the message says what, where, and what was expected."""
 
@@ -246,6 +250,8 @@ def _try_case(trial: Trial, try_out: Callable[..., None], case: Mapping[str, Any
             try_out(trial, **case)
             if unfinished := trial.traffic.unfinished:
                 finding = f"returned with an {unfinished[0]} that nobody has waited for: call wait() on what it returns"
+        except SystemExit as error:
+            raise Left("exit()").with_traceback(error.__traceback__) from None
         except Wrong as wrong:
             finding = str(wrong)
             if unfinished := [what for what in trial.traffic.unfinished if not what.startswith("isend")]:
