@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -88,5 +89,5 @@ def test_a_cgroup_that_is_gone_leaves_the_machines_count(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
 def test_on_this_machine_something_counts_and_nothing_has_been_killed():
-    assert system._oom_kills(system._cgroup_counter(Path("/")) or Path("/proc/vmstat")) is not None
+    assert system._oom_kills(system._cgroup_counter(Path("/"), os.getpid()) or Path("/proc/vmstat")) is not None
     assert OutOfMemoryKills().seen() == ""

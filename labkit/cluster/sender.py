@@ -274,44 +274,44 @@ class FileSender:
         """Return a record's fields as JSON has them; None if a large one could not be written, which is then said."""
         fields = []
         for value in event:
-            if isinstance(value, Message):
-                value = value.to_bytes()
-            if isinstance(value, bytes | bytearray | memoryview) and len(value) > BLOB_BYTES:
+            parts = value.parts() if isinstance(value, Message) else [value]
+            is_bytes = isinstance(value, Message | bytes | bytearray | memoryview)
+            if is_bytes and _bytes(parts) > BLOB_BYTES:
                 is_result = isinstance(event, events.Result)
                 try:
-                    fields.append(self._in_a_file(value, self.result_s if is_result else 0.0))
+                    fields.append(self._in_a_file(parts, self.result_s if is_result else 0.0))
                 except OSError as error:
                     if is_result:
                         raise
                     what = getattr(event, "kind", type(event).__name__)
-                    self.warn(what, f"rank {self._rank}: its {what}, {_size(value)}, is lost: {error.strerror}")
+                    self.warn(what, f"rank {self._rank}: its {what}, {_size(parts)}, is lost: {error.strerror}")
                     return None
             else:
-                fields.append(plain(value))
+                fields.append(plain(value.to_bytes() if isinstance(value, Message) else value))
         return fields
 
-    def _in_a_file(self, value: Any, wait_s: float) -> dict[str, Any]:
+    def _in_a_file(self, parts: list[Any], wait_s: float) -> dict[str, Any]:
         """Write a large value to a file of its own; return what stands for it. Raises OSError if it cannot be."""
         deadline = time.monotonic() + wait_s
         said = False
         while True:
             try:
-                name = self._write_file(value)
+                name = self._write_file(parts)
             except OSError as error:
                 why = f"{error.strerror or error}"
                 if error.errno not in NO_ROOM or time.monotonic() > deadline:
-                    raise OSError(error.errno, f"{why}: {_size(value)} for {self.path.parent}") from error
+                    raise OSError(error.errno, f"{why}: {_size(parts)} for {self.path.parent}") from error
                 if not said:
-                    what = f"the result of rank {self._rank}, {_size(value)}, cannot be written: {why}"
+                    what = f"the result of rank {self._rank}, {_size(parts)}, cannot be written: {why}"
                     self.warn("result", f"{what}. It is tried again for {wait_s:.0f} s; make room")
                 said = True
                 time.sleep(min(RETRY_S, wait_s / 10))
             else:
                 if said:
                     self.warn("result", "")
-                return {"file": [name, len(value)]}
+                return {"file": [name, _bytes(parts)]}
 
-    def _write_file(self, value: Any) -> str:
+    def _write_file(self, parts: list[Any]) -> str:
         with self._lock:
             self._blobs += 1
             name = f"{self.path.stem}.{self._blobs}.blob"
@@ -319,9 +319,10 @@ class FileSender:
         try:
             descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                left = memoryview(value)
-                while left:
-                    left = left[os.write(descriptor, left[: 1 << 30]) :]
+                for part in parts:
+                    left = memoryview(part)
+                    while left:
+                        left = left[os.write(descriptor, left[: 1 << 30]) :]
             finally:
                 os.close(descriptor)
             os.replace(aside, self.path.with_name(name))
@@ -348,8 +349,12 @@ def _count(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _size(value: Any) -> str:
-    return f"{len(value) / 1e6:,.1f} MB"
+def _bytes(parts: list[Any]) -> int:
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def _size(parts: list[Any]) -> str:
+    return f"{_bytes(parts) / 1e6:,.1f} MB"
 
 
 class Output(io.RawIOBase):

@@ -65,13 +65,18 @@ class Message:
         """Drop what is in it, which has arrived: who keeps the job need not keep a copy of its data."""
         self.head, self.storages, self._held = b"", [], None
 
-    def to_bytes(self) -> bytes:
-        """Return it in one piece."""
+    def parts(self) -> list[Any]:
+        """Return the buffers that make it up in one piece, one after the other; none of the storages is copied."""
         if not self.storages:
-            return self.head
+            return [self.head]
         sizes = [len(self.head), *(storage.nbytes() for storage in self.storages)]
         lengths = b"".join(map(_SIZE.pack, (len(sizes), *sizes)))
-        return b"".join((_WITH_STORAGES, lengths, self.head, *map(storages.memory, self.storages)))
+        return [_WITH_STORAGES + lengths + self.head, *map(storages.memory, self.storages)]
+
+    def to_bytes(self) -> bytes:
+        """Return it in one piece."""
+        parts = self.parts()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Message:

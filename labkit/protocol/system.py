@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
@@ -75,7 +76,7 @@ class OutOfMemoryKills:
     """Notices if a process that this one starts from now on is killed because memory has run out."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._cgroup = _cgroup_counter(root)
+        self._cgroup = _cgroup_counter(root, os.getpid())
         self._host = root / "proc/vmstat"
         self._cgroup_before = None if self._cgroup is None else _oom_kills(self._cgroup)
         self._host_before = _oom_kills(self._host)
@@ -90,8 +91,9 @@ class OutOfMemoryKills:
         return "perhaps" if now is not None and self._host_before is not None and now > self._host_before else ""
 
 
-def _cgroup_counter(root: Path) -> Path | None:
-    """Return the file in which this process's cgroup counts what was killed in it; None where there is none.
+@functools.lru_cache(maxsize=4)
+def _cgroup_counter(root: Path, pid: int) -> Path | None:
+    """Return the file in which the cgroup of this process, `pid`, counts what was killed in it; None if there is none.
 
     cgroup v2 has `memory.events`, and `memory.events.local` without the groups below; v1 has `memory.oom_control`.
     """
