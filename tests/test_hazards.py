@@ -231,6 +231,7 @@ def _raise(error):
 
 def interrupt_main():
     """Interrupt the main thread as a keyboard does: also out of a lock that it waits for."""
+    time.sleep(0.1)  # one that comes just before it blocks waits until it no longer does
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 

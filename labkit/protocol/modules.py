@@ -25,6 +25,8 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 _FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), site.getusersitepackages()})
 """Where libraries are installed: this environment's, one that it extends, the system's own, this user's own."""
@@ -77,7 +79,7 @@ def of_reader() -> dict[str, Own]:
             if isinstance(file, str) and file.endswith(".py") and name != "__main__":
                 file = os.path.abspath(file)
                 if is_readers(file):
-                    _own[name] = Own(file, module.__spec__, _stamp_of_compiled(module) or stamp(file))
+                    _own[name] = Own(file, module.__spec__, _stamp_as_imported(module, file))
     for name in _own.keys() - sys.modules.keys():
         del _own[name], _seen[name]
     return dict(_own)
@@ -103,6 +105,18 @@ def stamp(file: str) -> Stamp | None:
     except OSError:
         return None
     return int(status.st_mtime), status.st_size & 0xFFFFFFFF
+
+
+def _stamp_as_imported(module: types.ModuleType, file: str) -> Stamp | None:
+    """Return the stamp that a file had when a module was imported from it.
+
+    Of a file that has changed since this process began, the compiled file tells. Of another it may be an older file's,
+    where Python could not write it.
+    """
+    now = stamp(file)
+    if now is None or now[0] < int(psutil.Process().create_time()):
+        return now
+    return _stamp_of_compiled(module) or now
 
 
 def _stamp_of_compiled(module: types.ModuleType) -> Stamp | None:
