@@ -144,11 +144,13 @@ class Messages:
         while True:
             if self._parcel is None:
                 self._bytes += rest
+                rest = memoryview(b"")
                 self._parcel = self._next()
                 if self._parcel is None:
                     return found
-                rest = memoryview(bytes(self._bytes))
-                self._bytes.clear()
+                if not self._parcel.is_whole:  # what follows belongs into its tensors
+                    rest = memoryview(bytes(self._bytes))
+                    self._bytes.clear()
             rest = self._parcel.take(rest)
             if not self._parcel.is_whole:
                 return found
