@@ -95,7 +95,7 @@ def test_what_does_not_come_is_named(rendezvous):
 
 
 def test_a_store_whose_run_is_over_says_so_at_once(rendezvous):
-    store, native = open_file_store(rendezvous.file), open_file_store(rendezvous.file, is_gloo=False)
+    store, native = open_file_store(rendezvous.file), open_file_store(rendezvous.file).in_native_code
     rendezvous.close()
     for ask in (lambda: store.get("key"), lambda: store.add("key", 1), lambda: open_file_store(rendezvous.file)):
         with pytest.raises(dist.DistStoreError, match="is gone, as when their run is over"):

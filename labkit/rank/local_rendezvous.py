@@ -106,17 +106,14 @@ _kept: list[LocalFileStore] = []
 what PyTorch still refers to would be without its methods here."""
 
 
-def open_file_store(path: str | os.PathLike[str], is_gloo: bool = True, timeout_s: float = JOIN_S) -> dist.Store:
+def open_file_store(path: str | os.PathLike[str], timeout_s: float = JOIN_S) -> dist.Store:
     """Return the store in a file; the first process that opens it makes the file.
 
     Args:
         path: in a folder that is there.
-        is_gloo: whether the process group has no other backend. NCCL's own threads use the store, and are not to wait
-            for Python.
         timeout_s: how long the store waits for a key.
     """
-    store = LocalFileStore(os.fspath(path), timeout_s)
-    return store if is_gloo else store.in_native_code
+    return LocalFileStore(os.fspath(path), timeout_s)
 
 
 class LocalFileStore(dist.Store):

@@ -254,11 +254,15 @@ def _left_behind(summary: str) -> str:
 
 def _pack_variables(values: Mapping[str, Any], shares: bool) -> Message:
     """Pack a notebook's variables for the ranks. Raises ValueError that names the one that cannot be sent."""
-    for name, value in values.items():
-        try:
-            dump(value)
-        except Exception as error:
-            raise ValueError(
-                f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n{more('cannot_be_sent')}"
-            ) from error
-    return dump(dict(values), shares=shares)
+    try:
+        return dump(dict(values), shares=shares)
+    except Exception:
+        for name, value in values.items():
+            try:
+                dump(value)
+            except Exception as error:
+                raise ValueError(
+                    f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n"
+                    f"{more('cannot_be_sent')}"
+                ) from error
+        raise
