@@ -7,6 +7,7 @@ import queue
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import Message
+from labkit.rank.channels import Channel
 
 A_JOB = Job(
     function=Message(b"", []),
@@ -70,3 +71,14 @@ class FakeEngine:
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+class KeptChannel(Channel):
+    """Rank 1's channel, to nobody: keeps what is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.rank, self.sent = 1, []
+
+    def _send(self, event):
+        self.sent.append(event)

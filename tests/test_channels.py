@@ -15,10 +15,11 @@ import labkit
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank import channels
-from labkit.rank.channels import HEADER, MARK, Channel, EventQueue, Garbled, Messages, PipeChannel
+from labkit.rank.channels import HEADER, MARK, EventQueue, Garbled, Messages, PipeChannel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from tests.conftest import LONG_S, shared_session, wait_until
+from tests.fake_engine import KeptChannel
 
 SOME = [events.Started(0), events.Log(0, ("loss",), array("q", [3]), array("d", [0.5]), array("d", [1.0])), None, "a"]
 
@@ -131,15 +132,6 @@ def in_a_fork(do):
     return said
 
 
-class Kept(Channel):
-    def __init__(self):
-        super().__init__()
-        self.rank, self.sent = 1, []
-
-    def _send(self, event):
-        self.sent.append(event)
-
-
 def a_worker(channel):
     return Worker(RankInfo(1, 1, 2, 2), torch.device("cpu"), LogBatcher(1, channel.send, 0.0), channel)
 
@@ -147,7 +139,7 @@ def a_worker(channel):
 @pytest.mark.spawns
 @pytest.mark.parametrize("method", ["log", "expect"])
 def test_a_forked_process_is_told_that_it_cannot_speak_for_the_rank_also_while_a_lock_is_held(method):
-    worker = a_worker(Kept())
+    worker = a_worker(KeptChannel())
     worker.log(loss=0.0)
     with worker._log._lock:  # by a thread that a fork does not have
         said = in_a_fork(lambda: worker.log(loss=1.0) if method == "log" else worker.expect(3))

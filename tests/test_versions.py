@@ -20,10 +20,10 @@ from labkit.protocol import events, plugins, versions
 from labkit.protocol.job import RankHooks
 from labkit.protocol.versions import Version
 from labkit.rank import main
-from labkit.rank.channels import Channel, EventQueue, RankPipes
+from labkit.rank.channels import EventQueue, RankPipes
 from tests import workloads
 from tests.conftest import LONG_S, shared_session, wait_until
-from tests.fake_engine import A_JOB
+from tests.fake_engine import A_JOB, KeptChannel
 
 EARLIER = Version("0.0.9", 1.6e9)
 
@@ -133,18 +133,9 @@ def test_a_rank_that_is_left_alone_ends(rank):
     wait_until(lambda: rank.code == [1])
 
 
-class Kept(Channel):
-    def __init__(self):
-        super().__init__()
-        self.rank, self.sent = 1, []
-
-    def _send(self, event):
-        self.sent.append(event)
-
-
 def test_a_rank_on_a_cluster_reports_a_job_that_it_cannot_read(tmp_path):
     (tmp_path / "job.pkl").write_bytes(b"cos\nno_such_name\n.")
-    channel = Kept()
+    channel = KeptChannel()
     with pytest.raises(AttributeError):
         main.read_job(lambda: pickle.loads((tmp_path / "job.pkl").read_bytes()), channel)
     (failure,) = channel.sent
