@@ -43,5 +43,5 @@ class OneMachine(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Return that nothing is left to be closed."""
+        """Return True: there is nothing to close."""
         return True

@@ -1,7 +1,7 @@
 """Files and folders that are one user's alone: what lies in a run's directory is run as code.
 
-A folder is looked at, and the file that is open, but not the folders above: whoever may rename things there can put
-another folder in the place of a run's, but not one that belongs to this user and that nobody else could write into.
+The folder and the open file are checked, the folders above are not. A user who can rename entries there can replace a
+run's folder by another, but not by one that belongs to this user and that nobody else can write to.
 """
 
 from __future__ import annotations

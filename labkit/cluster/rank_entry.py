@@ -242,7 +242,7 @@ def _published(
     info: RankInfo,
     join: Callable[[dict[str, Any], RankInfo], dist.Store],
 ) -> dist.Store:
-    """Return what `join` makes of what rank 0 has published; it raises OSError for what is left of another run."""
+    """Join the store that rank 0 has published. `join` raises OSError for one that an earlier run left behind."""
     deadline = time.monotonic() + RENDEZVOUS_S
     why = f"it has not written {directory.path / name}"
     while time.monotonic() < deadline:

@@ -72,7 +72,7 @@ class RunDirectory:
         self.write("run.json", json.dumps(about, indent=1).encode())
 
     def about(self) -> dict[str, Any]:
-        """Return what was noted. Raises ValueError if this is no run's folder, or others could have written there."""
+        """Return the run's notes. Raises ValueError if this is no run's folder, or other users could write there."""
         try:
             with open(self.path / "run.json") as file:
                 status, text = os.fstat(file.fileno()), file.read()

@@ -336,7 +336,7 @@ def _where(run: Run) -> str:
 
 
 def not_comparable(error: Exception) -> str:
-    """Return what stands in place of what could not be computed."""
+    """Return the text for a cell whose value could not be computed."""
     return printable(f"not comparable: {type(error).__name__}: {error}".splitlines()[0][:200])
 
 
