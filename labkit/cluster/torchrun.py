@@ -237,8 +237,8 @@ class TorchrunJob(LauncherJob):
 def be_agent() -> None:
     """Be torchrun, in the agent's own process.
 
-    Agents of several machines meet in a store that holds pickles, so anybody who reaches it can run code. By default the
-    store listens on every interface; a single agent opens none.
+    Agents of several machines meet in a store that holds pickles, so anybody who reaches it can run code. By default
+    the store listens on every interface; a single agent opens none.
     """
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, rendezvous_handler_registry
