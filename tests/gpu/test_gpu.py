@@ -54,12 +54,6 @@ def ranks():
         yield ranks
 
 
-@pytest.fixture
-def found(record_property):
-    """Say what was found, in a word, for the table."""
-    return functools.partial(record_property, "found")
-
-
 def used_mib():
     """Return what all processes together hold on the first GPU; without one, nothing."""
     if not GPUS:

@@ -5,7 +5,6 @@ Where two are needed, or what is measured needs a real one, the test says so.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -26,12 +25,6 @@ from tests.pretended_gpu import is_on
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
 needs_real = pytest.mark.skipif(not GPUS or is_on(), reason="found no GPU: a pretended one has no kernels and no time")
-
-
-@pytest.fixture
-def found(record_property):
-    """Say what was found, in a word, for the table."""
-    return functools.partial(record_property, "found")
 
 
 @pytest.fixture(scope="module")
