@@ -298,7 +298,9 @@ def main(worker):
     accelerator = Accelerator()
     data = torch.utils.data.TensorDataset(torch.arange(8.0)[:, None])
     loader = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=2))
-    return [accelerator.num_processes, [x.flatten().tolist() for (x,) in loader]]
+    batches = [x.flatten().tolist() for (x,) in loader]
+    accelerator.wait_for_everyone()
+    return [accelerator.num_processes, batches]
 """,
         joins=False,
         environment={"ACCELERATE_USE_CPU": "true"},

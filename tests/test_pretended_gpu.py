@@ -171,6 +171,29 @@ def test_cells_compute_on_gpus_too(gpus, found):
     assert found["reserved"]["cells"] == [[f"cuda:{rank}", [float(gpus)] * 2] for rank in range(gpus)]
 
 
+def test_a_process_group_of_nccl_stays_from_launch_to_launch_while_it_is_as_good_as_new(gpus, found):
+    launches = found["kept_groups"]
+    all_ranks = [str(rank) for rank in range(gpus)]
+    assert [(launch["what"], launch["joined"]) for launch in launches] == [
+        ("reduces", all_ranks),
+        ("reduces", []),
+        ("where", []),
+        ("makes_a_subgroup", []),
+        ("reduces", all_ranks),
+        ("begins_anew", all_ranks),  # its own
+        ("reduces", all_ranks),
+        ("fails", []),
+        ("reduces", all_ranks),
+        ("reduces", all_ranks),  # on the CPU
+        ("reduces", all_ranks),
+        ("reduces", all_ranks),  # after a cell
+    ]
+    for launch in launches:
+        failed = launch["what"] == "fails"
+        assert ("rank 0 failed: ValueError: bad batch" in launch["error"]) == failed, launch["error"]
+        assert failed or launch["what"] == "where" or launch["results"] == [float(gpus)] * gpus
+
+
 def test_other_visible_devices_under_an_open_session_are_told(gpus, found):
     error = found["reserved"]["changed"]["error"]
     assert f"CUDA_VISIBLE_DEVICES is '{gpus - 1}' now, and was None when this rank began to use its GPU" in error

@@ -25,6 +25,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import traceback
 import types
 from pathlib import Path
@@ -108,8 +109,13 @@ class Outcome(NamedTuple):
 # The side of the tests
 
 
-def outcome(twin: Twin, way: str, folder: Path, given: Path | None = None, long_s: float = LONG_S) -> Outcome:
-    """Run a twin in a folder that is made for it, a copy of `given`; raises TimeoutExpired after so many seconds."""
+def outcome(
+    twin: Twin, way: str, folder: Path, given: Path | None = None, long_s: float = LONG_S, ray: str = ""
+) -> Outcome:
+    """Run a twin in a folder that is made for it, a copy of `given`; raises TimeoutExpired after so many seconds.
+
+    `ray` is the address of a Ray cluster, for the way of this name; for "slurm", SLURM_CONF says where it is.
+    """
     shutil.copytree(given, folder) if given else folder.mkdir()
     (folder / OWN).mkdir()
     for name, text in twin.files.items():
@@ -129,6 +135,7 @@ def outcome(twin: Twin, way: str, folder: Path, given: Path | None = None, long_
                 **(twin.environment if way in SCRIPTS else {}),
                 **({"FREE_PORT": str(_free_port())} if twin.needs_port else {}),
                 "TWIN": str(folder / OWN),
+                "TWIN_RAY": ray,
                 # A script finds its modules beside it; here it is the harness that lies beside it.
                 "PYTHONPATH": os.pathsep.join((str(folder), str(Path(__file__).parent.parent), *_python_path())),
             },
@@ -281,6 +288,8 @@ def notebook(way: str) -> None:
     application.argv = sys.argv[1:]
     shell = InteractiveShell.instance(config=config, parent=application)
     told = {"results": [None] * twin.world_size, "status": "refused", "output": [""] * twin.world_size, "said": ""}
+    if way == "standby":
+        _stand_by(twin.world_size)
     try:
         _cell(shell, twin.source)
         _launch(shell, twin, way, told)
@@ -297,6 +306,16 @@ def _cell(shell: Any, text: str) -> None:
     shell.run_cell(text, store_history=True).raise_error()
 
 
+def _stand_by(count: int) -> None:
+    from labkit.plugins import standby
+
+    standby.on(count)
+    deadline = time.monotonic() + LONG_S
+    while not standby.warm() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(standby.pids()) == count
+
+
 def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
     import labkit
 
@@ -310,6 +329,10 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
             on = open_until_the_end.enter_context(labkit.Session(twin.world_size))
         elif way == "cell-torchrun":
             on = labkit.Torchrun(nproc_per_node=twin.world_size, folder=own_folder() / "runs")
+        elif way == "slurm":
+            on = labkit.Slurm(1, twin.world_size, folder=own_folder() / "runs")
+        elif way == "ray":
+            on = labkit.Ray(os.environ["TWIN_RAY"], twin.world_size, folder=own_folder() / "runs")
         for _ in range(1 + (way == "reserved" and twin.repeats)):
             try:
                 args = eval(twin.args, shell.user_ns)

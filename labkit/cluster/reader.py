@@ -17,6 +17,7 @@ from labkit.cluster.files import Folder, was_cut
 from labkit.cluster.records import CUT, Stored, decoded
 from labkit.cluster.run_directory import RunDirectory
 from labkit.protocol import events
+from labkit.protocol.pickling import Message
 
 BLOCK_BYTES = 1 << 22
 """Read at once from one file at most, so that a rank that writes much does not hide the others."""
@@ -146,10 +147,10 @@ class RankFiles:
                 if room <= 0:
                     break
                 try:
-                    event = event._replace(blob=self._blob(stored))
+                    event = event._replace(blob=self._large(stored, isinstance(event, events.Result)))
                 except NotThereError:
                     break
-                except OSError as error:
+                except (OSError, EOFError, MemoryError) as error:
                     event = self._without(event, stored, error)
                 room -= stored.size
             self._pending.popleft()
@@ -187,16 +188,18 @@ class RankFiles:
             return None
         return event
 
-    def _blob(self, stored: Stored) -> bytes:
+    def _large(self, stored: Stored, is_message: bool) -> Message | bytes:
         """Return a large value. Raises NotThereError if its file may still be seen; OSError if not."""
         error: OSError
         path = self._folder / stored.name
         try:
-            data = path.read_bytes()
-            if len(data) == stored.size:
-                self._missing_since_s = None
-                return data
-            error = OSError(f"{path} has {len(data):,} bytes of {stored.size:,}")
+            with open(path, "rb") as file:
+                size = os.stat(file.fileno()).st_size
+                if size == stored.size:
+                    value = Message.of_file(file) if is_message else file.read()
+                    self._missing_since_s = None
+                    return value
+            error = OSError(f"{path} has {size:,} bytes of {stored.size:,}")
         except OSError as missing:
             error = missing
         now = time.monotonic()
@@ -206,7 +209,7 @@ class RankFiles:
         self._missing_since_s = None
         raise error
 
-    def _without(self, event: Any, stored: Stored, error: OSError) -> Any:
+    def _without(self, event: Any, stored: Stored, error: Exception) -> Any:
         """Return an event in the place of one whose value is not to be read: a result says so when it is unpickled."""
         if not isinstance(event, events.Result):
             self.unreadable += 1

@@ -33,6 +33,9 @@ class Surroundings(Protocol):
     def join(self, part: Any) -> tuple[Any, Any]:
         """Return where the rank computes in a `labkit.rank.main.Part`, and the store of the group that it is in."""
 
+    def keep_group(self) -> bool:
+        """Keep the process group of a launch that has ended well for the next one, if it may be; return whether."""
+
     def give_memory_back(self) -> None:
         """Let go of what the job has left and nobody refers to."""
 
@@ -110,6 +113,8 @@ class Job(NamedTuple):
     """What the rank's `__main__` has besides what the function brings; None: that stays as it is."""
     device: str | None = None
     """As `labkit.launch` was asked: "cpu", "cuda" or None."""
+    lasting_store: str = ""
+    """The file of a store that lasts as long as the reserved ranks, for a process group that may outlive its launch."""
     spared_gpus: int = 0
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
 

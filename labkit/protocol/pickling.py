@@ -91,6 +91,35 @@ class Message:
             at += size
         return cls(bytes(parts[0]), [storages.of_bytes(part) for part in parts[1:]])
 
+    @classmethod
+    def of_file(cls, file: io.BufferedReader) -> Message:
+        """Return what `to_bytes` gave, read from a file. Each storage is read to where it stays.
+
+        Raises:
+            EOFError: the file ends too early.
+        """
+        begin = file.read(len(_WITH_STORAGES))
+        if begin != _WITH_STORAGES:
+            return cls(begin + file.read(), [])
+        (count,) = _SIZE.unpack(_exactly(file, _SIZE.size))
+        head_bytes, *sizes = (size for (size,) in _SIZE.iter_unpack(_exactly(file, count * _SIZE.size)))
+        head, found = _exactly(file, head_bytes), []
+        for size in sizes:
+            found.append(storages.empty(size))
+            left = storages.memory(found[-1])
+            while left:
+                if not (count := file.readinto(left)):
+                    raise EOFError("the file ends within a message")
+                left = left[count:]
+        return cls(head, found)
+
+
+def _exactly(file: io.BufferedReader, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError("the file ends within a message")
+    return data
+
 
 class Main(Protocol):
     """The `__main__` for which something is unpickled."""

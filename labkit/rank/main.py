@@ -291,7 +291,8 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     except Exception:  # no reason to fail
         traceback.print_exc()
     if job.group is None and store is not None:
-        process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"))
+        keeps = job.surroundings.keep_group if job.surroundings else lambda: False
+        process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"), keeps)
     _tidy_up(at_exit=job.surroundings is None)
     return code
 

@@ -21,8 +21,10 @@ LEAVE_TOGETHER_S = 0.25
 """How long a rank that has returned waits for the others to return before it leaves the process group."""
 
 
-def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
+def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Store | None = None) -> None:
     """Join the group of a job, whose ranks meet through this store, and wait until all have.
+
+    A group that outlives the job has a store of its own, `of_group`.
 
     A rank that fails, or leaves, while another still makes its connections would break those off: the other could not
     make its process group, and would not come to where the first one failed.
@@ -30,7 +32,7 @@ def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
     # Threads of NCCL's own use the store, and are not to wait for Python.
     dist.init_process_group(
         settled.backend,
-        store=dist.PrefixStore("group", _native(store) if settled.backend != "gloo" else store),
+        store=of_group or dist.PrefixStore("group", native(store) if settled.backend != "gloo" else store),
         rank=info.rank,
         world_size=info.world_size,
         device_id=settled.device if settled.device.type == "cuda" and is_nccl(settled.backend) else None,
@@ -41,12 +43,15 @@ def join(info: RankInfo, settled: Settled, store: dist.Store) -> None:
         store.wait(["labkit/all have joined"], dist.default_pg_timeout)
 
 
-def _native(store: dist.Store) -> dist.Store:
+def native(store: dist.Store) -> dist.Store:
+    """Return the store as PyTorch's own, without Python, where there is one."""
     return store.in_native_code if isinstance(store, LocalFileStore) else store
 
 
-def leave_together(job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None]) -> None:
-    """Wait a moment for the other ranks to return, then leave the process group.
+def leave_together(
+    job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None], keeps: Callable[[], bool]
+) -> None:
+    """Wait a moment for the other ranks to return, then leave the process group, unless this rank `keeps` it.
 
     A rank that closes its connections while another still reads the last collective can make that one fail. Ranks that
     return much later are not waited for: if they are in a collective, they must learn that this rank is gone; `alone`
@@ -59,6 +64,8 @@ def leave_together(job: Job, info: RankInfo, store: dist.Store, has_failed: bool
         return
     if not together:
         alone()
+    elif keeps():
+        return
     leave()
     if together and not job.port:  # rank 0 keeps the store, and so leaves last
         with contextlib.suppress(RuntimeError):

@@ -55,6 +55,10 @@ class _Stays:
             imports.do_again(_SETTINGS)
         return joined
 
+    def keep_group(self) -> bool:
+        """Keep the process group of a launch that has ended well for the next one, if it may be; return whether."""
+        return rank_group.keep()
+
     def give_memory_back(self) -> None:
         """Free what nobody refers to, cycles included, and give it back to the system.
 
@@ -301,7 +305,7 @@ def _around(is_cell: bool) -> Iterator[int]:
             yield left_bytes
         finally:
             if not is_cell:
-                rank_group.leave()
+                rank_group.leave_unless_kept()
 
 
 def _resident_bytes() -> int:

@@ -60,6 +60,7 @@ class LocalReserve:
         self._is_closed = False
         self._memory: dict[int, int] = {}
         self._measured_s = float("-inf")
+        self._lasting: LocalRendezvous | None = None
 
     def when_over(self, call: Callable[[str], None]) -> None:
         """Do nothing: the ranks end when the session ends them."""
@@ -75,6 +76,13 @@ class LocalReserve:
     def new_rendezvous(self) -> LocalRendezvous:
         """Return where ranks join a process group that is to stay."""
         return LocalRendezvous()
+
+    def lasting_store(self) -> str:
+        """Return the file of a store that lasts as long as these ranks."""
+        with self._lock:
+            if self._lasting is None:
+                self._lasting = LocalRendezvous()
+            return str(self._lasting.file)
 
     def take(self, count: int) -> list[RankProcess]:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
@@ -145,6 +153,8 @@ class LocalReserve:
         with self._lock:
             self._is_closed = True
             processes, self.processes = self.processes, []
+        if self._lasting is not None:
+            self._lasting.close()
         for process in processes:
             process.send("leave")  # once it has done what it has been given
         deadline = time.monotonic() + LEAVE_S
@@ -201,7 +211,9 @@ class ReservedEngine(LocalEngine):
 
     def start(self, job: Job) -> None:
         """Send each rank the job. Returns at once; a rank whose process is new begins when it is ready."""
-        super().start(job._replace(surroundings=Surroundings.here()))
+        # Only NCCL's groups outlive a launch, so ranks on the CPU need no store for them.
+        store = self._reserve.lasting_store() if job.cuda_devices and job.group is None else ""
+        super().start(job._replace(surroundings=Surroundings.here(), lasting_store=store))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
             self._events.put(job_events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))

@@ -1,4 +1,10 @@
-"""The process group of a rank that stays for other jobs: how it keeps one from cell to cell, and leaves one.
+"""The process group of a rank that stays for other jobs: how it keeps one, and leaves one.
+
+Cells have a group that stays from cell to cell. A launch has a group of its own, as in a new process. With NCCL that
+costs a second and more for the communicators, so there the group stays for the next launch where that finds it as good
+as new: all ranks returned, together; none made a group besides it, or left it; the processes and devices are the same.
+On a cluster each launch makes its own. Each rank knows all that of itself only, and one that joins a group while another keeps one would wait for ever. So as a
+launch begins each tells the others which group it has kept, and they keep it if all have said the same.
 
 A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
 learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
@@ -13,12 +19,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import weakref
 from typing import NamedTuple
 
 import torch.distributed as dist
 
+from labkit.protocol.job import RankInfo
 from labkit.rank import main, process_group
-from labkit.rank.device import Settled, settle
+from labkit.rank.device import Settled, is_nccl, settle
+from labkit.rank.local_rendezvous import open_file_store
 
 
 class Joined(NamedTuple):
@@ -30,6 +39,12 @@ class Joined(NamedTuple):
     store: dist.Store
     connections: frozenset[str]
     """Made in joining it, as Linux names them."""
+    name: str = ""
+    """Of a group that may outlive its launch; "" for one that may not."""
+    group: weakref.ref[dist.ProcessGroup] | None = None
+    """The same; destroyed by the function, it is to end."""
+    is_kept: bool = False
+    """Whether it does."""
 
 
 _joined: Joined | None = None
@@ -42,18 +57,71 @@ def join(part: main.Part) -> tuple[Settled, dist.Store]:
     job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
         return _joined.settled, _joined.store
-    leave()
+    if not (job.lasting_store and job.group is None):
+        leave()
     # Cells keep their settings and random states, also where a launch has ended their process group.
     if job.group is None or not _cells_are_set_up:
         main.set_up(job, info)
     channel.during = "joining the process group"
     store = rendezvous(job, info)
     settled = settle(job, info, store)
+    lasts = bool(job.lasting_store) and job.group is None and is_nccl(settled.backend)
+    if lasts and _have_all_kept(info, settled, store):
+        return settled, store
+    leave()
     before = frozenset(_open_sockets())
-    process_group.join(info, settled, store)
-    _joined = Joined(job.group, settled, store, frozenset(_open_sockets()) - before)
+    name = f"{job.start_s}/{info.world_size}" if lasts else ""
+    process_group.join(info, settled, store, _lasting_store(job.lasting_store, name) if lasts else None)
+    group = weakref.ref(dist.group.WORLD) if name and dist.group.WORLD is not None else None
+    _joined = Joined(job.group, settled, store, frozenset(_open_sockets()) - before, name, group)
     _cells_are_set_up = _cells_are_set_up or job.group is not None
     return settled, store
+
+
+def _have_all_kept(info: RankInfo, settled: Settled, store: dist.Store) -> bool:
+    """Whether all ranks of a launch have kept the same group, each on the device where it is to compute now."""
+    global _joined
+    name = _joined.name if _joined is not None and _joined.is_kept and _joined.settled == settled else ""
+    keys = [f"labkit/kept/{rank}" for rank in range(info.world_size)]
+    store.set(keys[info.rank], name)
+    store.wait(keys)
+    kept = {store.get(key).decode() for key in keys}
+    if _joined is None or kept != {name} or not name.endswith(f"/{info.world_size}"):
+        return False
+    _joined = _joined._replace(store=store, is_kept=False)
+    return True
+
+
+_lasting: dict[str, dist.Store] = {}
+"""By their files."""
+
+
+def _lasting_store(file: str, name: str) -> dist.Store:
+    if file not in _lasting:
+        _lasting[file] = open_file_store(file)
+    return dist.PrefixStore(f"group/{name}", process_group.native(_lasting[file]))
+
+
+def keep() -> bool:
+    """Keep the process group for the next launch, if that may find it as good as new; return whether."""
+    global _joined
+    if _joined is None or _joined.group is None or not dist.is_initialized():
+        return False
+    if _joined.group() is not dist.group.WORLD or _groups() != 1:
+        return False
+    _joined = _joined._replace(is_kept=True)
+    return True
+
+
+def _groups() -> int:
+    """Return how many process groups this process has made since it was in none."""
+    return int(dist.distributed_c10d._world.group_count)
+
+
+def leave_unless_kept() -> None:
+    """Leave the process group, if this process is in one that is not kept for the next launch."""
+    if _joined is None or not _joined.is_kept:
+        leave()
 
 
 def leave() -> None:

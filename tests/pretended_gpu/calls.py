@@ -33,6 +33,35 @@ def call(function: Any) -> Any:
     return function
 
 
+def makes_a_subgroup(worker: Any) -> float:
+    """Reduce in a group of its own, of all ranks."""
+    group = dist.new_group(list(range(worker.world_size)))
+    x = torch.ones(1, device=worker.device)
+    dist.all_reduce(x, group=group)
+    return float(x)
+
+
+def begins_anew(worker: Any) -> float:
+    """Leave the process group and make another, as a script may."""
+    dist.destroy_process_group()
+    dist.init_process_group("nccl")
+    return reduces(worker)
+
+
+def reduces(worker: Any) -> float:
+    """Reduce on the device."""
+    x = torch.ones(1, device=worker.device)
+    dist.all_reduce(x)
+    return float(x)
+
+
+def fails(worker: Any) -> None:
+    """Fail on one rank, once all have met."""
+    reduces(worker)
+    if worker.rank == 0:
+        raise ValueError("bad batch")
+
+
 def where(worker: Any) -> dict[str, Any]:
     """Reduce a tensor on the rank's device and one on the CPU, and say where that was."""
     on_device, on_cpu = torch.ones(2, device=worker.device), torch.ones(2)
@@ -95,6 +124,28 @@ def sharing() -> Any:
 def on_the_cpu() -> Any:
     """Ranks that are not to use a GPU, though there are."""
     return ran(where, world_size=1, device="cpu")
+
+
+@call
+def kept_groups() -> Any:
+    """One launch after another on reserved ranks; some leave a process group that is not as good as new."""
+    found = []
+    with labkit.Session(GPUS) as ranks:
+
+        def launch(function: Any, **options: Any) -> None:
+            before = recorded(Path(os.environ["LABKIT_PRETENDED_LOG"]))
+            run = ran(function, on=ranks, **options)
+            new = recorded(Path(os.environ["LABKIT_PRETENDED_LOG"]))[len(before) :]
+            joined = [call["rank"] for call in new if call["what"] == "init_process_group"]
+            found.append({"what": function.__name__, "joined": sorted(joined), **run})
+
+        for function in (reduces, reduces, where, makes_a_subgroup, reduces, begins_anew, reduces, fails, reduces):
+            launch(function)
+        launch(reduces, device="cpu")
+        launch(reduces)
+        ranks.run("x = torch.ones(1, device=worker.device); dist.all_reduce(x)")
+        launch(reduces)
+    return found
 
 
 @call
