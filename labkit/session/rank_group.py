@@ -1,10 +1,10 @@
 """The process group of a rank that stays for other jobs: how it keeps one, and leaves one.
 
-Cells have a group that stays from cell to cell. A launch has a group of its own, as in a new process. With NCCL that
-costs a second and more for the communicators, so there the group stays for the next launch where that finds it as good
-as new: all ranks returned, together; none made a group besides it, or left it; the processes and devices are the same.
-On a cluster each launch makes its own. Each rank knows all that of itself only, and one that joins a group while another keeps one would wait for ever. So as a
-launch begins each tells the others which group it has kept, and they keep it if all have said the same.
+Cells have a group that stays from cell to cell. A launch has a group of its own, as in a new process. NCCL's is slow to
+make, so on a local session it stays for the next launch, if that finds it as good as new: all ranks returned, together;
+none left it, or made another besides; the processes and devices are the same. Each rank knows that of itself only, and
+one that joins a group while another keeps one would wait for ever. So as a launch begins each rank tells the others
+which group it has kept, and they keep it if all have said the same. On a cluster each launch makes its own.
 
 A process that does one job leaves its group by ending. One that stays must leave it as thoroughly: the others have to
 learn that this rank takes no part any more. `destroy_process_group` alone does not tell them, as long as anything still
