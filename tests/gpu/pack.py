@@ -3,8 +3,8 @@
     python -m tests.gpu.pack build/gpu.tar                here, with a network
     tar xf gpu.tar && sh labkit-gpu/run.sh                there; writes labkit-gpu/build/gpu.md
 
-The archive holds the repository's files and wheels of what they need besides torch. `run.sh` installs those into an
-environment of their own that also sees the packages that are there, and runs `python -m tests.gpu` in it.
+The archive holds the repository's files and wheels of what they need besides torch. `run.sh` unpacks those, and runs
+`python -m tests.gpu` with them in front of the packages that are there.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ LEFT_OUT = ("torch", "nvidia_", "triton", "debugpy", "widgetsnbextension", "jupy
 """Beginnings of names of wheels that are there with torch, or that nothing here imports headless."""
 
 RUN = """#!/bin/sh
-# Installs the wheels beside the packages that are there, and runs the tests; PYTHON chooses the interpreter.
+# Unpacks the wheels and runs the tests with them before the packages that are there; PYTHON chooses the interpreter. It
+# may be that of an environment with torch: one made from it would not see its packages.
 cd "$(dirname "$0")" || exit 1
-${PYTHON:-python3} -m venv --system-site-packages --without-pip build/env || exit 1
-for wheel in wheels/*.whl; do
-    build/env/bin/python -c 'import glob, sys, zipfile
-zipfile.ZipFile(sys.argv[1]).extractall(glob.glob("build/env/lib/python*/site-packages")[0])' "$wheel" || exit 1
-done
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-build/env/bin/python -m ipykernel install --prefix build/env --name python3 >/dev/null || exit 1
-exec build/env/bin/python -m tests.gpu --out build/gpu.md "$@"
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH="$PWD:$PWD/build/site${PYTHONPATH:+:$PYTHONPATH}"
+export JUPYTER_PATH="$PWD/build/share/jupyter"
+"$PYTHON" -c 'import glob, zipfile
+for wheel in glob.glob("wheels/*.whl"):
+    zipfile.ZipFile(wheel).extractall("build/site")' || exit 1
+"$PYTHON" -m ipykernel install --prefix build --name python3 >/dev/null || exit 1
+exec "$PYTHON" -m tests.gpu --out build/gpu.md "$@"
 """
 
 
