@@ -407,6 +407,7 @@ def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # one of several workers, whom nobody sees
         # Where this user has no list of the fonts yet, Matplotlib asks another program for them: now, and not in a test
         # that may start none.
-        import matplotlib.font_manager  # noqa: F401
+        with contextlib.suppress(ImportError):  # a machine with a GPU, say, has labkit's own needs and no more
+            import matplotlib.font_manager  # noqa: F401
 
         config.pluginmanager.register(Progress(config), "labkit-progress")
