@@ -10,7 +10,8 @@
             ▼                                             ▼
        monitor/  ◄─── protocol/events, by queue ◄──────── channels, log_batcher
             │         or by file
-            │  follower → state (pure) → history, output; diagnosis
+            │  follower → state (pure) → history, output
+            ├─► failures/   who failed first, where ranks stand
             ▼
        ui/       live widgets | still picture → charts
 
@@ -19,8 +20,8 @@ These are the core. Each room imports only those below it in this list, and none
     launcher     the public call: puts engine, monitor and ui together
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
-                 `history`, `output`, `results`; `diagnosis` says why it failed; `companion` is what a plugin puts
-                 beside one
+                 `history`, `output`, `results`; `companion` is what a plugin puts beside one
+    failures     why a run failed or hangs, and in which words: `ledger`, `first_to_fail`, `missed`, `stacks`
     engines      where ranks come from: `local`, by `spawn`
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.plugins.collectives import recorder
+from labkit.failures import recorder
 
 
 def is_recorded():

@@ -14,12 +14,12 @@ from torch.distributed import distributed_c10d
 import labkit
 from labkit.cluster.records import decoded
 from labkit.cluster.sender import FileSender
-from labkit.plugins.collectives import recorder
-from labkit.plugins.collectives.beside import Calls
-from labkit.plugins.collectives.hooks import SaysCalls
-from labkit.plugins.collectives.missed import Call, RankCalls, content, differing, find
-from labkit.plugins.collectives.recorder import Collectives
+from labkit.failures import recorder
+from labkit.failures.missed import Call, RankCalls, content, differing, find
+from labkit.failures.recorder import Collectives
 from labkit.plugins.in_vain.hooks import SaysWaits
+from labkit.plugins.stacks.hooks import SaysCalls
+from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Attached
 from labkit.rank.channels import Channel
 from labkit.rank.signals import STACKS_SIGNAL
@@ -331,7 +331,7 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
     event = decoded(line)
     assert isinstance(event, Attached)
-    heard = Calls()
+    heard = Asking()
     heard.take(event)
     assert heard._said == {1: said}
 

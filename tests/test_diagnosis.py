@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.monitor import diagnosis as core
-from labkit.monitor.diagnosis import RankFacts
-from labkit.plugins.collectives.beside import Calls
-from labkit.plugins.grouping import rank_list
-from labkit.plugins.root_cause.exits import in_words
-from labkit.plugins.stacks.hang import diagnose_hang
-from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks
-from labkit.protocol import plugins
+from labkit.failures import first_to_fail
+from labkit.failures.exit_codes import in_words
+from labkit.failures.facts import RankFacts
+from labkit.failures.grouping import rank_list
+from labkit.failures.hang import diagnose_hang
+from labkit.failures.stacks import Frame, RankStack, Stacks
+from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 
@@ -27,7 +26,7 @@ DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
 def diagnose(ranks):
     """As a run does that has heard of no rank's collectives."""
-    return core.diagnose(ranks, [Calls().explain_failure])
+    return first_to_fail.diagnose(ranks, [Asking().explain_failure])
 
 
 def running(size):
@@ -153,19 +152,6 @@ def test_the_headline_names_the_rank_that_failed_first_and_how(ranks, culprit, s
     assert re.search(said, diagnosis.headline)
     assert "\n" not in diagnosis.headline
     assert len(diagnosis.others) == len(ranks) - 1
-
-
-@pytest.mark.parametrize(
-    ("ranks", "said"),
-    [
-        ([lost(0, 1.2), raised(1, 1.0)], "rank 1 failed: ValueError: bad batch"),
-        ([ended(0, 0.5), died(1, 1.5, 4), died(2, 1.0, 3)], "rank 2 died (exit code 3) and left no traceback"),
-    ],
-)
-def test_without_the_plugin_the_first_rank_that_told_of_it_is_named(ranks, said, monkeypatch):
-    monkeypatch.setattr(plugins, "first", lambda *_: None)
-    diagnosis = diagnose(ranks)
-    assert (diagnosis.headline, diagnosis.others) == (said, [])
 
 
 def test_the_cause_is_the_ranks_own_traceback():

@@ -16,9 +16,9 @@ import pytest
 import labkit
 from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
-from labkit.plugins.collectives import recorder
-from labkit.plugins.collectives.hooks import SaysCalls
+from labkit.failures import recorder
 from labkit.plugins.in_vain.hooks import SaysWaits
+from labkit.plugins.stacks.hooks import SaysCalls
 from labkit.plugins.stopping.hooks import Agrees
 from labkit.protocol import events
 from labkit.protocol.job import Job

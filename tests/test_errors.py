@@ -25,15 +25,16 @@ from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
 from labkit.exporting import statements
-from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_own_error
+from labkit.failures.diagnosis import diagnose_own_error
+from labkit.failures.facts import RankFacts
+from labkit.failures.first_to_fail import diagnose
+from labkit.failures.recorder import Collectives
+from labkit.failures.stacks import Frame, RankStack
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
 from labkit.plugins.arguments import naming
-from labkit.plugins.collectives.beside import Calls
-from labkit.plugins.collectives.recorder import Collectives
 from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
-from labkit.plugins.stacks.rank_stacks import Frame, RankStack
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 from labkit.rank import device as devices
@@ -81,7 +82,7 @@ def returned_early(_):
 
 
 def different_collectives(_):
-    said = Calls()
+    said = Asking()
 
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))

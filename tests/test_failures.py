@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 import labkit
-from labkit.plugins.root_cause import memory
+from labkit.plugins.memory import seen as memory
 from labkit.protocol.system import OutOfMemoryKills
 from tests import failures, fake_system
 from tests.conftest import shared_session

@@ -19,7 +19,7 @@ from labkit.protocol import plugins
 from tests.conftest import LONG_S
 
 PACKAGE = Path(labkit.__file__).parent
-CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "monitor", "ui")
+CORE = ("__init__.py", "launcher.py", "protocol", "rank", "engines", "failures", "monitor", "ui")
 WINGS = sorted(path.name for path in PACKAGE.iterdir() if path.name not in (*CORE, "py.typed", "__pycache__"))
 PLUGINS = sorted(path.parent.name for path in (PACKAGE / "plugins").glob("*/__init__.py"))
 PARTS = [*WINGS, *(f"plugins/{name}" for name in PLUGINS)]

@@ -15,17 +15,17 @@ import torch.distributed as dist
 from PIL import Image
 
 import labkit
+from labkit.failures.grouping import rank_list
+from labkit.failures.stacks import RankStack, Stacks
 from labkit.monitor.history import AT_ONCE
 from labkit.monitor.output import RankOutput
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
-from labkit.plugins.grouping import rank_list
 from labkit.plugins.many import FEW, band
 from labkit.plugins.many import listing as many
 from labkit.plugins.many.searching import search
 from labkit.plugins.png.drawing import picture
 from labkit.plugins.report import summary
-from labkit.plugins.stacks.rank_stacks import RankStack, Stacks
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
 from labkit.ui import charts, kernel, live
 from labkit.ui.widgets import close

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from labkit.plugins.stacks import silence
-from labkit.plugins.stacks.silence import MUTE_S, Look, Silence, Silences, look_at
+from labkit.failures import silence
+from labkit.failures.silence import MUTE_S, Look, Silence, Silences, look_at
 from labkit.protocol import events
 from tests.conftest import wait_until
 

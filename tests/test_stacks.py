@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.plugins.source import is_readers
-from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
+from labkit.failures.source import is_readers
+from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")

@@ -10,7 +10,7 @@ import pytest
 import labkit
 from labkit.cluster.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
-from labkit.plugins.root_cause.memory import MemorySeen
+from labkit.plugins.memory.seen import MemorySeen
 from labkit.protocol.events import (
     Exit,
     Expect,

@@ -10,7 +10,7 @@ import pytest
 from jupyter_client.session import json_packer
 
 import labkit
-from labkit.monitor.diagnosis import Diagnosis
+from labkit.failures.facts import Diagnosis
 from labkit.plugins.report import summary
 from labkit.plugins.report.lines import Lines
 from labkit.plugins.tracking.base import plain

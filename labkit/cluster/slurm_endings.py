@@ -7,7 +7,7 @@ from pathlib import Path
 from labkit.cluster import job_events
 from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.slurm_queue import JobState, troubles
-from labkit.plugins.grouping import rank_list
+from labkit.failures.grouping import rank_list
 
 ENDINGS = {
     "CANCELLED": (

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
 from labkit.comparing.differences import Portable
-from labkit.plugins.collectives import recorder
+from labkit.failures import recorder
 from labkit.plugins.tracing.phases import Phases
 from labkit.plugins.tracing.recording import flight_record
 from labkit.profiling import (

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.monitor.diagnosis import Diagnosis, Finding, RankFacts
+from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
 
@@ -81,7 +81,7 @@ class Companion:
         """Fill in where ranks stood that have failed."""
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
-        """Return what says more than that the culprit was the first to fail; see `labkit.monitor.diagnosis`."""
+        """Return what says more than that the culprit was the first to fail; see `labkit.failures.diagnosis`."""
         return None
 
     @property

@@ -14,14 +14,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 
 from labkit.engines.base import Engine
-from labkit.monitor.diagnosis import (
-    Diagnosis,
-    RankFacts,
-    diagnose,
-    diagnose_own_error,
-    diagnose_silence,
-    others,
-)
+from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
+from labkit.failures.facts import Diagnosis, RankFacts
+from labkit.failures.first_to_fail import diagnose, others
 from labkit.monitor.observers import Observers
 from labkit.monitor.state import RunState
 from labkit.protocol import events

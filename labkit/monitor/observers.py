@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.monitor.companion import Companion
-from labkit.monitor.diagnosis import Diagnosis, Finding, RankFacts
 from labkit.protocol import events
 from labkit.protocol.job import Job
 

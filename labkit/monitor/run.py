@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.engines.base import Engine, end_unminded
+from labkit.failures.facts import Diagnosis
 from labkit.monitor.companion import Asked, Companion, companions
-from labkit.monitor.diagnosis import Diagnosis
 from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
 from labkit.monitor.history import History, Progress
@@ -26,7 +26,7 @@ from labkit.rank import notebook_main
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.plugins.stacks.rank_stacks import Stacks
+    from labkit.failures.stacks import Stacks
 
 END_S = 60.0
 """How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""

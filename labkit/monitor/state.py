@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.monitor.diagnosis import Diagnosis, RankFacts
+from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.monitor.history import History
 from labkit.monitor.output import RankOutput
 from labkit.monitor.results import load

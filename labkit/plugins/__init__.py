@@ -5,9 +5,8 @@
     tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     debugging    `breakpoint()` and `input()` in a rank, asked under the cell
-    root_cause   which rank failed first, where within milliseconds all of them fail
+    memory       whether a rank that was killed had run out of memory
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
-    collectives  in which collective ranks missed each other, by what PyTorch's flight recorder has
     stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
     in_vain      a stop does not wait for ranks that wait for what cannot come
     variables    what variables were when a rank failed
@@ -21,14 +20,13 @@
     ahead        what the first launch and chart need, got while the reader reads
     png          charts as pictures, where nobody watches
 
-`labkit.protocol.plugins` says by which functions they take part, and asks them. Two modules are shared by several:
-`source`, whose a source file is, and `grouping`, ranks of which the same is said.
+`labkit.protocol.plugins` says by which functions they take part, and asks them.
 """
 
 from __future__ import annotations
 
 NAMES = (
-    *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
+    *("arguments", "reruns", "tracking", "tracing", "debugging", "memory", "stacks", "stopping"),
     *("in_vain", "variables", "as_script", "standby", "not_finite", "leaving"),
     *("many", "live_chart", "report", "ahead", "png"),
 )

@@ -18,8 +18,6 @@ without:
     remark(history)         what is to be said of the values, and marked in the chart: `name`, `said`, `mark(…)`
     charts_are_ready()      whether a chart can be drawn without an import; begins it where nobody has
     live_chart(figure)      a widget that shows a Plotly figure
-    diagnose(ranks, …)      which rank of a run that failed was the first to fail, and why, and
-    others(ranks, blamed)   what became of each of the others, in lines
     stacks(run)             where a run's ranks stand just now
     unsendable(fn, …)       which value of a call cannot be pickled, why, and what to do, in words
     print_lines(run, …)     what prints how a run goes, where nobody watches it, and

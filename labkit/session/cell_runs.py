@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.engines.base import Engine
+from labkit.failures.facts import RankFacts
+from labkit.failures.first_to_fail import LOST_PEER, diagnose
+from labkit.failures.mismatch import MISMATCH
+from labkit.failures.stacks import Stacks
 from labkit.monitor.companion import Asked, companions
-from labkit.monitor.diagnosis import RankFacts, diagnose
 from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.collectives.mismatch import MISMATCH
 from labkit.plugins.report.lines import print_output
-from labkit.plugins.root_cause.first_to_fail import LOST_PEER
-from labkit.plugins.stacks.rank_stacks import Stacks
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pages import more

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.cluster import job_events
 from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
-from labkit.plugins.grouping import rank_list
+from labkit.failures.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more

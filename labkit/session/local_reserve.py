@@ -12,8 +12,8 @@ from typing import Any
 from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
+from labkit.failures.exit_codes import in_words
 from labkit.plugins import standby
-from labkit.plugins.root_cause.exits import in_words
 from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job

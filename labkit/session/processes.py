@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.plugins.root_cause.exits import in_words
+from labkit.failures.exit_codes import in_words
 from labkit.session.directory import SessionDirectory
 from labkit.session.ranks import Replaced
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.plugins.grouping import rank_list
+from labkit.failures.grouping import rank_list
 
 
 class Replaced(NamedTuple):

@@ -18,10 +18,10 @@ from collections.abc import Callable
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.failures.stacks import RankStack, Stacks, parse
 from labkit.monitor.run import Run
 from labkit.plugins.ahead import charts as ahead
 from labkit.plugins.report import summary
-from labkit.plugins.stacks.rank_stacks import RankStack, Stacks, parse
 from labkit.protocol.events import Log, Output, Started
 from labkit.protocol.job import Cell
 from labkit.ui import charts, live

@@ -17,9 +17,9 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.engines.base import Target
+from labkit.failures.source import HERE
 from labkit.launcher import DEFAULT_SEED, first_ranks
 from labkit.monitor.companion import Asked
-from labkit.plugins.source import HERE
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import name_of
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.failures import source
+from labkit.failures.grouping import rank_list
 from labkit.monitor.companion import Companion
-from labkit.plugins import source
 from labkit.plugins.debugging.answering import PANEL, WAITER, read_line
 from labkit.plugins.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
-from labkit.plugins.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 from labkit.ui import kernel

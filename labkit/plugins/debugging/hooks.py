@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.plugins import source
+from labkit.failures import source
 from labkit.plugins.debugging.conversation import HOLD, Conversation, place_of
 from labkit.protocol.job import Job, RankHooks
 from labkit.protocol.pages import more

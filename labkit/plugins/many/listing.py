@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.failures.grouping import rank_list
 from labkit.monitor.history import MEAN, Curve
-from labkit.plugins.grouping import rank_list
 
 if TYPE_CHECKING:
     from labkit.monitor.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from labkit.plugins.grouping import alike
+from labkit.failures.grouping import alike
 
 if TYPE_CHECKING:
     from labkit.monitor.output import RankOutput

@@ -7,11 +7,11 @@ import math
 
 import numpy as np
 
-from labkit.monitor.diagnosis import Diagnosis
+from labkit.failures.facts import Diagnosis
+from labkit.failures.grouping import alike, rank_list
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.results import TRY_AGAIN, UnloadedResult, megabytes
 from labkit.monitor.run import Run
-from labkit.plugins.grouping import alike, rank_list
 from labkit.ui.tables import STATE_COLORS
 from labkit.ui.words import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 

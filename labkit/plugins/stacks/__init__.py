@@ -1,12 +1,10 @@
 """Where every rank stands: `run.stacks()`, and what is said when no rank has been heard of for long.
 
-    question      asks the ranks, of this run, after a failure or at the end of a silence, and waits for their answers
-    silence       whether a rank that has not answered would have, if it could
-    rank_stacks   from what a rank answered to the reader's own line, and which rank is the odd one out
-    hang          what that says of a run that is ended because nothing goes on
+    question   asks the ranks, of this run, after a failure or at the end of a silence, and waits for their answers
+    hooks      what a rank answers: which collectives it has called
 
 A rank answers twice: a signal's handler, below Python, writes its main thread's stack (`labkit.rank.signals`), and its
-hooks say what else is known of it; `labkit.plugins.collectives`, in which call it waits.
+hooks say in which call it waits. `labkit.failures` decides what that means.
 """
 
 from __future__ import annotations
@@ -14,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from labkit.failures.stacks import Stacks
     from labkit.monitor.companion import Asked, Companion
     from labkit.monitor.run import Run
-    from labkit.plugins.stacks.rank_stacks import Stacks
+    from labkit.protocol.job import RankHooks
 
 
 def companion(asked: Asked) -> Companion:
@@ -24,6 +23,13 @@ def companion(asked: Asked) -> Companion:
     from labkit.plugins.stacks.question import Asking
 
     return Asking()
+
+
+def rank_hooks() -> RankHooks:
+    """Return what says which collectives a rank has called."""
+    from labkit.plugins.stacks.hooks import SaysCalls
+
+    return SaysCalls()
 
 
 def stacks(run: Run) -> Stacks:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import time
-from collections.abc import Collection
 
+from labkit.failures import mismatch
+from labkit.failures.facts import Diagnosis, Finding, RankFacts
+from labkit.failures.hang import NOTHING_MISSED, Missed, diagnose_hang
+from labkit.failures.missed import RankCalls, find
+from labkit.failures.recorder import Collectives
+from labkit.failures.silence import Silences, look_at
+from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.companion import Companion
-from labkit.monitor.diagnosis import Diagnosis, RankFacts
 from labkit.monitor.run import Run
-from labkit.plugins.stacks.hang import NOTHING_MISSED, Missed, diagnose_hang
-from labkit.plugins.stacks.rank_stacks import Frame, RankStack, Stacks, is_complete, parse
-from labkit.plugins.stacks.silence import Silences, look_at
-from labkit.protocol.events import Answered, Event, Failure, Stack
+from labkit.plugins.stacks.hooks import KIND
+from labkit.protocol.events import Answered, Attached, Event, Failure, Stack
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
 
@@ -26,17 +30,6 @@ FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
 
 
-class Explaining(Companion):
-    """Beside a run: knows, by what ranks say when they are asked where they stand, why they wait for each other."""
-
-    def ask(self, ranks: Collection[int]) -> None:
-        """Forget what these ranks have said: they are being asked again."""
-
-    def explain_wait(self, stacks: Stacks) -> Missed:
-        """Return why ranks that stand there wait for each other, if that is known."""
-        return NOTHING_MISSED
-
-
 class Asking(Companion):
     """Beside a run: the newest question, and what has come of it."""
 
@@ -47,6 +40,8 @@ class Asking(Companion):
         self._asked_s = self._answered_s = 0.0
         self._texts: dict[int, str] = {}
         """By rank, what `faulthandler` has written there."""
+        self._said: dict[int, Collectives] = {}
+        """By rank, which collectives it has called, the newest that it has said."""
         self._told: set[int] = set()
         """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
         self._given_up: dict[int, set[str]] = {}
@@ -70,6 +65,8 @@ class Asking(Companion):
     def take(self, event: Event) -> None:
         """Note what a rank answers."""
         self._silences.take(event)
+        if isinstance(event, Attached) and event.kind == KIND:
+            self._said[event.rank] = Collectives(*pickle.loads(event.blob))
         if isinstance(event, Stack):
             self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
         if isinstance(event, (Answered, Failure)):
@@ -101,7 +98,7 @@ class Asking(Companion):
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
         self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
-        run.companions.each(Explaining, lambda each: each.ask(at_work))
+        self._said = {rank: said for rank, said in self._said.items() if rank not in at_work}
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
@@ -142,8 +139,7 @@ class Asking(Companion):
         return found
 
     def _explain(self, places: Stacks) -> Missed:
-        found = self.run.companions.each(Explaining, lambda each: Missed(*each.explain_wait(places)))
-        return next((missed for missed in found if missed != NOTHING_MISSED), NOTHING_MISSED)
+        return find([RankCalls(at.rank, self._said.get(at.rank), at.place, at.in_words) for at in places])
 
     def _places(self) -> Stacks:
         found = Stacks()
@@ -185,6 +181,11 @@ class Asking(Companion):
             if rank.ended_by_us and self._is_failure_asked:
                 frames = frames or parse(self._texts.get(rank.rank, ""))
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
+
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what collectives that do not fit, or one that was missed, say of a failure."""
+        calls = [RankCalls(r.rank, self._said.get(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        return mismatch.explain(culprit, cause, ranks, calls)
 
     def look(self, silent_s: float) -> None:
         """Have ranks say where they stand, though nobody has asked.

@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from labkit.plugins.source import is_readers
+from labkit.failures.source import is_readers
 from labkit.plugins.tracing.records import Place
 
 LIMIT = 100_000

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import profiling
-from labkit.plugins.collectives import recorder
+from labkit.failures import recorder
 from labkit.plugins.tracing import clocks, reading
 from labkit.plugins.tracing.lines import LineClock
 from labkit.plugins.tracing.memory import MemoryWatch

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from labkit.plugins.source import is_readers
+from labkit.failures.source import is_readers
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, redact
 from labkit.protocol.text import printable
 from labkit.rank.worker import Worker

@@ -7,8 +7,8 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from labkit.failures.source import is_readers, line_of, place_of
 from labkit.monitor.companion import Companion
-from labkit.plugins.source import is_readers, line_of, place_of
 from labkit.plugins.variables.hooks import KIND
 from labkit.protocol.events import Attached, Event, Failure
 from labkit.protocol.job import Cell

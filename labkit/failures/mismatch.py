@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from labkit.monitor.diagnosis import Finding, RankFacts
-from labkit.plugins.collectives.missed import RankCalls, differing
-from labkit.plugins.grouping import alike, rank_list
-from labkit.plugins.root_cause.first_to_fail import returned_early
-from labkit.plugins.stacks.rank_stacks import Stacks
+from labkit.failures.facts import Finding, RankFacts
+from labkit.failures.first_to_fail import returned_early
+from labkit.failures.grouping import alike, rank_list
+from labkit.failures.missed import RankCalls, differing
+from labkit.failures.stacks import Stacks
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""

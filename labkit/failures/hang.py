@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from labkit.monitor.diagnosis import Diagnosis
-from labkit.plugins.grouping import in_lines, rank_list
-from labkit.plugins.stacks.rank_stacks import Stacks
+from labkit.failures.facts import Diagnosis
+from labkit.failures.grouping import in_lines, rank_list
+from labkit.failures.stacks import Stacks
 
 
 class Missed(NamedTuple):

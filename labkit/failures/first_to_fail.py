@@ -9,10 +9,10 @@ import os
 import re
 from collections.abc import Iterable
 
-from labkit.monitor.diagnosis import NATIVE_SOURCE, Diagnosis, Explanation, Finding, RankFacts, reported
-from labkit.plugins.grouping import in_lines, rank_list
-from labkit.plugins.root_cause.exits import in_words
-from labkit.plugins.source import LIBRARIES
+from labkit.failures.exit_codes import in_words
+from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, Finding, RankFacts
+from labkit.failures.grouping import in_lines, rank_list
+from labkit.failures.source import LIBRARIES
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -73,6 +73,17 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     failure = reports[0].failure
     is_of_gpu = failure is not None and CUDA_ERROR.search(failure.summary)
     return reports[0], *reported(reports[0]), "gpu" if is_of_gpu else "rank_failed"
+
+
+def reported(culprit: RankFacts) -> tuple[str, str]:
+    """Return the headline and the cause of a failure that its rank has reported."""
+    failure = culprit.failure
+    assert failure is not None
+    where = "" if failure.during == "running" else f" while {failure.during}"
+    headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
+    if culprit.last_step is not None:
+        headline += f" (after logging step {culprit.last_step})"
+    return headline, failure.traceback.rstrip()
 
 
 def returned_early(

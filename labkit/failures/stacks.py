@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.plugins.grouping import alike, rank_list
-from labkit.plugins.source import is_readers, line_of, place_of, text_of
+from labkit.failures.grouping import alike, rank_list
+from labkit.failures.source import is_readers, line_of, place_of, text_of
 from labkit.protocol.job import Cell
 
 WAITING = re.compile(

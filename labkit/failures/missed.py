@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from labkit.plugins.collectives.recorder import Collectives
-from labkit.plugins.grouping import alike, rank_list
-from labkit.plugins.stacks.hang import Missed
-from labkit.plugins.stacks.rank_stacks import plural
+from labkit.failures.grouping import alike, rank_list
+from labkit.failures.hang import Missed
+from labkit.failures.recorder import Collectives
+from labkit.failures.stacks import plural
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""

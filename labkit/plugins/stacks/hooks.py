@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 
-from labkit.plugins.collectives import recorder
+from labkit.failures import recorder
 from labkit.protocol.events import Attached
 from labkit.protocol.job import Job, RankHooks
 from labkit.rank.channels import Channel

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labkit.failures.facts import RankFacts
 from labkit.monitor.companion import Companion
-from labkit.monitor.diagnosis import RankFacts
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.system import OutOfMemory, OutOfMemoryKills, peak_resident_bytes
