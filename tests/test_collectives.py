@@ -127,7 +127,8 @@ CASES = {
         "Cell In[3], line 14); its last was all_reduce #8, and it waits in all_reduce at Cell In[3], line 14 "
         "(all_reduce #1); and ranks 0 and 2 have not entered all_reduce #1 (float32 [1], group 'metrics'; rank 1 waits "
         "in it at Cell In[3], line 14); rank 0 has called none, and it waits in all_reduce at Cell In[3], line 14 "
-        "(all_reduce #9); rank 2 has called none, and it waits in all_reduce at Cell In[3], line 14 (all_reduce #9)",
+        "(all_reduce #9); rank 2 has called none, and it waits in all_reduce at Cell In[3], line 14 (all_reduce #9); "
+        "use groups in the same order on every rank",
     ),
     "a ring of receivers": (
         [rank(r, transfer=("recv", (r + 1) % 3, (4,), "float32")) for r in range(3)],
@@ -314,7 +315,7 @@ def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, caps
     channel, sent = Channel(), []
     channel.send = sent.append
     channel.hooks = (SaysCalls(), SaysWaits())
-    monkeypatch.setattr(recorder, "look", lambda rank: {}["what a library has done to PyTorch"])
+    monkeypatch.setattr(recorder, "look", lambda rank, trace=None: {}["what a library has done to PyTorch"])
     channel.receive("details")
     assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
     channel.receive("stop")
@@ -324,7 +325,7 @@ def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, caps
 
 def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
-    monkeypatch.setattr(recorder, "look", lambda rank: said)
+    monkeypatch.setattr(recorder, "look", lambda rank, trace=None: said)
     channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
     channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
     SaysCalls().hear("details", channel)

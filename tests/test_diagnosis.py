@@ -207,7 +207,7 @@ def test_the_others_lines_say_what_became_of_them(other, line):
 def test_however_a_library_says_that_a_peer_is_gone_it_is_a_consequence(summary):
     diagnosis = diagnose([lost(0, 0.5, summary), raised(1, 1.0)])
     assert diagnosis.rank == 1
-    assert "rank 0 lost its connection" in diagnosis.others[0]
+    assert re.match("rank 0 (lost its connection|gave up waiting) as a consequence", diagnosis.others[0])
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,10 @@ def test_a_rank_killed_for_want_of_memory_is_said_to_be_with_its_peak():
     facts = {"out_of_memory": "killed", "peak_bytes": 3 * 2**30, "last_step": 7}
     diagnosis = diagnose([lost(0, 1.1), died(1, 1.0, -signal.SIGKILL, **facts)])
     assert diagnosis.rank == 1
-    assert diagnosis.headline == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7"
+    assert (
+        diagnosis.headline
+        == "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 7 or later"
+    )
     assert "peak at 3.00 GiB" in diagnosis.cause
     assert "smaller batch" in diagnosis.cause
     assert "dmesg" not in diagnosis.cause, "there is no need to look it up"

@@ -35,6 +35,7 @@ from labkit.monitor.state import RunState
 from labkit.plugins.arguments import naming
 from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
+from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import more
 from labkit.rank import device as devices

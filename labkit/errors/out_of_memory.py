@@ -6,7 +6,7 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU raises
 
 ## An example
 
-    rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5
+    rank 1 was killed by the system for want of memory (SIGKILL), after logging step 5 or later
 
     rank 1 ended with SIGKILL because memory had run out: the machine's, or what its container or job may take. Its memory was seen to peak at 11.50 GiB. Try a smaller batch, a smaller model or fewer ranks.
 

@@ -3,11 +3,12 @@
 No traceback is left, because Python never had its turn. How the process ended is the message:
 `SIGSEGV` is a crash below Python, `SIGABRT` native code that gave up, `SIGKILL` an end from
 outside, "exit code 3" somebody's `os._exit(3)`. "vanished without a word" means that nobody is left
-who saw the end: the machine may be gone.
+who saw the end: the machine may be gone. "Or later": log calls that follow each other quickly are
+sent together, and the last ones may not have been sent.
 
 ## An example
 
-    rank 0 died (SIGSEGV) and left no traceback, after logging step 5
+    rank 0 died (SIGSEGV) and left no traceback, after logging step 5 or later
 
     rank 0 ended with SIGSEGV; no Python exception was reported.
     A segmentation fault happens in native code, below Python.

@@ -1,7 +1,9 @@
-"""A rank's function returned while another rank was still in a collective with it.
+"""A rank's function returned, or left its group, while another was still in a collective with it.
 
 A collective (`all_reduce`, `barrier`, the `backward` of a DDP model) ends only when every rank of
-the group has called it. The rank that returned will never call it, so the other could only fail.
+the group has called it. The rank that returned, or has called `destroy_process_group`, will never
+call it, so the other could only fail. Not every transport tells it so: NCCL and the one on macOS and
+Windows do not. labkit then ends the run by itself, once it has seen that the others wait.
 
 ## An example
 

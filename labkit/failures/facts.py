@@ -16,6 +16,15 @@ NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised: of no use in a summary."""
 
 
+class Left(NamedTuple):
+    """A rank has called `destroy_process_group`."""
+
+    frames: tuple[tuple[str, int, str], ...]
+    """(file, line, function) of the call, most recent first."""
+    place: str = ""
+    """The reader's line: "Cell In[3], line 5"."""
+
+
 @dataclass
 class RankFacts:
     """What is known of one rank, as far as it says who failed first."""
@@ -25,6 +34,8 @@ class RankFacts:
     """The rank's own report."""
     returned: bool = False
     """The function returned, and its result arrived."""
+    returned_s: float = float("inf")
+    """When that was seen, in seconds since the launch."""
     exit_code: int | None = None
     """As in `multiprocessing.Process.exitcode`; None while the process lives."""
     exit_s: float = float("inf")
@@ -43,6 +54,8 @@ class RankFacts:
     """The last lines that the rank printed."""
     crash: str = ""
     """What `faulthandler` wrote there after it, when native code ended the process."""
+    left: Left | None = None
+    """How it left its process group while its function went on, if it did."""
     stack: Any = None
     """Where the rank stood when it failed, as a plugin has read it from its report or the crash; a short text."""
 

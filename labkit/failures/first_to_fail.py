@@ -5,30 +5,17 @@ Knows no process: it is given facts, so that every case can be tested without st
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 
+from labkit.failures import ledger
+from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
 from labkit.failures.exit_codes import in_words
-from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, Finding, RankFacts
-from labkit.failures.grouping import in_lines, rank_list
-from labkit.failures.source import LIBRARIES
-
-LOST_PEER = re.compile(
-    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
-    r"remote process exited|NCCL.*(remote|abort)|Timed out waiting.*(send|recv)|Application timeout|"
-    r"successfully reached monitoredBarrier",
-    re.IGNORECASE,
-)
-"""How the communication libraries say that another rank has gone."""
+from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
+from labkit.failures.grouping import in_lines
 
 CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|cuDNN error|CUBLAS_STATUS")
 """How PyTorch says that a GPU has failed, or cannot be used; not that its memory is full."""
-
-TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
-"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
-
-TORCH = os.sep + "torch" + os.sep
 
 SEEN_LATE_S = 0.25
 """A process may have ended this much earlier than its end was seen."""
@@ -57,7 +44,7 @@ def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -
     """
     culprit, headline, cause, page = _first_to_fail(ranks)
     blamed = culprit.rank
-    for better in (*explanations, returned_early):
+    for better in (*explanations, ledger.explain):
         if found := better(culprit, cause, ranks):
             blamed, headline, cause, page = found
             break
@@ -69,6 +56,9 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     reports = sorted((r for r in ranks if r.failure), key=_report_order)
     if silent and not (reports and _reported_before(reports[0], silent[0])):
         return silent[0], *_without_report(silent[0])
+    aborted = sorted((r for r in ranks if was_aborted_by_watchdog(r)), key=lambda r: r.exit_s)
+    if aborted and not (reports and not lost_peer(reports[0])):
+        return aborted[0], *_without_report(aborted[0])
     assert reports, "a run fails by a report or by a silent death"
     failure = reports[0].failure
     is_of_gpu = failure is not None and CUDA_ERROR.search(failure.summary)
@@ -86,52 +76,21 @@ def reported(culprit: RankFacts) -> tuple[str, str]:
     return headline, failure.traceback.rstrip()
 
 
-def returned_early(
-    culprit: RankFacts, cause: str, ranks: list[RankFacts], where: str = "a collective"
-) -> Finding | None:
-    """Blame the first to return, which is not known to have been wrong, only to be missing where the others meet."""
-    returned = [r.rank for r in ranks if r.returned]
-    if not (returned and _lost_peer(culprit)):
-        return None
-    headline = (
-        f"{rank_list(returned)} returned while rank {culprit.rank} was still in {where} "
-        f"with {'it' if len(returned) == 1 else 'them'}: every rank must take part in the same collectives"
-    )
-    return returned[0], headline, f"What rank {culprit.rank} met:\n\n{cause}", "returned_early"
-
-
 def _died_silently(rank: RankFacts) -> bool:
-    return rank.exit_code is not None and not (rank.failure or rank.returned or rank.ended_by_us)
+    is_silent = rank.exit_code is not None and not (rank.failure or rank.returned or rank.ended_by_us)
+    return is_silent and not was_aborted_by_watchdog(rank)
 
 
 def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
     assert reporter.failure is not None
-    return not _lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
+    return not lost_peer(reporter) and (silent.unseen or reporter.failure.time_s < silent.exit_s - SEEN_LATE_S)
 
 
-def _report_order(rank: RankFacts) -> tuple[bool, float]:
+def _report_order(rank: RankFacts) -> tuple[bool, bool, float]:
     assert rank.failure is not None
-    return _lost_peer(rank), rank.failure.time_s
-
-
-def _lost_peer(rank: RankFacts) -> bool:
-    """Whether the rank failed because another had gone.
-
-    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
-    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
-    bare RuntimeError in these words, called by the reader's own line.
-    """
-    if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
-        return False
-    # The innermost frame is the reader's own where it calls torch's C++: `work.wait()`.
-    if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
-        return False
-    return LOST_PEER.search(rank.failure.summary) is not None
-
-
-def _is_other_library(file: str) -> bool:
-    """Whether a file is of a library that is not torch: urllib's, say."""
-    return file.startswith(LIBRARIES) and TORCH not in file
+    is_evidence = lost_peer(rank)
+    # A time limit passes before those lose their connections that wait for the rank which has given up.
+    return is_evidence, is_evidence and limit_s(rank) is None, rank.failure.time_s
 
 
 def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
@@ -145,7 +104,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     if culprit.unseen:
         headline = f"rank {culprit.rank} vanished without a word"
     if culprit.last_step is not None:
-        headline += f", after logging step {culprit.last_step}"
+        headline += f", after logging step {culprit.last_step} or later"
     peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
     hints = {
         "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
@@ -193,7 +152,9 @@ def outcome(rank: RankFacts) -> str:
         return "had returned; its result is kept"
     if rank.failure is not None:
         summary = NATIVE_SOURCE.sub("", rank.failure.summary)
-        if _lost_peer(rank):
+        if lost_peer(rank) and limit_s(rank) is not None:
+            return f"gave up waiting as a consequence ({summary.partition('. ')[0]:.100})"
+        if lost_peer(rank):
             return f"lost its connection as a consequence ({summary.partition('. ')[0]:.100})"
         return f"failed too, {rank.failure.time_s:.2f} s after the launch: {summary:.200}"
     if rank.unseen and rank.last_step is None:
@@ -201,6 +162,8 @@ def outcome(rank: RankFacts) -> str:
     if rank.ended_by_us:
         step = "" if rank.last_step is None else f" after logging step {rank.last_step}"
         return f"was still running and was ended{step}"
+    if was_aborted_by_watchdog(rank):
+        return "waited until NCCL's watchdog ended it (SIGABRT)"
     if rank.exit_code is not None:
         return f"died too ({in_words(rank.exit_code)})"
     return "was still running when the run ended"

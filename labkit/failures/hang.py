@@ -21,6 +21,8 @@ class Missed(NamedTuple):
     """One line; "" if nothing was found."""
     unknown: str = ""
     """What could not be known, and why; "" if all was."""
+    waiting: tuple[int, ...] = ()
+    """The ranks that wait in the call, where it is one."""
 
 
 NOTHING_MISSED = Missed([], "")

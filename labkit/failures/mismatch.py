@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from labkit.failures import ledger
 from labkit.failures.facts import Finding, RankFacts
-from labkit.failures.first_to_fail import returned_early
 from labkit.failures.grouping import alike, rank_list
 from labkit.failures.missed import RankCalls, differing
 from labkit.failures.stacks import Stacks
@@ -29,7 +29,7 @@ def explain(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[
         _met_in_different_collectives(culprit, cause, ranks, calls)
         or _announced_different_collectives(cause, ranks)
         or _came_late(culprit, cause)
-        or _returned_early(culprit, cause, ranks, calls)
+        or ledger.explain(culprit, cause, ranks, calls)
     )
 
 
@@ -82,11 +82,3 @@ def _came_late(culprit: RankFacts, cause: str) -> Finding | None:
         return None
     blamed = int(late[1])
     return blamed, f"rank {blamed} did not come to monitored_barrier within {int(late[2]) / 1000:g} s", cause, "hang"
-
-
-def _returned_early(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]) -> Finding | None:
-    """Say in which call the others were missed."""
-    newest = next((call for r in calls if r.rank == culprit.rank for call in r.calls[-1:]), None)
-    if newest is None or not newest.content:
-        return None
-    return returned_early(culprit, cause, ranks, f"{newest.title} ({newest.content})")

@@ -6,7 +6,7 @@ Knows no process: it is given facts, so that every case can be tested without st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,12 @@ from labkit.failures.stacks import plural
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""
+
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+"""Words for groups of the same ranks."""
+
+SAME_ORDER = "use groups in the same order on every rank"
+"""What to do where ranks wait for each other in different groups."""
 
 BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
 BYTES |= dict.fromkeys(("float16", "bfloat16", "int16"), 2)
@@ -33,6 +39,8 @@ class Call(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
     done: bool
+    began_s: float = 0.0
+    """When the rank came to it, by its clock; 0: not known."""
 
     @property
     def met_with(self) -> tuple[object, ...]:
@@ -63,6 +71,15 @@ class RankCalls:
     """The reader's line: "Cell In[3], line 14"."""
     doing: str = ""
     """ "is in time.sleep at Cell In[3], line 9"; as `RankStack.in_words`."""
+    is_blocked: bool = False
+    """Whether it is in a call that waits for other ranks, by its stack."""
+
+    @property
+    def transferred(self) -> str:
+        """What it sends or receives just now: "float32 [4]"; "" if nothing."""
+        if self.said is None or self.said.transfer is None:
+            return ""
+        return content((self.said.transfer[2],), self.said.transfer[3])
 
     @property
     def calls(self) -> list[Call]:
@@ -83,13 +100,9 @@ class RankCalls:
         """What it does, with the other end if it sends or receives."""
         if self.said is None or self.said.transfer is None:
             return self.doing or "has not said where it stands"
-        how, peer, shape, dtype = self.said.transfer
+        how, peer, *_ = self.said.transfer
         whom = f"rank {peer}" if peer >= 0 else "any rank"
-        what = (
-            f"waits to send {content((shape,), dtype)} to"
-            if how == "send"
-            else f"waits for {content((shape,), dtype)} from"
-        )
+        what = f"waits to send {self.transferred} to" if how == "send" else f"waits for {self.transferred} from"
         return f"{what} {whom}" + (f" at {self.place}" if self.place else "")
 
 
@@ -120,15 +133,16 @@ class Group(NamedTuple):
     name: str
     description: str
     ranks: tuple[int, ...]
+    ordinal: str = ""
+    """Which of several groups that would be described alike it is: "second", in the order in which they were made."""
 
     def __str__(self) -> str:
         if self.description == "default_pg":
             return "default group"
-        return (
-            f"group of {rank_list(list(self.ranks))}"
-            if self.description == "undefined"
-            else f"group {self.description!r}"
-        )
+        which = f"{self.ordinal} " if self.ordinal else ""
+        if self.description == "undefined":
+            return f"{which}group of {rank_list(list(self.ranks))}"
+        return f"{which}group {self.description!r}" + (f" of {rank_list(list(self.ranks))}" if self.ordinal else "")
 
 
 # The problem: ranks wait, each in a call, and PyTorch's recorder has each rank's calls by number in their group. Which
@@ -146,7 +160,7 @@ class Group(NamedTuple):
 
 def find(ranks: list[RankCalls]) -> Missed:
     """Return in which call ranks missed each other, and what of it could not be known."""
-    groups = _groups(ranks)
+    groups = groups_of(ranks)
     unknown = _unknown(ranks)
     if difference := differing(ranks):
         return Missed(difference.blamed, str(difference), unknown)
@@ -156,7 +170,8 @@ def find(ranks: list[RankCalls]) -> Missed:
         texts = [found.text for found in missed] + ([circle] if circle else [])
         fewest = min((found.blamed for found in missed), key=len)
         even = len(missed) > 1 and len({len(found.blamed) for found in missed}) == 1
-        return Missed([] if even else fewest, "; and ".join(texts), unknown)
+        same_order = f"; {SAME_ORDER}" if _in_other_orders(missed) else ""
+        return Missed([] if even else fewest, "; and ".join(texts) + same_order, unknown)
     if circle:
         return Missed([], circle, unknown)
     return (_awaited(ranks) or _all_there(ranks, groups.values()) or Missed([], ""))._replace(unknown=unknown)
@@ -164,11 +179,18 @@ def find(ranks: list[RankCalls]) -> Missed:
 
 def differing(ranks: list[RankCalls]) -> Difference | None:
     """Return the earliest call of a group in which ranks differ, by kind or by size; None if there is none."""
-    return next((found for group in _groups(ranks).values() if (found := _differing_in(ranks, group))), None)
+    return next((found for group in groups_of(ranks).values() if (found := _differing_in(ranks, group))), None)
 
 
-def _groups(ranks: list[RankCalls]) -> dict[str, Group]:
-    return {group[0]: Group(*group) for r in ranks if r.said for group in r.said.groups}
+def groups_of(ranks: Sequence[RankCalls]) -> dict[str, Group]:
+    """Return the groups that ranks have told of, by name; those of the same ranks that have no name are numbered."""
+    groups = {group[0]: Group(*group) for r in ranks if r.said for group in r.said.groups}
+    for alike_ones in alike(((g.description, g.ranks), index) for index, g in enumerate(groups.values())).values():
+        names = [list(groups)[index] for index in alike_ones]
+        if len(names) > 1:
+            for name, ordinal in zip(names, ORDINALS, strict=False):
+                groups[name] = groups[name]._replace(ordinal=ordinal)
+    return groups
 
 
 def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
@@ -202,6 +224,13 @@ def _are_reordered(by_rank: list[dict[int, Call]], first: int) -> bool:
     return len(set(sequences)) > 1 and len({tuple(sorted(map(repr, each))) for each in sequences}) == 1
 
 
+def _in_other_orders(missed: list[Missed]) -> bool:
+    """Whether some wait in one group for ranks that wait for them in another."""
+    return any(
+        set(one.waiting) & set(two.blamed) and set(two.waiting) & set(one.blamed) for one in missed for two in missed
+    )
+
+
 def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
     """Return the call of a group in which some ranks wait while others have not come to it."""
     here = [r for r in ranks if r.rank in group.ranks]
@@ -219,7 +248,8 @@ def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
     who = [r.rank for r in absent]
     free = [r.rank for r in absent if not (r.said and r.said.transfer)]  # who waits for another is not to blame
     text = f"{rank_list(who)} {plural('has not', len(who))} entered {first.title} ({details}; {waits}); "
-    return Missed(free or who, text + "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent))
+    last_of = "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent)
+    return Missed(free or who, text + last_of, waiting=tuple(r.rank for r in in_it))
 
 
 def _last_of(rank: RankCalls, group: Group, alone: bool) -> str:

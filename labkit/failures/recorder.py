@@ -12,7 +12,9 @@ import json
 import os
 import sys
 import threading
-from types import FrameType
+import traceback
+from collections.abc import Iterator
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,9 @@ KEPT = 32
 
 RECORDED = ("gloo", "nccl")
 """Backends that some PyTorch records."""
+
+NO_GROUP = "it is in no process group"
+"""Why a rank's calls are not known that has left."""
 
 DTYPES = {
     "Float": "float32",
@@ -42,8 +47,8 @@ class Collectives(NamedTuple):
     """Which collectives a rank has called, as PyTorch's flight recorder keeps them; as it says when it is asked."""
 
     rank: int
-    calls: tuple[tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool], ...] = ()
-    """The newest, the newest last: group, number in it from 1, kind, shapes, type, and whether the call has ended."""
+    calls: tuple[tuple[Any, ...], ...] = ()
+    """The newest, the newest last: the fields of `labkit.failures.missed.Call`."""
     groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     """The groups that the rank knows: name, description, ranks."""
     transfer: tuple[str, int, tuple[int, ...], str] | None = None
@@ -52,10 +57,13 @@ class Collectives(NamedTuple):
     """Why its calls are not known; "" if they are."""
 
 
-def look(rank: int) -> Collectives:
-    """Return what this rank has called; where that is not known, why."""
+def look(rank: int, trace: TracebackType | None = None) -> Collectives:
+    """Return what this rank has called; where that is not known, why.
+
+    Of one that fails, what it was sending or receiving is in the frames of its exception's traceback.
+    """
     if not (dist.is_available() and dist.is_initialized()):
-        return Collectives(rank, unknown="it is in no process group")
+        return Collectives(rank, unknown=NO_GROUP)
     entries: list[dict[str, Any]] = []
     unknown = ""
     for backend in sorted(_backends()):
@@ -69,7 +77,7 @@ def look(rank: int) -> Collectives:
         unknown = "the recorder is off: TORCH_FR_BUFFER_SIZE=0 was set when the ranks were started"
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
     calls = tuple(_call(entry) for entry in entries if not entry.get("is_p2p"))[-KEPT:]
-    return Collectives(rank, calls, _groups(), _transfer(), unknown)
+    return Collectives(rank, calls, _groups(), _transfer(trace), unknown)
 
 
 def forget() -> None:
@@ -95,14 +103,15 @@ def recorded(backend: str) -> list[dict[str, Any]]:
     return json.loads(dumped).get("entries", [])
 
 
-def _call(entry: dict[str, Any]) -> tuple[str, int, str, tuple[tuple[int, ...], ...], str, bool]:
+def _call(entry: dict[str, Any]) -> tuple[Any, ...]:
     """Return one call as `Collectives` has it."""
     sizes = tuple(tuple(map(int, size)) for size in entry["input_sizes"])
     (dtype,) = entry["input_dtypes"][:1] or [""]
     # gloo's calls stay "scheduled", but one that has ended is "retired"; NCCL's say so themselves.
     done = bool(entry.get("retired")) or entry.get("state") == "completed"
     kind = entry["profiling_name"].rpartition(":")[2].removeprefix("_")
-    return entry["process_group"][0], int(entry["collective_seq_id"]), kind, sizes, _dtype(dtype), done
+    began_s = entry.get("time_created_ns", 0) / 1e9
+    return entry["process_group"][0], int(entry["collective_seq_id"]), kind, sizes, _dtype(dtype), done, began_s
 
 
 def _dtype(name: str) -> str:
@@ -119,10 +128,9 @@ def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     )
 
 
-def _transfer() -> tuple[str, int, tuple[int, ...], str] | None:
-    """Return what the main thread sends or receives just now: how, the other rank (-1: any), shape and type."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
+def _transfer(trace: TracebackType | None) -> tuple[str, int, tuple[int, ...], str] | None:
+    """Return what the main thread sends or receives just now, or did: how, the other rank (-1: any), shape and type."""
+    for frame in _frames(trace):
         if frame.f_code.co_name in ("send", "recv") and frame.f_code.co_filename == distributed_c10d.__file__:
             values = frame.f_locals
             end = "dst" if frame.f_code.co_name == "send" else "src"
@@ -132,5 +140,14 @@ def _transfer() -> tuple[str, int, tuple[int, ...], str] | None:
             tensor = values["tensor"]
             shape, dtype = tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2]
             return frame.f_code.co_name, -1 if peer is None else int(peer), shape, dtype
-        frame = frame.f_back
     return None
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    if trace is not None:
+        yield from (frame for frame, _ in traceback.walk_tb(trace))
+        return
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

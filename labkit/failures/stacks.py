@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import html
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,18 @@ WAITING = re.compile(
     r"send|recv|wait|synchronize|backward)(_into_tensor|_tensor|_coalesced|_object|_object_list|_single|_multigpu)?$"
 )
 """Calls in which a rank may wait for others."""
+
+COLLECTIVES = tuple(
+    f"{os.sep}{place}"
+    for place in ("torch/distributed/", "torch/nn/parallel/distributed.py", "torch/autograd/graph.py")
+)
+"""Where torch waits for other ranks. In the last, the backward pass, DDP does."""
+
+FILES = tuple(f"{os.sep}torch/distributed/{place}" for place in ("checkpoint/", "elastic/"))
+"""There it may wait for a disk."""
+
+SYNCHRONIZES = ("item", "cpu", "tolist", "numpy", "synchronize", "to", "nonzero")
+"""Calls that wait for a GPU, and so for a collective that it is in."""
 
 SHOWN_FRAMES = 12
 """Library frames shown of a rank at most."""
@@ -91,6 +104,16 @@ class RankStack:
     def is_blocked(self) -> bool:
         """Whether it is in a call that waits for other ranks."""
         return WAITING.search(self.call) is not None
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether it waits for other ranks just now: in PyTorch's own code, or in native code called for it."""
+        if not self.frames:
+            return False
+        innermost = self.frames[0].file
+        if self._at == 0:
+            return self.is_blocked or self.call.rpartition(".")[2] in SYNCHRONIZES
+        return any(place in innermost for place in COLLECTIVES) and not any(place in innermost for place in FILES)
 
     @functools.cached_property
     def in_words(self) -> str:

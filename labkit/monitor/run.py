@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.engines.base import Engine, end_unminded
-from labkit.failures.facts import Diagnosis
+from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.follower import Follower
 from labkit.monitor.going import going
@@ -162,6 +162,11 @@ class Run:
         """What each rank reported of its failure, by rank; None for a rank that has reported none."""
         with self.lock:
             return [rank.failure for rank in self._state.ranks]
+
+    @property
+    def rank_facts(self) -> list[RankFacts]:
+        """What is known of each rank that may say why the run fails, by rank; it changes as the run goes on."""
+        return list(self._state.ranks)
 
     @property
     def output(self) -> list[str]:

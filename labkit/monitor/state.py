@@ -129,6 +129,11 @@ class RunState:
             if rank.exit_code is None and rank.phase in ("queued", "starting", "running"):
                 rank.phase = "ended"
 
+    def end_for(self, rank: int, headline: str, cause: str, page: str, now_s: float) -> None:
+        """Have the ranks ended now, because they cannot go on; `rank` is to blame."""
+        self.note_ended(rank, headline, cause, page)
+        self.has_failed, self.end_by_s = True, now_s
+
     def note_ended(self, rank: int, headline: str, cause: str, page: str) -> None:
         """Note that whoever carries the ranks has ended them; `rank` is the one that it happened to, or -1."""
         self.ended = Diagnosis(rank if rank >= 0 else None, headline, cause, [], page)
@@ -145,7 +150,7 @@ class RunState:
             case events.Change():
                 event.change(self, now_s)
             case events.Result():
-                self._take_result(event, now_s)
+                self._take_result(event, now_s, since_launch_s)
             case events.Failure():
                 self._take_failure(event, now_s)
             case events.Exit():
@@ -179,11 +184,11 @@ class RunState:
         self.recorded.add(log)
         self.progress_s = now_s
 
-    def _take_result(self, event: events.Result, now_s: float) -> None:
+    def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:
         self.progress_s = now_s
         rank = self.ranks[event.rank]
         rank.result = load(event.rank, event.blob, self.missing)
-        rank.returned, rank.phase = True, "finished"
+        rank.returned, rank.returned_s, rank.phase = True, since_launch_s, "finished"
         if all(rank.returned for rank in self.ranks):
             self.end_by_s = min(self.end_by_s, now_s + RETURN_GRACE_S)
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.engines.base import Engine
+from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
-from labkit.failures.first_to_fail import LOST_PEER, diagnose
+from labkit.failures.first_to_fail import diagnose
 from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
 from labkit.monitor.companion import Asked, companions

@@ -5,26 +5,35 @@ from __future__ import annotations
 import functools
 import pickle
 import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from labkit.failures import mismatch
-from labkit.failures.facts import Diagnosis, Finding, RankFacts
+from labkit.failures import ledger, mismatch
+from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
+from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
 from labkit.failures.hang import NOTHING_MISSED, Missed, diagnose_hang
 from labkit.failures.missed import RankCalls, find
-from labkit.failures.recorder import Collectives
+from labkit.failures.recorder import NO_GROUP, Collectives
 from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.companion import Companion
 from labkit.monitor.run import Run
-from labkit.plugins.stacks.hooks import KIND
-from labkit.protocol.events import Answered, Attached, Event, Failure, Stack
+from labkit.plugins.stacks.hooks import KIND, LEFT
+from labkit.protocol.events import Answered, Attached, Change, Event, Failure, Log, Output, Stack, Started
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
+
+if TYPE_CHECKING:
+    from labkit.monitor.state import RunState
 
 SLOWEST = 4
 """Of the time that an answer of a rank has just taken, how much the others have at least."""
 
 FIRST_STEP_S = 60.0
 """How long ranks that have begun may log and print nothing before they are asked, once, where they stand."""
+
+ANSWER_S = 3.0
+"""How long after a failure that only says that another rank was not there the others' answers are waited for."""
 
 FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
@@ -55,6 +64,14 @@ class Asking(Companion):
         self._first_step_asked_s: float | None = None
         self._failed_s: float | None = None
         self._is_failure_asked = False
+        self._left: dict[int, tuple[Left, Collectives | None]] = {}
+        """Ranks that have left their process group, and what they had called by then."""
+        self._quiet = ledger.Quiet()
+        self._stuck = ""
+        """What is being done about ranks that may be stuck: "asked", "waiting" to ask again, "asked again"; or ""."""
+        self._found_stuck: Finding | None = None
+        self._ask_again_s = 0.0
+        self._stuck_notice = ""
         self._no_first_step = ""
 
     def begin(self, job: Job) -> Job:
@@ -67,6 +84,14 @@ class Asking(Companion):
         self._silences.take(event)
         if isinstance(event, Attached) and event.kind == KIND:
             self._said[event.rank] = Collectives(*pickle.loads(event.blob))
+        if isinstance(event, Attached) and event.kind == LEFT:
+            frames = tuple(pickle.loads(event.blob))
+            place = RankStack(event.rank, [Frame(*at) for at in frames], self.run.cells).place
+            self._left[event.rank] = Left(frames, place), self._said.get(event.rank)
+        if isinstance(event, Log):
+            self._quiet.take(event, time.monotonic())
+        elif isinstance(event, (Started, Output)):
+            self._quiet.hear(event.rank, time.monotonic())
         if isinstance(event, Stack):
             self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
         if isinstance(event, (Answered, Failure)):
@@ -139,7 +164,25 @@ class Asking(Companion):
         return found
 
     def _explain(self, places: Stacks) -> Missed:
-        return find([RankCalls(at.rank, self._said.get(at.rank), at.place, at.in_words) for at in places])
+        return find(self._calls(places))
+
+    def _calls(self, places: Stacks) -> list[RankCalls]:
+        return [
+            RankCalls(at.rank, self._last_said(at.rank), at.place, at.in_words, at.waits_for_ranks) for at in places
+        ]
+
+    def _last_said(self, rank: int) -> Collectives | None:
+        """Return what a rank has said of its calls; of one that has left its group, what it said then."""
+        said = self._said.get(rank)
+        if rank in self._left and (said is None or said.unknown == NO_GROUP):
+            return self._left[rank][1]
+        return said
+
+    def _note_left(self, ranks: list[RankFacts]) -> None:
+        for rank in ranks:
+            said = self._said.get(rank.rank)
+            is_out = said is None or said.unknown == NO_GROUP or said is self._left.get(rank.rank, (None, None))[1]
+            rank.left = self._left[rank.rank][0] if rank.rank in self._left and is_out else None
 
     def _places(self) -> Stacks:
         found = Stacks()
@@ -175,30 +218,33 @@ class Asking(Companion):
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
         """Fill in where ranks stood that reported an exception, crashed in native code, or were ended after another."""
+        self._note_left(ranks)
         for rank in ranks:
             failure = rank.failure
-            frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread="current")
+            # The watchdog's thread is none of the reader's.
+            thread = "main" if was_aborted_by_watchdog(rank) else "current"
+            frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
             if rank.ended_by_us and self._is_failure_asked:
                 frames = frames or parse(self._texts.get(rank.rank, ""))
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
         """Return what collectives that do not fit, or one that was missed, say of a failure."""
-        calls = [RankCalls(r.rank, self._said.get(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        calls = [RankCalls(r.rank, self._last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
         return mismatch.explain(culprit, cause, ranks, calls)
 
     def look(self, silent_s: float) -> None:
         """Have ranks say where they stand, though nobody has asked.
 
         When another has failed, before they are ended for it: one that waits for a third may be to blame, and would
-        learn from its connections only after that one. And when none has logged anything for long.
+        learn from its connections only after that one. When one has gone and another may wait for it. And when none
+        has logged anything for long.
         """
         run = self.run
-        if "failed" in run.states and run.engine.failure_grace_s < float("inf"):
-            self._failed_s = self._failed_s or time.monotonic()
-            if not self._is_failure_asked and time.monotonic() > self._failed_s + FAILED_S:
-                self._is_failure_asked = True
-                self.ask()
+        if "failed" in run.states:
+            self._look_after_failure()
+            return
+        if self._look_for_stuck():
             return
         if silent_s < FIRST_STEP_S:  # one has printed since
             self._first_step_asked_s, self._no_first_step = None, ""
@@ -213,10 +259,82 @@ class Asking(Companion):
         elif self.have_come() or time.monotonic() - self._first_step_asked_s > run.engine.stacks_s:
             self._no_first_step = f"no rank has logged or printed anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
 
+    def _look_after_failure(self) -> None:
+        now_s = time.monotonic()
+        self._failed_s = self._failed_s or now_s
+        if not self._is_failure_asked:
+            if now_s > self._failed_s + FAILED_S:
+                self._is_failure_asked = True
+                self.ask()
+            return
+        # If all that is known is that somebody was not there, the answer of that one decides.
+        failed = [r for r in self.run.rank_facts if r.failure or (r.exit_code is not None and not r.returned)]
+        is_evidence = all(is_only_evidence(r) or r.exit_code in ABORTED for r in failed)
+        if is_evidence and now_s < self._failed_s + ANSWER_S and not self.have_come():
+            self.run.note(EndLater(-1))
+
+    def _look_for_stuck(self) -> bool:
+        """End the run if ranks wait for one that has gone. Return whether they are just being asked whether they do."""
+        run, now_s = self.run, time.monotonic()
+        if run.stopping or "running" not in run.states:
+            self._stuck = ""
+            return False
+        ranks = run.rank_facts
+        self._note_left(ranks)
+        if not self._stuck:
+            at_work = {rank for rank, state in enumerate(run.states) if state == "running"}
+            if self._quiet.is_due(at_work, set(ledger.gone(ranks)), now_s):
+                self._stuck = "asked"
+                self.ask()
+            return bool(self._stuck)
+        if self._stuck == "waiting":
+            if now_s > self._ask_again_s:
+                self._stuck = "asked again"
+                self.ask()
+            return True
+        if not self.have_come():
+            return True
+        found = ledger.stuck(ranks, self._calls(self._places()))
+        if found is not None and self._stuck == "asked":
+            self._stuck, self._found_stuck, self._ask_again_s = "waiting", found, now_s + ledger.CONFIRM_S
+            return True
+        self._stuck, self._stuck_notice = "", ""
+        if found is not None and found[:2] == (self._found_stuck or ())[:2]:
+            if self._is_cell:  # its ranks keep what they hold; whoever waits may interrupt it
+                self._stuck_notice = found[1]
+            else:
+                run.note(CannotGoOn(found[0], *found[1:]))
+        return False
+
     @property
     def notice(self) -> str:  # type: ignore[override]
-        """Where ranks stand that are long in coming to a first step."""
-        return "" if self.run.recorded.names or self.run.over.is_set() else self._no_first_step
+        """Where ranks stand that are long in coming to a first step, or wait in a cell for one that has gone."""
+        if self.run.over.is_set():
+            return ""
+        return self._stuck_notice or ("" if self.run.recorded.names else self._no_first_step)
+
+
+@dataclass(frozen=True)
+class EndLater(Change):
+    """Ranks that are to be ended after a failure are still being asked where they stand."""
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Give them the time to answer."""
+        if state.end_by_s < float("inf"):
+            state.end_by_s = max(state.end_by_s, now_s + FAILED_S)
+
+
+@dataclass(frozen=True)
+class CannotGoOn(Change):
+    """Ranks wait for one that can never come, which is to blame."""
+
+    headline: str
+    cause: str
+    page: str
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Have the ranks ended."""
+        state.end_for(self.rank, self.headline, self.cause, self.page, now_s)
 
 
 def asking(run: Run) -> Asking:

@@ -1,0 +1,104 @@
+"""Reported errors that only say that another rank was not there: evidence about the others, never a cause by itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from labkit.failures.facts import RankFacts
+from labkit.failures.source import LIBRARIES
+
+LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
+    r"remote process exited|NCCL.*(remote|abort|timed? ?out)|Timed out waiting.*(send|recv)|Application timeout|"
+    r"successfully reached monitoredBarrier|failed to pass monitoredBarrier|Watchdog caught collective|"
+    r"wait timeout after|Timeout waiting for key|Timed out after \d+ seconds waiting for (clients|key)",
+    re.IGNORECASE,
+)
+"""How communication libraries say that another rank was not there: it has gone, or has not come in time."""
+
+TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
+"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
+
+TORCH = os.sep + "torch" + os.sep
+
+LIMIT = re.compile(
+    r"Timed out waiting (\d+)ms|wait timeout after (\d+)ms|Timeout\(ms\)=(\d+)|monitoredBarrier in (\d+) ms|"
+    r"Timed out after (\d+) seconds",
+    re.IGNORECASE,
+)
+"""The time limit that has passed. Of each, one group matches; of the last in seconds."""
+
+WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout|ProcessGroupNCCL's watchdog|Heartbeat monitor timed out|"
+    r"taking the entire process down|Could not acquire GIL within",
+)
+"""What NCCL's watchdog writes before it aborts a process that has waited for too long."""
+
+WATCHDOG_CALL = re.compile(
+    r"Watchdog caught collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)"
+)
+WATCHDOG_GROUP = re.compile(r"PG GUID (?P<group>\w+)\((?P<description>[^)]*)\)[^\n]*Watchdog caught")
+"""Which call that was, and in which group, which not every line says."""
+
+KINDS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather_base",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter_base",
+    "ALLTOALL": "all_to_all",
+}
+"""Calls whose names there are not those of `torch.distributed` in upper case."""
+
+ABORTED = {-int(getattr(signal, "SIGABRT", 6)), 128 + int(getattr(signal, "SIGABRT", 6))}
+
+
+def is_only_evidence(rank: RankFacts) -> bool:
+    """Whether all that a rank's failure says is that another rank was not there."""
+    return lost_peer(rank) or was_aborted_by_watchdog(rank)
+
+
+def lost_peer(rank: RankFacts) -> bool:
+    """Whether the rank failed because another had gone, or did not come in time.
+
+    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
+    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
+    bare RuntimeError in these words, called by the reader's own line.
+    """
+    if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
+        return False
+    # The innermost frame is the reader's own where it calls torch's C++: `work.wait()`.
+    if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
+        return False
+    return LOST_PEER.search(rank.failure.summary) is not None
+
+
+def _is_other_library(file: str) -> bool:
+    """Whether a file is of a library that is not torch: urllib's, say."""
+    return file.startswith(LIBRARIES) and TORCH not in file
+
+
+def was_aborted_by_watchdog(rank: RankFacts) -> bool:
+    """Whether NCCL's watchdog ended the process, because a collective had not ended in time."""
+    return rank.failure is None and rank.exit_code in ABORTED and WATCHDOG.search(rank.output_end) is not None
+
+
+def limit_s(rank: RankFacts) -> float | None:
+    """Return the time limit that passed on a rank; None if none is named."""
+    said = rank.failure.summary if rank.failure else rank.output_end
+    if (found := LIMIT.search(said)) is None:
+        return None
+    number = next(group for group in found.groups() if group)
+    return float(number) if found[5] else int(number) / 1000
+
+
+def watchdog_call(rank: RankFacts) -> tuple[str, str, int, str] | None:
+    """Return the call in which NCCL's watchdog found a rank: its group's name and description, number and kind."""
+    call = WATCHDOG_CALL.search(rank.output_end) if was_aborted_by_watchdog(rank) else None
+    if call is None:
+        return None
+    group = WATCHDOG_GROUP.search(rank.output_end)
+    name, description = (group["group"], group["description"]) if group else ("0", "default_pg")
+    return name, description, int(call["number"]), KINDS.get(call["kind"], call["kind"].lower())
