@@ -14,15 +14,19 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.failures import ledger
+from labkit.failures import ledger, mismatch
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
-from labkit.failures.facts import Left, RankFacts
+from labkit.failures.facts import Diagnosis, Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.ledger import CONFIRM_S, QUIET_S, Quiet, gone, stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.recorder import NO_GROUP, Collectives
 from labkit.failures.stacks import Frame, RankStack
+from labkit.failures.threads import name_dead_threads
+from labkit.plugins.stacks.hooks import look_at_threads
 from labkit.protocol.events import Failure, Log
+from labkit.protocol.job import Cell
+from labkit.rank.failure import describe
 from tests import transports
 from tests.conftest import shared_session
 from tests.hangs import is_recorded
@@ -441,3 +445,75 @@ def test_ranks_that_go_on_without_one_that_has_returned_are_left_alone(three_ran
     run = labkit.launch(works_on_alone, on=three_ranks, live=False)
     assert run.results == ["early", "late", "late"]
     assert run.notice == ""
+
+
+# The right line
+
+CELL = "/tmp/ipykernel_77/1.py"
+CELLS = {CELL: Cell("Cell In[3]", "\n".join(f"line {number}" for number in range(1, 40)))}
+
+
+def test_a_hooks_callback_that_fails_is_shown_with_its_cell_and_line():
+    error = RuntimeError(f"Got the following error when running the callback: ValueError: x\n\nAt:\n  {CELL}(11): cb\n")
+    summary, text, frames = describe(error, CELLS)
+    assert summary.endswith("ValueError: x (in cb at Cell In[3], line 11)")
+    assert "At:\n  Cell In[3], line 11, in cb" in text
+    assert frames == ()
+
+
+def test_a_thread_of_the_blamed_rank_that_has_died_is_named():
+    output = f'Exception in thread loader:\nTraceback (most recent call last):\n  File "{CELL}", line 7, in work\n'
+    output += "    raise\nValueError: no more batches\nand so on"
+    hang = Diagnosis(0, "rank 0 has not come", "why", [], "hang")
+    named = name_dead_threads(hang, output, CELLS)
+    said = "rank 0's thread loader ended by ValueError: no more batches at Cell In[3], line 7"
+    assert named.headline == f"rank 0 has not come; {said}"
+    assert said in named.cause
+    assert name_dead_threads(hang, "nothing of the kind", CELLS) == hang
+    assert name_dead_threads(hang._replace(page="rank_failed"), output, CELLS).headline == "rank 0 has not come"
+
+
+def test_frames_that_repeat_are_shown_once():
+    down = [Frame(CELL, 2, "down")] * 80
+    stack = RankStack(0, [Frame("/usr/lib/python3/copy.py", 1, "deepcopy"), *down, Frame(CELL, 9, "train")], CELLS)
+    assert "… 79 more times" in stack.details
+    assert stack.details.count("in down") == 1
+
+
+def deeply(count, then):
+    return deeply(count - 1, then) if count else then()
+
+
+def test_a_stack_too_deep_for_the_signals_handler_is_sent_with_both_ends():
+    (deep, other), (usual, _) = deeply(150, look_at_threads), look_at_threads()
+    assert [name for *_, name in deep[1:3]] == ["deeply", "deeply"]
+    assert deep[-1][2] in ("<module>", "_run_module_as_main"), "to its outermost frame"
+    assert len(usual) <= len(deep)
+    assert other == []
+
+
+def test_a_wait_in_another_thread_is_said_to_be_there():
+    library = "/usr/lib/python3/torch/distributed/distributed_c10d.py"
+    in_thread = RankStack(0, [Frame(library, 1, "all_reduce"), Frame(CELL, 5, "reduce")], CELLS)
+    stack = RankStack(
+        0, [Frame("/usr/lib/python3/threading.py", 1, "join"), Frame(CELL, 9, "train")], CELLS, "", in_thread
+    )
+    assert stack.waits_for_ranks
+    assert stack.place_of_wait == "Cell In[3], line 5 in another thread"
+    assert "Cell In[3], line 5, in reduce" in stack.details
+
+
+GLOO_P2P = "RuntimeError: [enforce fail at gloo/pair.cc:464] op.preamble.length <= op.nbytes. 512 vs 256. Received data"
+
+
+def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
+    receiver = failed(1, GLOO_P2P)
+    cells = {CELL: Cell("Cell In[3]", "dist.recv(x, 0)\n")}
+    receiver.stack = RankStack(1, [Frame("<library>", 1, "recv"), Frame(CELL, 1, "train")], cells)
+    calls = [said(0), said(1, transfer=("recv", 0, (4, 16), "float32"))]
+    rank, headline, _, page = mismatch.explain(receiver, "", [running(0), receiver], calls)
+    assert (rank, page) == (1, "different_collectives")
+    assert headline == (
+        "rank 1's recv (float32 [4, 16], 256 bytes) at Cell In[3], line 1 got 512 bytes from rank 0: sender and "
+        "receiver must agree on shape and type"
+    )

@@ -9,6 +9,7 @@
     missed         in which collective ranks missed each other, by what each recorder says
     mismatch       what collectives say of a failure
     stacks         from what a rank answered to the reader's own line; who stands apart
+    threads        threads of a rank that have ended by an exception
     silence        whether a rank that does not answer would have, if it could
     hang           what a run that makes no progress is ended with
     exit_codes     exit codes in words

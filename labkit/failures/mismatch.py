@@ -13,6 +13,9 @@ from labkit.failures.stacks import Stacks
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
 """How gloo says that ranks met in different collectives, or with tensors of different sizes."""
 
+SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""How gloo says that a message is longer, in bytes, than the receiver's tensor."""
+
 FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
 )
@@ -39,6 +42,8 @@ def _met_in_different_collectives(
     """Name the odd one out, and say in which collectives ranks met that do not fit."""
     if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
         return None
+    if found := _received_another_size(culprit, cause, calls):
+        return found
     met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # who is outside the function has not come yet
     blamed, *_ = met.outliers or [culprit.rank]
     if difference := differing(calls):
@@ -56,6 +61,22 @@ def _met_in_different_collectives(
         headline = f"ranks met {place} with tensors of different sizes; rank {culprit.rank} noticed{_last_calls(calls)}"
     others = [str(r.stack) for r in ranks if r.stack and r is not culprit]
     return blamed, headline, "\n\n".join([*others, cause]), "different_collectives"
+
+
+def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls]) -> Finding | None:
+    """Say what a rank received that one other had sent, if it was more than it takes."""
+    sizes = SIZES.search(culprit.failure.summary if culprit.failure else culprit.output_end)
+    call = culprit.stack.call.rpartition(".")[2] if culprit.stack else ""
+    if sizes is None or call not in ("recv", "irecv", "batch_isend_irecv"):
+        return None
+    own = next((each for each in calls if each.rank == culprit.rank), None)
+    tensor = f"{own.transferred}, " if own and own.transferred else ""
+    sender = f" from rank {own.said.transfer[1]}" if own and own.said and own.said.transfer else ""
+    headline = (
+        f"rank {culprit.rank}'s {call} ({tensor}{int(sizes[2]):,} bytes) at {culprit.stack.place} got "
+        f"{int(sizes[1]):,} bytes{sender}: sender and receiver must agree on shape and type"
+    )
+    return culprit.rank, headline, cause, "different_collectives"
 
 
 def _last_calls(calls: list[RankCalls]) -> str:

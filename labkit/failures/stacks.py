@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import html
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -72,12 +73,21 @@ def parse(text: str, thread: str = "main") -> list[Frame]:
 class RankStack:
     """Where one rank stands."""
 
-    def __init__(self, rank: int, frames: list[Frame], cells: Mapping[str, Cell], note: str = "") -> None:
+    def __init__(
+        self,
+        rank: int,
+        frames: list[Frame],
+        cells: Mapping[str, Cell],
+        note: str = "",
+        other_thread: RankStack | None = None,
+    ) -> None:
         self.rank = rank
         self.frames = frames
         """Of its main thread, most recent first."""
         self.note = note
         """What is known where there are no frames: "has returned", "did not answer" …"""
+        self.other_thread = other_thread
+        """Where another thread waits for other ranks, if one does."""
         self._cells = cells
         mine = [index for index, frame in enumerate(frames) if self._is_readers(frame)]
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
@@ -106,10 +116,17 @@ class RankStack:
         return WAITING.search(self.call) is not None
 
     @property
+    def place_of_wait(self) -> str:
+        """The reader's line at which it waits for other ranks: "train.py, line 14 in another thread"."""
+        return f"{self.other_thread.place} in another thread" if self.other_thread is not None else self.place
+
+    @property
     def waits_for_ranks(self) -> bool:
         """Whether it waits for other ranks just now: in PyTorch's own code, or in native code called for it."""
         if not self.frames:
             return False
+        if self.other_thread is not None and self.other_thread.waits_for_ranks:
+            return True
         innermost = self.frames[0].file
         if self._at == 0:
             return self.is_blocked or self.call.rpartition(".")[2] in SYNCHRONIZES
@@ -122,11 +139,10 @@ class RankStack:
             return self.note or "is outside the function"
         if not self.call:
             return f"is at {self.place}"
-        return (
-            f"waits in {self.call.rpartition('.')[2]} at {self.place}"
-            if self.is_blocked
-            else (f"is in {self.call} at {self.place}")
-        )
+        if self.is_blocked:
+            return f"waits in {self.call.rpartition('.')[2]} at {self.place}"
+        other = f", and {self.other_thread.in_words} in another thread" if self.other_thread is not None else ""
+        return f"is in {self.call} at {self.place}{other}"
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.in_words}\n{self.details}".rstrip()
@@ -136,14 +152,18 @@ class RankStack:
         """The stack, the reader's own lines first."""
         lines = []
         reader = [frame for frame in self.frames if self._is_readers(frame)]
-        for frame in reader:
+        for frame, again in itertools.groupby(reader):
             lines.append(f"  {self._name(frame)}, in {frame.function}")
             if source := line_of(frame.file, frame.line, self._cells):
                 lines.append(f"    {source}")
+            if (more := len(list(again)) - 1) > 0:
+                lines.append(f"    … {more} more time{'' if more == 1 else 's'}")
         deeper = self.frames[: self._at] if self._at is not None else self.frames
         if deeper:
             lines.append("  inside that, most recent first:")
             lines += [f"    {Path(f.file).name}, line {f.line}, in {f.function}" for f in deeper[:SHOWN_FRAMES]]
+        if self.other_thread is not None:
+            lines += ["  in another thread:", self.other_thread.details]
         return "\n".join(lines)
 
     def _name(self, frame: Frame) -> str:

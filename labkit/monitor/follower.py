@@ -17,6 +17,7 @@ from labkit.engines.base import Engine
 from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
 from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
+from labkit.failures.threads import name_dead_threads
 from labkit.monitor.observers import Observers
 from labkit.monitor.state import RunState
 from labkit.protocol import events
@@ -167,7 +168,9 @@ class Follower:
             facts = self._facts()
             if ended:
                 ended = ended._replace(others=others(facts, ended.rank))
-            self.diagnosis = self._silence or ended or diagnose(facts, [self._observers.explain_failure])
+            diagnosis = self._silence or ended or diagnose(facts, [self._observers.explain_failure])
+            blamed = "" if diagnosis.rank is None else facts[diagnosis.rank].output_end
+            self.diagnosis = name_dead_threads(diagnosis, blamed, self.cells)
 
     def mind_the_time(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""

@@ -6,15 +6,17 @@ import contextlib
 import functools
 import pickle
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from labkit.failures import recorder
+from labkit.failures.stacks import COLLECTIVES
 from labkit.protocol.events import Attached
 from labkit.protocol.job import Job, RankHooks
 from labkit.rank.channels import Channel
@@ -24,6 +26,12 @@ KIND = "collectives"
 
 LEFT = "left"
 """What the notebook knows by it that a rank has left its process group: (file, line, function), most recent first."""
+
+THREADS = "threads"
+"""What the notebook knows by it what `look_at_threads` has found."""
+
+DEEPEST, KEPT = 95, 45
+"""faulthandler writes the most recent 100 frames; of a deeper stack so many of either end are sent from here."""
 
 FRAMES = 20
 """Of the call by which it left, the most recent."""
@@ -47,6 +55,7 @@ class SaysCalls(RankHooks):
         """Answer the question for details. In whatever thread asks, while the main thread waits in native code."""
         if word == "details":
             _say_calls(channel)
+            channel.send(Attached(channel.rank, THREADS, pickle.dumps(look_at_threads())))
 
     def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
         """Say it of a rank that fails, too."""
@@ -83,3 +92,29 @@ def _reporting_leaving(channel: Channel) -> Iterator[None]:
     finally:
         for module in (distributed_c10d, dist):
             module.destroy_process_group = real  # type: ignore[attr-defined]
+
+
+def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]:
+    """Return the main thread's frames, most recent first, if faulthandler does not show them all; and those of another
+    thread that waits for other ranks, if one does. Empty if not."""
+    main, deep = threading.main_thread().ident or 0, []
+    frames = sys._current_frames()
+    depth = sum(1 for _ in _up(frames.get(main)))
+    if depth > DEEPEST:
+        deep = _named(frames.get(main))
+        deep = deep[:KEPT] + deep[-KEPT:]
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
+    for ident, frame in frames.items():
+        if ident != main and ident not in ours and any(place in frame.f_code.co_filename for place in COLLECTIVES):
+            return deep, _named(frame)[:DEEPEST]
+    return deep, []
+
+
+def _up(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _named(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _up(frame)]

@@ -18,7 +18,7 @@ from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.companion import Companion
 from labkit.monitor.run import Run
-from labkit.plugins.stacks.hooks import KIND, LEFT
+from labkit.plugins.stacks.hooks import KIND, LEFT, THREADS
 from labkit.protocol.events import Answered, Attached, Change, Event, Failure, Log, Output, Stack, Started
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
@@ -64,6 +64,8 @@ class Asking(Companion):
         self._first_step_asked_s: float | None = None
         self._failed_s: float | None = None
         self._is_failure_asked = False
+        self._threads: dict[int, tuple[list[Frame], list[Frame]]] = {}
+        """By rank, the main thread's frames if they are too many for `_texts`; another's that waits for ranks."""
         self._left: dict[int, tuple[Left, Collectives | None]] = {}
         """Ranks that have left their process group, and what they had called by then."""
         self._quiet = ledger.Quiet()
@@ -84,6 +86,9 @@ class Asking(Companion):
         self._silences.take(event)
         if isinstance(event, Attached) and event.kind == KIND:
             self._said[event.rank] = Collectives(*pickle.loads(event.blob))
+        if isinstance(event, Attached) and event.kind == THREADS:
+            deep, other = pickle.loads(event.blob)
+            self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]
         if isinstance(event, Attached) and event.kind == LEFT:
             frames = tuple(pickle.loads(event.blob))
             place = RankStack(event.rank, [Frame(*at) for at in frames], self.run.cells).place
@@ -119,7 +124,7 @@ class Asking(Companion):
     def _ask(self) -> None:
         run = self.run
         at_work = {rank for rank, state in enumerate(run.states) if state in ("starting", "running")}
-        self._texts, self._told = {}, self._told - at_work
+        self._texts, self._threads, self._told = {}, {}, self._told - at_work
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
         self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
@@ -168,7 +173,8 @@ class Asking(Companion):
 
     def _calls(self, places: Stacks) -> list[RankCalls]:
         return [
-            RankCalls(at.rank, self._last_said(at.rank), at.place, at.in_words, at.waits_for_ranks) for at in places
+            RankCalls(at.rank, self._last_said(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
+            for at in places
         ]
 
     def _last_said(self, rank: int) -> Collectives | None:
@@ -187,7 +193,8 @@ class Asking(Companion):
     def _places(self) -> Stacks:
         found = Stacks()
         for rank, (state, returned) in enumerate(zip(self.run.states, self.run.returned, strict=True)):
-            frames = []
+            frames: list[Frame] = []
+            deep, other = self._threads.get(rank, ([], []))
             if state == "idle":
                 note = "has no part in the cell"
             elif returned:
@@ -195,9 +202,10 @@ class Asking(Companion):
             elif state in ("failed", "stopped", "ended"):
                 note = f"has ended ({state})"
             else:
-                frames = parse(self._texts.get(rank, ""))
+                frames = deep or parse(self._texts.get(rank, ""))
                 note = "is still starting" if state in ("queued", "starting") else "did not answer"
-            found.append(RankStack(rank, frames, self.run.cells, note))
+            in_thread = RankStack(rank, other, self.run.cells) if other and frames else None
+            found.append(RankStack(rank, frames, self.run.cells, note, in_thread))
         return found
 
     # What the run asks
