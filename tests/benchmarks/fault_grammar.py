@@ -1,0 +1,335 @@
+"""Draw faults from a grammar, launch them, and count: is the right rank blamed, on the right line, within 5 s?
+
+A case is a program: who, a fault, the group whose members wait, what carries the messages, how many ranks, and where
+they come from. What is right follows from how it is made: one rank does something at the line marked FAULT, the others
+wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
+
+    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1
+    python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import tempfile
+import textwrap
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # started by its path, as a program
+
+import labkit  # noqa: E402
+from tests import transports  # noqa: E402
+
+SOON_S = 5.0
+"""From the fault to the error on a quiet machine, at most."""
+
+SILENT_S = 1.0
+"""`timeout_s` of programs that nothing else ends."""
+
+LIMIT_S = 1.0
+"""A group's own time limit."""
+
+
+class Fault(NamedTuple):
+    """What one rank does in place of meeting the others."""
+
+    code: str
+    """Where FAULT stands, or anywhere if it does not, the fault is."""
+    ends_by: str = ""
+    """What ends the run if no error does: "timeout_s", or the group's "limit"."""
+    line: str = "FAULT"
+    """The line that the message must name: that of the fault, of those who WAIT, or none ("")."""
+    is_even: bool = False
+    """Whether of two ranks neither is wrong."""
+    said: str = ""
+    """Words that the message must have."""
+    groups: tuple[str, ...] = ("default", "subgroup", "mesh", "pipeline")
+
+
+COLLECTIVE = ("default", "subgroup", "mesh")
+FAULTS = {
+    "returns": Fault("return", line="WAIT"),
+    "raises": Fault('raise ValueError("bad batch")  # FAULT', said="ValueError: bad batch"),
+    "exits 0": Fault("os._exit(0)  # FAULT", line="", said="exit code 0"),
+    "exits 3": Fault("os._exit(3)  # FAULT", line="", said="exit code 3"),
+    "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)  # FAULT", line="", said="SIGKILL"),
+    "sleeps": Fault("time.sleep(1e6)  # FAULT", "timeout_s"),
+    "loops": Fault("while True: pass  # FAULT", "timeout_s"),
+    "leaves": Fault("dist.destroy_process_group()  # FAULT\ntime.sleep(1e6)", said="left its process group"),
+    "another collective": Fault(
+        "dist.broadcast(x, group=group, group_src=0)  # FAULT\ntime.sleep(1e6)",
+        "timeout_s",
+        "",
+        True,
+        groups=COLLECTIVE,
+    ),
+    "another shape": Fault(
+        "dist.all_reduce(torch.ones(100_000), group=group)  # FAULT\ntime.sleep(1e6)",
+        "timeout_s",
+        "",
+        True,
+        groups=COLLECTIVE,
+    ),
+    "another dtype": Fault(
+        "dist.all_reduce(x.double(), group=group)  # FAULT\ntime.sleep(1e6)", "timeout_s", "", True, groups=COLLECTIVE
+    ),
+    "another order": Fault(
+        "dist.all_reduce(x, group=second)  # FAULT\ndist.all_reduce(x, group=group)",
+        "timeout_s",
+        is_even=True,
+        groups=("default", "subgroup"),
+    ),
+    "a time limit passes": Fault(
+        "while True: torch.ones(64, 64) @ torch.ones(64, 64)  # FAULT",
+        "limit",
+        said="did not",
+        groups=("default", "subgroup", "pipeline"),
+    ),
+    "fails in a thread": Fault(
+        """\
+        def load():
+            raise ValueError("no more batches")  # FAULT
+        threading.Thread(target=load).start()
+        queue.Queue().get()""",
+        "timeout_s",
+        said="ended by ValueError: no more batches",
+    ),
+    "fails in a hook": Fault(
+        """\
+        def hook(gradient):
+            raise ValueError("bad gradient")  # FAULT
+        weight = torch.ones(4, requires_grad=True)
+        weight.register_hook(hook)
+        weight.sum().backward()""",
+        said="ValueError: bad gradient",
+    ),
+    "fails in a DataLoader": Fault(
+        """\
+        class Data(torch.utils.data.Dataset):
+            def __len__(self):
+                return 8
+            def __getitem__(self, index):
+                raise ValueError("bad picture")  # FAULT
+        next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))""",
+        said="ValueError",
+    ),
+}
+TRANSPORTS = ("TCP", "as libuv", "as NCCL")
+PLACES = ("reserved", "new", "torchrun")
+
+
+class Case(NamedTuple):
+    """One program, and what is right."""
+
+    fault: str
+    group: str
+    transport: str
+    world_size: int
+    odd: int
+    where: str
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that meet."""
+        if self.group == "subgroup":
+            return sorted({self.odd, (self.odd + 1) % self.world_size})
+        if self.group == "mesh":
+            return [self.odd // 2 * 2, self.odd // 2 * 2 + 1]
+        return list(range(self.world_size))
+
+    @property
+    def right(self) -> set[int]:
+        """The ranks that may be blamed."""
+        return set(self.members) if FAULTS[self.fault].is_even and len(self.members) == 2 else {self.odd}
+
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.group}, {self.transport}, rank {self.odd} of {self.world_size}, {self.where}"
+
+    @property
+    def source(self) -> str:
+        """The program."""
+        fault = FAULTS[self.fault]
+        make, meet, wait = self._group()
+        if fault.ends_by == "limit" and self.transport == "as NCCL":
+            kind = "RECV" if self.group == "pipeline" else "ALLREDUCE"
+            described = 'str(dist.distributed_c10d._world.pg_names[group]), "undefined"'
+            watch = f'transports.abort_after(worker.rank, {LIMIT_S}, 3, "{kind}", {described})'
+            wait = f"{watch}\n{wait}"
+        lines = [
+            "import os, queue, signal, threading, time",
+            "from datetime import timedelta",
+            "import torch, torch.distributed as dist",
+            "from tests import transports  # run it in the repository's root",
+            "",
+            "def program(worker, path):",
+            f"    # {self}",
+            "    x = torch.ones(8)",
+            *textwrap.indent(make, "    ").splitlines(),
+            f"    if worker.rank in {self.members}:",
+            "        for step in range(2):",
+            *textwrap.indent(meet, " " * 12).splitlines(),
+            "            worker.log(loss=1.0)",
+            "    if path:  # a transport that tells nobody that a rank has gone",
+            "        transports.keep_open(path)",
+            "    time.sleep(0.01)",
+            f"    if worker.rank == {self.odd}:",
+            "        worker.log(fault_s=time.time())",
+            *textwrap.indent(textwrap.dedent(fault.code), " " * 8).splitlines(),
+            f"    if worker.rank in {self.members}:",
+            *textwrap.indent(wait, " " * 8).splitlines(),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _group(self) -> tuple[str, str, str]:
+        """Return what makes the group, meets in it, and waits in it."""
+        limit = f", timeout=timedelta(seconds={LIMIT_S})" if FAULTS[self.fault].ends_by == "limit" else ""
+        make = "group = second = None"
+        if limit or self.group == "subgroup":
+            make = f"group = dist.new_group({self.members}{limit})\nsecond = dist.new_group({self.members})"
+        elif self.fault == "another order":
+            make = "group, second = dist.new_group(), dist.new_group()"
+        elif self.group == "mesh":
+            make = (
+                "from torch.distributed.device_mesh import init_device_mesh\n"
+                'group = second = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"].get_group()'
+            )
+        meet = "dist.all_reduce(x, group=group)"
+        wait = f"{meet}  # WAIT"
+        if self.fault == "another order":
+            wait += "\ndist.all_reduce(x, group=second)"
+        if self.group == "pipeline":
+            first, last = self.members[0], self.members[-1]
+            wait = (
+                f"if worker.rank > {first}: dist.recv(x, worker.rank - 1, group=group)  # WAIT\n"
+                f"if worker.rank < {last}: dist.send(x, worker.rank + 1, group=group)"
+            )
+        return make, meet, wait
+
+
+def draw(chance: random.Random, where: tuple[str, ...] = PLACES) -> Case:
+    """Return a case, any as likely as another."""
+    fault = chance.choice(list(FAULTS))
+    group = chance.choice(FAULTS[fault].groups)
+    world_size = 4 if group == "mesh" else chance.choice([2, 3, 4])
+    # Who is last in a pipeline is waited for by nobody.
+    odd = chance.randrange(world_size - 1 if group == "pipeline" else world_size)
+    return Case(fault, group, chance.choice(TRANSPORTS), world_size, odd, chance.choice(where))
+
+
+class Outcome(NamedTuple):
+    """What came of a case."""
+
+    rank: bool
+    line: bool
+    soon: bool
+    said: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether rank and line are right; how soon it was depends on the machine."""
+        return self.rank and self.line
+
+
+def line_of(source: str, mark: str) -> int:
+    """Return the number of the line with this mark."""
+    return next(number for number, line in enumerate(source.splitlines(), 1) if line.endswith(f"# {mark}"))
+
+
+def try_out(case: Case, session: Any, folder: Path) -> Outcome:
+    """Launch a case; return what of its error is right."""
+    file = folder / f"case_{time.monotonic_ns()}.py"
+    file.write_text(case.source)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(case.source, str(file), "exec"), names)
+    fault = FAULTS[case.fault]
+    on = {"reserved": session, "new": None}.get(case.where)
+    if case.where == "torchrun":
+        on = labkit.Torchrun(nproc_per_node=case.world_size, folder=folder)
+    silent_s = SILENT_S if fault.ends_by == "timeout_s" else None
+    with transports.holding() as path:
+        run = labkit.launch(
+            names["program"],
+            "" if case.transport == "TCP" else path,
+            **({"world_size": case.world_size} if case.where != "torchrun" else {}),
+            on=on,
+            timeout_s=silent_s,
+            live=False,
+            wait=False,
+        )
+        until_s = time.monotonic() + 90
+        while not run.over.wait(0.05) and time.monotonic() < until_s:
+            pass
+        ended_s = time.time()
+        if not run.over.is_set():
+            run.stop(0)
+            return Outcome(False, False, False, f"goes on: {run.states}")
+    if run.error is None:
+        return Outcome(False, False, False, f"{run.status}, without an error")
+    history = run.history
+    fault_s = history["fault_s"].max() if "fault_s" in history else run.start_s
+    said = str(run.error)
+    has_line = not fault.line or f"{file.name}, line {line_of(case.source, fault.line)}" in _plain(said)
+    soon = ended_s - fault_s <= SOON_S + (SILENT_S if silent_s else 0.0)
+    return Outcome(run.error.rank in case.right, has_line and fault.said in said, soon, said)
+
+
+def _plain(said: str) -> str:
+    """Return a message whose tracebacks name files as its other lines do."""
+    for line in said.splitlines():
+        if (at := line.strip()).startswith('File "'):
+            path, _, rest = at.removeprefix('File "').partition('", ')
+            said = said.replace(at, f"{Path(path).name}, {rest}")
+    return said
+
+
+@contextlib.contextmanager
+def sessions() -> Any:
+    """Give a function that returns reserved ranks, as many as are needed."""
+    with contextlib.ExitStack() as closing:
+        made: dict[int, Any] = {}
+
+        def get(case: Case) -> Any:
+            if case.where != "reserved":
+                return None
+            if not made:
+                made[0] = closing.enter_context(labkit.Session(4))
+            return made[0]
+
+        yield get
+
+
+def main() -> int:
+    """Draw and try out cases, print what fails and the counts; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
+    options = parser.parse_args()
+    labkit.standby.off()
+    chance, count, wrong = random.Random(options.seed), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as folder, sessions() as get:
+        for number in range(1, options.cases + 1):
+            case = draw(chance, tuple(options.where))
+            found = try_out(case, get(case), Path(folder))
+            count.update(rank=found.rank, line=found.line, soon=found.soon, cases=1)
+            if not found.is_right:
+                wrong += 1
+                print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")
+            elif not found.soon:
+                print(f"LATE: {case}")
+            if number % 20 == 0 or number == options.cases:
+                of = ", ".join(f"right {what} {count[what]}" for what in ("rank", "line"))
+                print(f"{count['cases']} cases: {of}, ended within {SOON_S:g} s {count['soon']}", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

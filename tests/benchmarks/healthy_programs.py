@@ -1,0 +1,119 @@
+"""Launch healthy programs with pauses at random places, and count those that are ended, or of which anything is said.
+
+One rank evaluates alone, reads a file, computes, sleeps or has a child process at work while the others wait for it,
+or have returned. None of that is a fault.
+
+    python tests/benchmarks/healthy_programs.py --programs 200 --longest-s 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # started by its path, as a program
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+import labkit  # noqa: E402
+
+PAUSES = ("sleeps", "computes", "reads", "has a child")
+
+
+def pause(how: str, for_s: float) -> None:
+    """Do something else than to meet the other ranks for a while."""
+    until_s = time.monotonic() + for_s
+    if how == "sleeps":
+        time.sleep(for_s)
+    elif how == "has a child":
+        import subprocess
+
+        subprocess.run([sys.executable, "-S", "-c", f"import time; time.sleep({for_s})"], check=True)
+    while time.monotonic() < until_s:
+        if how == "computes":
+            torch.ones(64, 64) @ torch.ones(64, 64)
+        else:
+            Path(__file__).read_bytes()
+            time.sleep(0.01)
+
+
+class Plan:
+    """What each rank does, step by step; the same for every rank that has it."""
+
+    def __init__(self, chance: random.Random, world_size: int, longest_s: float) -> None:
+        self.world_size, self.steps = world_size, chance.randint(1, 6)
+        self.pauses: dict[tuple[int, int], tuple[str, float]] = {}
+        for _ in range(2):  # before a step, or after the last, when others may have returned
+            at = chance.randrange(self.steps + 1), chance.randrange(world_size)
+            self.pauses[at] = chance.choice(PAUSES), 10 ** chance.uniform(-1, 0) * longest_s
+        self.pair_goes_on = world_size > 2 and chance.random() < 0.5
+        self.in_flight = chance.random() < 0.5
+        """Whether a call is on its way during the pauses."""
+
+
+def healthy(worker: Any, plan: Plan) -> int:
+    """Do what is planned."""
+    pair = dist.new_group([0, 1]) if plan.pair_goes_on else None
+    x, steps = torch.ones(8), 0
+    for step in range(plan.steps):
+        work = dist.all_reduce(x, async_op=True) if plan.in_flight else None
+        if (step, worker.rank) in plan.pauses:
+            pause(*plan.pauses[step, worker.rank])
+        if work is not None:
+            work.wait()
+        dist.barrier()
+        if step % 2 == 0:
+            worker.log(loss=1.0)
+        steps += 1
+    if pair is not None and worker.rank < 2:  # the others return meanwhile
+        if (plan.steps, 1) in plan.pauses and worker.rank == 1:
+            pause(*plan.pauses[plan.steps, 1])
+        dist.barrier(pair)
+    elif (plan.steps, worker.rank) in plan.pauses:
+        dist.destroy_process_group()  # as scripts do before the last evaluation
+        pause(*plan.pauses[plan.steps, worker.rank])
+    return steps
+
+
+def try_out(plan: Plan, on: Any = None) -> str:
+    """Return what was said of a healthy program, or how it ended; "" if it was left alone."""
+    run = labkit.launch(healthy, plan, world_size=plan.world_size, on=on, live=False, wait=False)
+    while not run.over.wait(0.1):
+        if run.notice and not run.notice.startswith("rank") and "new since" not in run.notice:
+            said = run.notice
+            run.stop(0)
+            return said
+        if run.notice and "while rank" in run.notice:
+            return run.notice
+    return str(run.error) if run.error else "" if run.results == [plan.steps] * plan.world_size else run.status
+
+
+def main() -> int:
+    """Try out programs, print those that were not left alone; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--longest-s", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    labkit.standby.off()
+    chance, accused = random.Random(options.seed), 0
+    with labkit.Session(4) as session:
+        for number in range(1, options.programs + 1):
+            plan = Plan(chance, chance.choice([2, 3, 4]), options.longest_s)
+            if said := try_out(plan, session):
+                accused += 1
+                print(f"ACCUSED: {vars(plan)}\n    {said[:1000]}", flush=True)
+            if number % 10 == 0:
+                print(f"{number} programs, {accused} not left alone", flush=True)
+    return int(accused > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Sixty faults drawn from the grammar of `tests/benchmarks/fault_grammar.py`: the right rank, on the right line.
+
+And healthy programs with pauses, of which nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+
+import pytest
+
+from labkit.failures.ledger import QUIET_S
+from tests.benchmarks import fault_grammar, healthy_programs
+from tests.conftest import shared_session
+from tests.hangs import is_recorded
+
+SEED, COUNT = 43, 60
+
+
+def drawn():
+    """The cases; those on new ranks are few, for they cost their start."""
+    chance = random.Random(SEED)
+    return [fault_grammar.draw(chance, ("new",) if number % 20 == 0 else ("reserved",)) for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    with shared_session(4) as session:
+        yield session
+
+
+def test_every_program_of_the_grammar_can_be_pasted_and_marks_its_lines():
+    chance = random.Random(SEED)
+    for case in (fault_grammar.draw(chance) for _ in range(1000)):
+        ast.parse(case.source)
+        assert case.odd in case.members
+        assert case.right <= set(case.members)
+        marks = [mark for mark in ("FAULT", "WAIT") if f"# {mark}\n" in case.source]
+        assert fault_grammar.FAULTS[case.fault].line in (*marks, "")
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+@pytest.mark.parametrize("case", drawn(), ids=str)
+def test_a_fault_is_blamed_on_its_rank_and_line(case, four_ranks, tmp_path):
+    found = fault_grammar.try_out(case, four_ranks, tmp_path)
+    assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_said_of_a_healthy_program_whatever_pauses_it_makes(seed, four_ranks):
+    plan = healthy_programs.Plan(random.Random(seed), 3, longest_s=2 * QUIET_S)
+    assert healthy_programs.try_out(plan, four_ranks) == ""
