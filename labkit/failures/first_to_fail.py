@@ -27,14 +27,14 @@ SEEN_LATE_S = 0.25
 # the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's is 1 as
 # well); the words of an error alone (a web request of the reader's own meets "Connection refused" too).
 #
-# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause: it
-# cannot be a victim, for victims get an error and report it. Only an ordinary report from well before that death comes
-# first. Otherwise the cause is the earliest report that is not of a lost connection: one that torch raised, in words of
-# a communication library. Then whatever says more is asked: collectives that do not fit, a barrier missed, a rank that
-# had returned.
+# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause, unless
+# NCCL's watchdog ended it, which it does to a victim. Only an ordinary report from well before that death comes first.
+# Otherwise the cause is the earliest report that is more than evidence (`evidence`): torch's own words that somebody
+# was not there. If there is evidence only, whatever says more is asked: collectives that do not fit, a barrier missed,
+# and the ledger, which knows who has gone and who had not come (`ledger`).
 #
 # What still fails: two ranks that fail by themselves within a quarter of a second, one of them without a report; and a
-# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed.
+# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed: everybody was there.
 
 
 def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:

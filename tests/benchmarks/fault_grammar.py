@@ -31,7 +31,7 @@ from tests import transports  # noqa: E402
 SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""
 
-SILENT_S = 1.0
+SILENT_S = 2.0
 """`timeout_s` of programs that nothing else ends."""
 
 LIMIT_S = 1.0
@@ -167,6 +167,7 @@ class Case(NamedTuple):
             "import os, queue, signal, threading, time",
             "from datetime import timedelta",
             "import torch, torch.distributed as dist",
+            "from torch.distributed.device_mesh import init_device_mesh",
             "from tests import transports  # run it in the repository's root",
             "",
             "def program(worker, path):",
@@ -197,10 +198,7 @@ class Case(NamedTuple):
         elif self.fault == "another order":
             make = "group, second = dist.new_group(), dist.new_group()"
         elif self.group == "mesh":
-            make = (
-                "from torch.distributed.device_mesh import init_device_mesh\n"
-                'group = second = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"].get_group()'
-            )
+            make = 'group = second = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"].get_group()'
         meet = "dist.all_reduce(x, group=group)"
         wait = f"{meet}  # WAIT"
         if self.fault == "another order":
