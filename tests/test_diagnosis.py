@@ -9,7 +9,7 @@ from labkit.failures import first_to_fail
 from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import RankFacts
 from labkit.failures.grouping import rank_list
-from labkit.failures.hang import diagnose_hang
+from labkit.failures.hang import Missed, diagnose_hang
 from labkit.failures.stacks import Frame, RankStack, Stacks
 from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
@@ -418,6 +418,14 @@ def test_a_hang_in_which_no_rank_stands_apart_is_blamed_on_the_first_to_fall_sil
     assert "60 s (timeout_s): rank 0 waits in all_reduce" in diagnosis.headline
     assert diagnosis.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
     assert diagnosis.others == ["rank 0 waits in all_reduce at Cell In[3], line 1"]
+
+
+def test_a_hang_of_some_is_blamed_on_none_of_the_others():
+    stacks = Stacks([RankStack(0, [], TITLED, "has returned"), reduces(1), meets(2)])
+    missed = Missed([], "ranks differ in call #3 of the group 'mesh_tp': …", concerned=(1, 2))
+    diagnosis = diagnose_hang(stacks, silent_s=2, first_silent=0, missed=missed)
+    assert diagnosis.rank == 1
+    assert diagnosis.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
 
 
 def test_a_hang_in_which_a_rank_did_not_answer_is_blamed_on_it():

@@ -115,7 +115,9 @@ def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(dies, "SIGKILL", counts, cgroup=1, host=1, world_size=2, live=False)
     error = failure.value
-    assert str(error).startswith("rank 1 was killed by the system for want of memory (SIGKILL), after logging step 0 or later")
+    assert str(error).startswith(
+        "rank 1 was killed by the system for want of memory (SIGKILL), after logging step 0 or later"
+    )
     peak = re.search(r"Its memory was seen to peak at (\d+\.\d+) GiB\.", error.cause)
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
     assert len(error.diagnosis.others) == 1

@@ -23,6 +23,8 @@ class Missed(NamedTuple):
     """What could not be known, and why; "" if all was."""
     waiting: tuple[int, ...] = ()
     """The ranks that wait in the call, where it is one."""
+    concerned: tuple[int, ...] = ()
+    """The ranks of whom it says something: no other is to blame; empty if that is not known."""
 
 
 NOTHING_MISSED = Missed([], "")
@@ -33,7 +35,9 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
 
     Blames who stands apart: by the collectives, else by the stacks; else the first silent.
     """
-    apart = missed.blamed or stacks.outliers
+    apart = missed.blamed or [rank for rank in stacks.outliers if rank in missed.concerned or not missed.concerned]
+    if missed.concerned and first_silent not in missed.concerned:
+        first_silent = missed.concerned[0]
     blamed = apart[0] if apart else first_silent
     where = missed.text or stacks.in_words
     headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s): {where}"

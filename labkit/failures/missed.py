@@ -117,6 +117,8 @@ class Difference(NamedTuple):
     """"" if ranks differ in it."""
     reordered: bool
     """Whether all have made the same calls from there on, in different orders."""
+    concerned: tuple[int, ...]
+    """All ranks that have made the call."""
     parts: str
     """ "rank 1 is in barrier #2 at …; ranks 0 and 2 are in all_reduce #2 (float32 [1]) at …"."""
 
@@ -163,7 +165,7 @@ def find(ranks: list[RankCalls]) -> Missed:
     groups = groups_of(ranks)
     unknown = _unknown(ranks)
     if difference := differing(ranks):
-        return Missed(difference.blamed, str(difference), unknown)
+        return Missed(difference.blamed, str(difference), unknown, concerned=difference.concerned)
     missed = [found for group in groups.values() if (found := _not_entered(ranks, group))]
     circle = _circle(ranks)
     if missed:
@@ -171,7 +173,9 @@ def find(ranks: list[RankCalls]) -> Missed:
         fewest = min((found.blamed for found in missed), key=len)
         even = len(missed) > 1 and len({len(found.blamed) for found in missed}) == 1
         same_order = f"; {SAME_ORDER}" if _in_other_orders(missed) else ""
-        return Missed([] if even else fewest, "; and ".join(texts) + same_order, unknown)
+        concerned = sorted({rank for found in missed for rank in (*found.waiting, *found.blamed)})
+        said = "; and ".join(texts) + same_order
+        return Missed([] if even else fewest, said, unknown, concerned=tuple(concerned))
     if circle:
         return Missed([], circle, unknown)
     return (_awaited(ranks) or _all_there(ranks, groups.values()) or Missed([], ""))._replace(unknown=unknown)
@@ -213,6 +217,7 @@ def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
             str(group),
             kinds.pop() if len(kinds) == 1 else "",
             _are_reordered(list(by_rank.values()), number),
+            tuple(sorted(at)),
             "; ".join(said),
         )
     return None
