@@ -282,6 +282,18 @@ HEALTHY = {
         [returned(0), alive(1)],
         [said(0, unknown="no recorder"), waiting(1, unknown="no recorder")],
     ),
+    "who has returned has not said what it had called": (
+        [returned(0), alive(1), alive(2)],
+        [RankCalls(0), waiting(1, call(1), call(2, done=False)), said(2, call(1))],
+    ),
+    "nothing is recorded, and another computes": (
+        [returned(0), alive(1), alive(2)],
+        [
+            said(0, groups=(WORLD,), unknown="no recorder"),
+            waiting(1, groups=(WORLD,), unknown="no recorder"),
+            said(2, groups=(WORLD,), unknown="no recorder"),
+        ],
+    ),
     "nobody has answered": ([returned(0), alive(1)], []),
     "who waits has left itself, for a disk": ([returned(0), left(1)], [said(0), waiting(1, unknown=NO_GROUP)]),
 }

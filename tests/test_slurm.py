@@ -16,7 +16,7 @@ import torch
 
 import labkit
 from labkit.cluster.run_directory import RunDirectory
-from labkit.failures.first_to_fail import LOST_PEER
+from labkit.failures.evidence import LOST_PEER
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 

@@ -134,12 +134,13 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
     """Return whom ranks wait for that can never come, as a run is ended for it; None if any of them may go on."""
     how = gone(ranks)
     by_rank = {each.rank: each for each in calls}
+    is_everyone_blocked = all(by_rank[r.rank].is_blocked for r in ranks if r.rank not in how and r.rank in by_rank)
     found: list[tuple[int, Wait]] = []
     for rank in ranks:
         own = by_rank.get(rank.rank)
         if own is None or rank.rank in how or not own.is_blocked:
             continue
-        for wait in _waits(own, calls):
+        for wait in _waits(own, calls, is_everyone_blocked):
             missing = tuple(other for other in wait.absent if other in how)
             if missing:
                 found.append((rank.rank, wait._replace(absent=missing)))
@@ -159,15 +160,21 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
     return blamed[0], headline, cause, "returned_early"
 
 
-def _waits(own: RankCalls, calls: Sequence[RankCalls]) -> list[Wait]:
-    """Return what a blocked rank waits in: each call that has not ended, or who it sends to or receives from."""
+def _waits(own: RankCalls, calls: Sequence[RankCalls], is_everyone_blocked: bool) -> list[Wait]:
+    """Return what a blocked rank waits in: each call that has not ended, or who it sends to or receives from.
+
+    Absent are those that are known not to have come. Where nothing records calls, one that has returned may have come
+    to this one, and only others may be missed: unless all of them wait.
+    """
     if own.said is not None and own.said.transfer is not None:
         return [_transfer(own.said)]
     groups = groups_of(calls)
     pending = [call for call in own.calls if not call.done and call.group in groups]
     if pending or own.said is None or own.is_known:
-        return [_in_call(own.rank, call, groups[call.group], calls, None) for call in pending]
-    if len(groups) == 1:  # nothing records its calls, and there is one group only in which it can wait
+        unknown = {each.rank for each in calls if not each.is_known}
+        waits = [_in_call(own.rank, call, groups[call.group], calls, None) for call in pending]
+        return [wait._replace(absent=tuple(rank for rank in wait.absent if rank not in unknown)) for wait in waits]
+    if len(groups) == 1 and is_everyone_blocked:
         (group,) = groups.values()
         return [Wait("a collective", (), tuple(rank for rank in group.ranks if rank != own.rank), {})]
     return []
