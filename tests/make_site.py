@@ -43,7 +43,7 @@ SHOWN = {
     "exercises.result": ("Result",),
     "plugins.variables.frames": ("FailedFrame", "Frames"),
     "plugins.many.searching": ("Found",),
-    "plugins.stacks.rank_stacks": ("RankStack", "Stacks"),
+    "failures.stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
     "plugins.standby": ("memory", "off", "on", "pids"),
     "plugins.tracing.trace": ("Trace",),

@@ -322,7 +322,7 @@ def main() -> int:
         for number in range(1, options.cases + 1):
             case = draw(chance, tuple(options.where))
             found = try_out(case, get(case), Path(folder))
-            count.update(rank=found.rank, line=found.line, soon=found.soon, cases=1)
+            count.update(rank=int(found.rank), line=int(found.line), soon=int(found.soon), cases=1)
             if not found.is_right:
                 wrong += 1
                 print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")
