@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import time
@@ -24,7 +25,8 @@ from labkit.failures.recorder import NO_GROUP, Collectives
 from labkit.failures.stacks import Frame, RankStack
 from labkit.failures.threads import name_dead_threads
 from labkit.plugins.stacks.hooks import look_at_threads
-from labkit.protocol.events import Failure, Log
+from labkit.plugins.stacks.question import Asking
+from labkit.protocol.events import Attached, Failure, Log
 from labkit.protocol.job import Cell
 from labkit.rank.failure import describe
 from tests import transports
@@ -529,3 +531,12 @@ def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
         "rank 1's recv (float32 [4, 16], 256 bytes) at Cell In[3], line 1 got 512 bytes from rank 0: sender and "
         "receiver must agree on shape and type"
     )
+
+
+def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later():
+    asking = Asking()
+    before = Collectives(1, (call(2),), (WORLD,))
+    asking.take(Attached(1, "collectives", pickle.dumps(tuple(before))))
+    asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
+    asking.take(Attached(1, "collectives", pickle.dumps(tuple(Collectives(1, unknown=NO_GROUP)))))
+    assert asking._last_said(1) == before

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -59,7 +60,11 @@ def keep_open(path):
     ours = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            one = socket.socket(fileno=os.dup(int(name)))
+            copy = os.dup(int(name))
+            if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+                os.close(copy)
+                continue
+            one = socket.socket(fileno=copy)
             if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
                 with contextlib.suppress(OSError):
                     one.getpeername()

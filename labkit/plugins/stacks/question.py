@@ -51,6 +51,8 @@ class Asking(Companion):
         """By rank, what `faulthandler` has written there."""
         self._said: dict[int, Collectives] = {}
         """By rank, which collectives it has called, the newest that it has said."""
+        self._failed: set[int] = set()
+        """Ranks that have reported a failure, and with it what they had called."""
         self._told: set[int] = set()
         """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
         self._given_up: dict[int, set[str]] = {}
@@ -84,7 +86,10 @@ class Asking(Companion):
     def take(self, event: Event) -> None:
         """Note what a rank answers."""
         self._silences.take(event)
-        if isinstance(event, Attached) and event.kind == KIND:
+        if isinstance(event, Failure):
+            self._failed.add(event.rank)
+        # A process that stays is asked after its rank has failed, too: it has left the group by then.
+        if isinstance(event, Attached) and event.kind == KIND and event.rank not in self._failed:
             self._said[event.rank] = Collectives(*pickle.loads(event.blob))
         if isinstance(event, Attached) and event.kind == THREADS:
             deep, other = pickle.loads(event.blob)
