@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
 from labkit.comparing.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
-from labkit.profiling import PARTS, Clock, Mark, activations, counted_sent, memory, split, trace
+from labkit.comparing.held import most_held
+from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison
@@ -43,7 +44,7 @@ class Measured(NamedTuple):
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
-    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    """The most bytes held of each kind (`labkit.comparing.held.KINDS`)."""
     device_step_s: float
     """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
     GPU's."""
@@ -137,7 +138,7 @@ def run_strategy(
             weights = {name: portable(tensor, copy=True) for name, tensor in trainer.weights().items()}
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
-    with activations(trainer.model) as kept:
+    with most_held(trainer.model, trainer.optimizer) as memory:
         one_step()
     with contextlib.nullcontext() if worker.device.type == "cuda" else VirtualDevices():
         for _ in range(DEVICE_STEPS + 1):  # the first warms up
@@ -151,7 +152,7 @@ def run_strategy(
         traced[-1],
         sent / (steps - warm),
         trainer.bytes_expected(batch_size),
-        {**memory(trainer.model, trainer.optimizer), **kept},
+        memory,
         statistics.median(on_device),
         buffer_names(trainer.model.modules()),
     )

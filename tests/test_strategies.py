@@ -165,7 +165,7 @@ def test_every_part_of_the_cost_is_known(title, world_size, measured):
         assert tuple(measured_.parts_s) == profiling.PARTS
         assert measured_.parts_s["forward"] > 0
         assert measured_.parts_s["backward"] > 0
-        assert all(size > 0 for size in measured_.memory.values())
+        assert all(measured_.memory[kind] > 0 for kind in ("parameters", "gradients", "optimizer state", "activations"))
         assert measured_.memory["gradients"] <= measured_.memory["parameters"] <= whole
         step, *marks = measured_.marks
         assert step.what == "step"
@@ -179,7 +179,8 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     found = measured(world_size)
     for strategy in (ModelParallel, GPipe, FSDP2):
-        assert sum(r.memory["parameters"] for r in found[strategy.title]) == whole
+        padded = 1.05 if strategy is FSDP2 else 1  # rows that ranks do not divide
+        assert whole <= sum(r.memory["parameters"] for r in found[strategy.title]) <= padded * whole
     state = [r.memory["optimizer state"] for r in found[ZeRO1.title]]
     assert sum(state) == whole
     assert max(state) < whole
