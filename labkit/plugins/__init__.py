@@ -14,7 +14,6 @@
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
     standby      ranks that are spawned ahead, so that a launch does not wait for them
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
-    leaving      a rank's process that is done is gone at once
     many         more ranks than can be drawn one by one: a band, and who stands apart
     live_chart   charts that are alive in a page at once, also on a machine that is busy
     report       lines of text where nobody watches, and what stays of a run that is over
@@ -29,7 +28,7 @@ from __future__ import annotations
 
 NAMES = (
     *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
-    *("in_vain", "variables", "as_script", "standby", "not_finite", "leaving"),
+    *("in_vain", "variables", "as_script", "standby", "not_finite"),
     *("many", "live_chart", "report", "ahead", "png"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""
