@@ -414,7 +414,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "plugins": (),
         "plugins/as_script": ("bars", "children", "dynamo", "fork_server", "hooks"),
         "cluster": (
-            *("files", "name_service", "private", "rank_entry", "records", "run_directory"),
+            *("files", "private", "rank_entry", "records", "run_directory"),
             *("sender", "tcp_store"),
         ),
         "exporting": ("script",),

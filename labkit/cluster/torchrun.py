@@ -243,9 +243,8 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, rendezvous_handler_registry
 
-    from labkit.cluster.name_service import is_address, without_name_service
     from labkit.cluster.one_machine import OneMachine
-    from labkit.cluster.tcp_store import listen
+    from labkit.cluster.tcp_store import is_address, listen
 
     gc.enable()  # which `die_with_parent` has turned off
 
@@ -256,8 +255,7 @@ def be_agent() -> None:
             except OSError as error:
                 raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
             port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
-        with without_name_service(host):
-            return TCPStore(host, port, is_master=is_master, **options)
+        return TCPStore(host, port, is_master=is_master, **options)
 
     vars(c10d_rendezvous_backend)["TCPStore"] = store
     rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine(parameters.run_id))

@@ -42,7 +42,7 @@ RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strat
 RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
-    *("cluster.files", "cluster.name_service", "cluster.private", "cluster.records", "cluster.tcp_store"),
+    *("cluster.files", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
     *("benchmark", "profiling", "scaling", "scaling.cost_model"),
 }
