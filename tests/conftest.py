@@ -31,14 +31,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.plugins.ahead.charts import without_a_grammar
 from labkit.rank.private_folder import remove_left_behind
 from tests import cluster, prefork, programs, ray_nodes, workloads
 from tests.cluster import DAEMONS
 from tests.progress import FILE_S, Progress
-
-with without_a_grammar():
-    import nbformat  # noqa: F401 - by many tests, and a second sooner
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"

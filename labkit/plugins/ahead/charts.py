@@ -1,20 +1,15 @@
 """Plotly and its widgets, imported and tried before the first chart needs them.
 
-That takes half a second or more, in which every other thread of the kernel gets on slowly, because one at a time runs
-Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
-the kernel only waits for them (`LiveView`), or while the notebook is idle.
+That takes half a second; two where Jupyter's server has brought `rfc3987_syntax`, because Plotly's widgets import
+nbformat, and with it jsonschema, which parses that package's grammar. Every other thread of the kernel gets on slowly
+meanwhile, because one at a time runs Python: a run that was stopped just then took one to two seconds to end. So it is
+done while a run's ranks start, when the kernel only waits for them (`LiveView`), or while the notebook is idle.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import sys
 import threading
-import types
 from array import array
-from collections.abc import Iterator
-from typing import Any
 
 _lock = threading.Lock()
 _importing: threading.Thread | None = None
@@ -46,8 +41,7 @@ def _import() -> None:
         import ipywidgets  # noqa: F401
         import plotly.graph_objects as go
 
-        with without_a_grammar():
-            go.FigureWidget  # noqa: B018 - imported when it is first asked for
+        go.FigureWidget  # noqa: B018 - imported when it is first asked for
 
         from labkit.monitor.history import History
         from labkit.protocol.events import Log
@@ -59,30 +53,3 @@ def _import() -> None:
         charts.logged(history)
     finally:
         _done.set()  # who needs it imports it again, and gets the error
-
-
-@contextlib.contextmanager
-def without_a_grammar() -> Iterator[None]:
-    """Have whoever imports `rfc3987_syntax` meanwhile get it when he first calls it.
-
-    The problem: Plotly's widget asks for nbformat's version, that imports jsonschema, and that, where Jupyter's server
-    has brought it, a check of international addresses which parses its grammar as it is imported: 1.3 of the 1.6 s
-    that the widget takes, and nobody here checks an address. importlib's LazyLoader does not help: jsonschema takes
-    the function out at once. What still takes the time: a kernel in which somebody imports nbformat first.
-    """
-    name = "rfc3987_syntax"
-    if name in sys.modules or importlib.util.find_spec(name) is None:
-        yield
-        return
-
-    def is_valid_syntax(*args: Any) -> Any:
-        return importlib.import_module(name).is_valid_syntax(*args)
-
-    stand_in = types.ModuleType(name)
-    vars(stand_in).update(is_valid_syntax=is_valid_syntax)
-    sys.modules[name] = stand_in
-    try:
-        yield
-    finally:
-        if sys.modules.get(name) is stand_in:
-            del sys.modules[name]
