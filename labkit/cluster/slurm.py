@@ -76,7 +76,7 @@ class Slurm:
     def job(self, name: str, timeout_s: float | None) -> SlurmJob:
         """Return a job for one run or session; it is not submitted yet."""
         about = {"name": name, "timeout_s": timeout_s}
-        return SlurmJob(self.world_size, new_directory(self.folder, name), about, self)
+        return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
 
     def script(self, command: Sequence[str], name: str, output: str) -> str:
         """Return the batch script that runs a command as every rank, as text."""

@@ -316,7 +316,7 @@ class Comparison:
         if kernel.is_interactive():
             from labkit.comparing.view import View
 
-            View(self).start()
+            View(self.titles, self.runs, lambda: self.is_over, self.pictures, self.table).start()
             return
         first, *others = self.pictures()
         if self._first_picture is None:

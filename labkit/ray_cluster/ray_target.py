@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.plugins.arguments import naming
+from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob
 
@@ -97,8 +98,20 @@ class Ray:
 
     def job(self, name: str, timeout_s: float | None) -> RayJob:
         """Return a job for one run or session; it is not started yet."""
-        about = {"name": name, "timeout_s": timeout_s}
-        return RayJob(self.world_size, new_directory(self.folder, name), about, self)
+        directory = new_directory(self.folder, name)
+        orders = Orders(
+            str(directory.path),
+            self.address,
+            self.world_size,
+            self.each,
+            self.placement,
+            self.max_restarts,
+            self.grow_s,
+            self.connect_s,
+            self.runtime_env,
+            name,
+        )
+        return RayJob(orders, directory, {"name": name, "timeout_s": timeout_s})
 
     def __repr__(self) -> str:
         return f"Ray(address={self.address!r}, world_size={self.world_size}, max_restarts={self.max_restarts})"

@@ -19,7 +19,7 @@ from labkit.rank.device import place, usable_gpus
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
-from labkit.session.ranks import ReservedRank
+from labkit.session.ranks import ReservedRank, SessionFacts
 from labkit.session.turns import Turns
 from labkit.ui import kernel
 
@@ -252,6 +252,11 @@ class Session:
 
     # Looking at the ranks, and ending them
 
+    def _facts(self) -> SessionFacts:
+        return SessionFacts(
+            self.world_size, self.over, self.why_over, self.busy_with, self.idle_left_s, self.notices, self.ranks
+        )
+
     @property
     def over(self) -> bool:
         """Whether the ranks are gone, or going."""
@@ -330,7 +335,7 @@ class Session:
     def _ipython_display_(self) -> None:
         from labkit.session import view
 
-        view.show(self)
+        view.show(self._facts, self.ended, self.close)
 
     # As a holder of processes, for `labkit.processes`
 
