@@ -99,7 +99,8 @@ def launch(
         fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
     )
     plugins.first("check", asked, gpus)
-    for file in modules.edited():
+    own = modules.of_reader()
+    for file in modules.edited(own):
         warnings.warn(
             f"{file} has changed since this notebook imported it: the ranks import it as it is now, the notebook has "
             "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
@@ -125,7 +126,7 @@ def launch(
         device=device,
         spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here),
+        search=Search.here(is_here, own),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
     )

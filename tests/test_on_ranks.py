@@ -150,7 +150,7 @@ def test_a_relative_entry_of_the_path_means_the_folder_in_which_the_notebook_fou
     sys.path.insert(0, entry)
     assert importlib.import_module("settings_of_lib").name == "mine"
     monkeypatch.chdir(folder / "b")
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert all(map(os.path.isabs, search.path))
     assert imported_anew("settings_of_lib", search).name == "mine"
 
@@ -160,7 +160,7 @@ def test_a_module_that_was_found_in_an_earlier_working_folder_is_found_there(fol
     monkeypatch.chdir("lib")
     assert importlib.import_module("settings_of_lib").name == "mine"
     monkeypatch.chdir(folder / "b" / "lib")
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert search.files == {"settings_of_lib": str(folder / "a" / "lib" / "settings_of_lib.py")}
     assert imported_anew("settings_of_lib", search).name == "mine"
 
@@ -169,7 +169,7 @@ def test_a_module_that_was_loaded_from_a_path_is_found_by_its_name(folder):
     spec = importlib.util.spec_from_file_location("loaded", "lib/settings_of_lib.py")
     sys.modules["loaded"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["loaded"])
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert imported_anew("loaded", search).name == "mine"
     search._replace(files={}).take_over()
     sys.modules.pop("loaded")
@@ -192,14 +192,14 @@ def test_a_file_that_was_edited_is_named_until_it_is_reloaded(folder):
     sys.path.insert(0, "lib")
     found = importlib.import_module("settings_of_lib")
     file = folder / "a" / "lib" / "settings_of_lib.py"
-    assert modules.edited() == []
+    assert modules.edited(modules.of_reader()) == []
     file.write_text("name = 'edited'\n")
-    assert modules.edited() == [str(file)]
-    assert modules.edited() == [], "once is enough"
+    assert modules.edited(modules.of_reader()) == [str(file)]
+    assert modules.edited(modules.of_reader()) == [], "once is enough"
     importlib.reload(found)
-    assert modules.edited() == []
+    assert modules.edited(modules.of_reader()) == []
     file.write_text("name = 'edited again'\n")
-    assert modules.edited() == [str(file)]
+    assert modules.edited(modules.of_reader()) == [str(file)]
 
 
 def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypat
     importlib.import_module("settings_of_lib")
     file = folder / "a" / "lib" / "settings_of_lib.py"
     file.write_text("name = 'edited'\n")
-    assert modules.edited() == [str(file)], "Python has kept when it compiled which"
+    assert modules.edited(modules.of_reader()) == [str(file)], "Python has kept when it compiled which"
 
 
 # On reserved ranks
@@ -224,7 +224,6 @@ def watched():
     yield
     bootstrap._load_unlocked = load
     imports._changes.clear()
-    imports._files.clear()
 
 
 EFFECTS = """

@@ -41,7 +41,7 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
     finally:
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
-    private_folder.check_private(made.folder)
+    private_folder.check_rendezvous(made.folder)
     made.close()
     made.close()
     assert not made.folder.exists()
@@ -187,8 +187,8 @@ def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_ranks_do_not_meet_where_another_user_can_come(rendezvous, mode):
     rendezvous.folder.chmod(mode)
-    with pytest.raises(ValueError, match=f"is not this user's alone .*mode {mode:o}"):
-        private_folder.check_private(rendezvous.folder)
+    with pytest.raises(ValueError, match=f"others than you can reach .*mode {mode:o}"):
+        private_folder.check_rendezvous(rendezvous.folder)
 
 
 # A script's own way to the store

@@ -18,6 +18,7 @@ from labkit.plugins.collectives.mismatch import MISMATCH
 from labkit.plugins.report.lines import print_output
 from labkit.plugins.root_cause.first_to_fail import LOST_PEER
 from labkit.plugins.stacks.rank_stacks import Stacks
+from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pages import more
@@ -169,7 +170,7 @@ class CellRuns:
             cells=dict(self._cells),
             group=self._group,
             argv=kernel.command_line("ranks"),
-            search=Search.here(self._reserve.is_here),
+            search=Search.here(self._reserve.is_here, modules.of_reader()),
             device=self._device,
             spared_gpus=self._placement.spared,
         )
