@@ -93,7 +93,7 @@ def launch(
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
     interrupts.check_cell_goes_on()
-    is_here = on is None or getattr(on, "is_here", False)
+    is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = Asked(
         fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
@@ -106,11 +106,13 @@ def launch(
             "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
             stacklevel=2,
         )
-    on = None if on is None else first_ranks(on, world_size)
-    world_size = world_size or gpus or 2 if on is None else on.world_size
+    if on is not None:
+        on = on if world_size is None else on.first(world_size)
+        world_size = on.world_size
+    world_size = world_size or gpus or 2
     function = pack_call(fn, args, kwargs, shares=is_here)
-    device = device or getattr(on, "device", None)
-    placement = place(world_size, gpus, device, backend and backend.lower(), getattr(on, "reserved", 0))
+    device = device or (on.device if on else None)
+    placement = place(world_size, gpus, device, backend and backend.lower(), on.reserved if on else 0)
     job = Job(
         function=function,
         world_size=world_size,
@@ -150,8 +152,7 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     with run.companions.showing():
         try:
             watcher = present.watch(run, live, wait)
-            if hasattr(run.engine, "work"):  # in this very process, and thread
-                run.engine.work()
+            run.engine.work()
             if wait:
                 run.wait()
         except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
@@ -166,9 +167,3 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
                 watcher.finish()
     interrupts.note(run)
     return run
-
-
-def first_ranks(on: Any, world_size: int | None) -> Target:
-    """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
-    target: Target = on.first(world_size) if world_size is not None and hasattr(on, "first") else on
-    return target

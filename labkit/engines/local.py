@@ -10,6 +10,7 @@ import time
 
 import psutil
 
+from labkit.engines.base import Engine
 from labkit.engines.listener import Listener
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.protocol import events, plugins
@@ -23,16 +24,12 @@ LISTENERS_S = 2.0
 """How long threads that listen to ranks which have ended may take to notice it."""
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Starts `world_size` ranks on this machine and brings their records."""
 
-    outlives_notebook = False
-    stop_grace_s = 2.0
-    failure_grace_s = 0.4
+    sends_words = True
     stacks_s = 10.0
     """For those alone of which no companion can tell whether they will answer."""
-    quiet_s = 0.0
-    folder: None = None
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.engines.base import Target
 from labkit.plugins.arguments import naming
 from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob
 
 
-class Ray:
+class Ray(Target):
     """Where to launch: `world_size` ranks on a Ray cluster, each in a place of its own in one placement group.
 
     Args:
@@ -41,8 +42,6 @@ class Ray:
 
     Every node needs labkit, with the versions of Python and Ray that the notebook has.
     """
-
-    is_here = False
 
     def __init__(
         self,
@@ -85,12 +84,7 @@ class Ray:
         self.address, self.placement, self.max_restarts, self.folder = address, placement, max_restarts, folder
         self.grow_s, self.connect_s = grow_s, connect_s
         self.runtime_env = dict(runtime_env or {})
-        self._world_size = world_size
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._world_size
+        self.world_size = world_size
 
     def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
         """Return what carries one run."""

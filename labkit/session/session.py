@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.engines.base import Engine
+from labkit.engines.base import Engine, Target
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
 from labkit.plugins.arguments import naming
@@ -43,7 +43,7 @@ def holders() -> list[Session]:
     return list(_open)
 
 
-class Session:
+class Session(Target):
     """Reserved ranks: processes that stay, so that what is launched on them begins in tens of milliseconds.
 
     >>> ranks = labkit.Session(4)
@@ -377,7 +377,7 @@ class Session:
             )
 
 
-class FirstRanks:
+class FirstRanks(Target):
     """The first ranks of a session, as `labkit.launch` takes them."""
 
     def __init__(self, session: Session, world_size: int) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.launcher import DEFAULT_SEED, first_ranks
+from labkit.launcher import DEFAULT_SEED
 from labkit.monitor.companion import Asked
 from labkit.plugins.source import HERE
 from labkit.protocol.pages import more
@@ -90,14 +90,9 @@ def check_first_parameter(title: str, signature: inspect.Signature) -> None:
 
 def ranks_on(on: Any, world_size: Any) -> Target:
     """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
-    if not hasattr(on, "engine"):
+    if not isinstance(on, Target):
         raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
-    if hasattr(on, "first"):
-        return first_ranks(on, None if world_size is None else check_world_size(world_size, 0))
-    if world_size not in (None, on.world_size):
-        raise ValueError(f"{on!r} has {on.world_size} ranks, but world_size={world_size!r}; leave world_size away")
-    target: Target = on
-    return target
+    return on if world_size is None else on.first(check_world_size(world_size, 0))
 
 
 def check_world_size(world_size: Any, gpus: int) -> int:
