@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from labkit.engines.arguments import DEFAULT_SEED, Asked, check
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
-from labkit.monitor.companion import Asked, companions
+from labkit.monitor.companion import companions
 from labkit.monitor.run import Run
-from labkit.protocol import definitions, modules, plugins
+from labkit.protocol import definitions, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -20,13 +21,6 @@ from labkit.protocol.text import printable
 from labkit.rank import settings
 from labkit.rank.device import place, usable_gpus
 from labkit.ui import interrupts, kernel, present
-
-
-class _DefaultSeed(int):
-    """Tells the seed that nobody gave from a 0 that somebody gave."""
-
-
-DEFAULT_SEED = _DefaultSeed(0)
 
 
 def launch(
@@ -98,7 +92,7 @@ def launch(
     asked = Asked(
         fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
     )
-    plugins.first("check", asked, gpus)
+    check(asked, gpus)
     own = modules.of_reader()
     for file in modules.edited(own):
         warnings.warn(

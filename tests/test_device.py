@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from labkit import profiling
 from labkit.comparing.measuring import Observer
+from labkit.engines.arguments import check_device
 from labkit.monitor.diagnosis import RankFacts
 from labkit.monitor.state import RunState
-from labkit.plugins.arguments.checks import check_device
 from labkit.plugins.root_cause.first_to_fail import diagnose
 from labkit.profiling import Event
 from labkit.protocol import events

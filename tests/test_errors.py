@@ -24,11 +24,11 @@ from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
+from labkit.engines.arguments import naming
 from labkit.exporting import statements
 from labkit.monitor.diagnosis import RankFacts, diagnose, diagnose_own_error
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
-from labkit.plugins.arguments import naming
 from labkit.plugins.collectives.beside import Calls
 from labkit.plugins.collectives.recorder import Collectives
 from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed

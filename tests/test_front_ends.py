@@ -17,7 +17,7 @@ import nbformat
 import pytest
 
 import labkit
-from labkit.plugins.arguments import checks
+from labkit.engines import arguments as checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
@@ -163,7 +163,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("from labkit.plugins.arguments import checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("from labkit.engines import arguments as checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(

@@ -7,9 +7,9 @@ from array import array
 import pytest
 
 import labkit
+from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
-from labkit.plugins.arguments.checks import check_options
 from labkit.plugins.not_finite.finding import first
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
 from labkit.plugins.png.drawing import picture

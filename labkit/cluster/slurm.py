@@ -15,8 +15,8 @@ from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.slurm_job import SlurmJob
+from labkit.engines.arguments import naming
 from labkit.engines.base import Target
-from labkit.plugins.arguments import naming
 
 
 class Slurm(Target):

@@ -27,9 +27,9 @@ from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_dir
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
+from labkit.engines.arguments import naming
 from labkit.engines.base import Target
 from labkit.engines.spawn import in_spawner_thread
-from labkit.plugins.arguments import naming
 from labkit.rank.local_rendezvous import LocalRendezvous
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"

@@ -24,11 +24,10 @@ from typing import Any
 
 import labkit
 from labkit.cluster.slurm import Slurm
+from labkit.engines.arguments import check_first_parameter, naming
 from labkit.exporting.imports import check_origin, imported, local_file
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
-from labkit.plugins.arguments import naming
-from labkit.plugins.arguments.checks import check_first_parameter
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""

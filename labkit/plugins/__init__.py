@@ -1,6 +1,5 @@
 """What takes part in every run that is its own; any of these packages can be deleted, and the core goes on without it.
 
-    arguments    what `launch` cannot do, refused before a process exists
     reruns       a cell that is run again stops what it launched before
     tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
@@ -27,7 +26,7 @@
 from __future__ import annotations
 
 NAMES = (
-    *("arguments", "reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
+    *("reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
     *("in_vain", "variables", "as_script", "standby", "not_finite"),
     *("many", "live_chart", "report", "ahead", "png"),
 )

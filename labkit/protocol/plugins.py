@@ -4,7 +4,6 @@ A plugin is a package in `labkit.plugins`, which lists them; it takes part by fu
 says what it does, and imports the rest when that is needed. These are all there are; what no plugin has the core does
 without:
 
-    check(asked, gpus)      raises TypeError or ValueError for arguments of `labkit.launch` that are of no use
     companion(asked)        what it puts beside a run, a `labkit.monitor.companion.Companion`, or None. It hears the
                             run's events, may change its job, and says more of a failure or a wait
     rank_hooks()            what it does in each rank, a `labkit.protocol.job.RankHooks` from the plugin's `hooks`

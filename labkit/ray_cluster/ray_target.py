@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.engines.arguments import naming
 from labkit.engines.base import Target
-from labkit.plugins.arguments import naming
 from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob

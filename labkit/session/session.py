@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.engines.arguments import naming
 from labkit.engines.base import Engine, Target
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
-from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
@@ -88,7 +88,7 @@ class Session(Target):
         on: Slurm | Torchrun | Ray | None = None,
         device: str | None = None,
     ) -> None:
-        from labkit.plugins.arguments.checks import check_backend, check_device, check_world_size, ranks_on
+        from labkit.engines.arguments import check_backend, check_device, check_world_size, ranks_on
 
         with naming("bad_argument"):
             if isinstance(on, Session):

@@ -1,7 +1,11 @@
-"""What `labkit.launch` and its like can do with what they are given."""
+"""The arguments of `labkit.launch` and its like, checked before any process exists.
+
+What is wrong is refused in words: what was found, what was expected, and the page that says what to do.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -11,21 +15,58 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.launcher import DEFAULT_SEED
-from labkit.monitor.companion import Asked
-from labkit.plugins.source import HERE
+from labkit.protocol.modules import HERE
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import name_of
 
 
+class _DefaultSeed(int):
+    """Tells the seed that nobody gave from a 0 that somebody gave."""
+
+
+DEFAULT_SEED = _DefaultSeed(0)
+
+
+class Asked(NamedTuple):
+    """The arguments of one `labkit.launch`."""
+
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    world_size: Any = 0
+    live: bool | None = None
+    wait: bool = True
+    log_to: Any = None
+    trace: Any = None
+    backend: Any = None
+    timeout_s: Any = None
+    seed: Any = None
+    name: Any = None
+    on: Any = None
+    watch: Any = None
+    device: Any = None
+
+
+@contextlib.contextmanager
+def naming(page: str) -> Iterator[None]:
+    """Have a TypeError or ValueError that is raised in here name its page, unless it does already."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "labkit.errors." not in str(error):
+            error.args = (f"{error}\n{more(page)}",)
+        raise
+
+
+@naming("bad_argument")
 def check(asked: Asked, gpus: int | None) -> None:
-    """Raise TypeError or ValueError for what `labkit.launch` cannot do."""
+    """Raise TypeError or ValueError for what `labkit.launch` cannot do; `gpus` are this machine's, None for others."""
     own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
     own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}
     own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace", "device")}
