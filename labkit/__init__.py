@@ -21,13 +21,13 @@ These are the core. Each room imports only those below it in this list, and none
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`, `results`; `diagnosis` says why it failed; `companion` is what a plugin puts
                  beside one
-    engines      where ranks come from: `local`, by `spawn`
+    engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
                  `pages` names the page of an error, and `plugins` asks those that take part in a run
 
 The wings can be deleted one by one. Those in `plugins`, which lists them, take part in every run that is theirs: who
-failed first, why a run hangs, standby ranks, `breakpoint()`, traces, trackers and more. The others:
+failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
@@ -79,6 +79,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.comparing.comparison import Comparison as Comparison
     from labkit.comparing.launching import compare as compare
     from labkit.comparing.sorting import sortable as sortable
+    from labkit.engines import standby as standby
     from labkit.exercises.checking import check as check
     from labkit.exercises.predicting import predict as predict
     from labkit.exporting.exporter import export as export
@@ -91,7 +92,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
-    from labkit.plugins import standby as standby
     from labkit.plugins import tracking as tracking
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
@@ -131,7 +131,8 @@ _HOMES = {
 _MODULES = {
     **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "exercises", "integrations", "pitfalls")},
     **{name: name for name in ("profiling", "scaling", "strategies", "transformer")},
-    **{name: f"plugins.{name}" for name in ("standby", "tracking")},
+    "standby": "engines.standby",
+    "tracking": "plugins.tracking",
     **{name: f"lessons.{name}" for name in ("course", "datasets", "models", "pictures")},
 }
 """… and the public modules, whose names are shorter than their paths."""

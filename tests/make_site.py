@@ -45,7 +45,7 @@ SHOWN = {
     "plugins.many.searching": ("Found",),
     "plugins.stacks.rank_stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
-    "plugins.standby": ("memory", "off", "on", "pids"),
+    "engines.standby": ("memory", "off", "on", "pids"),
     "plugins.tracing.trace": ("Trace",),
 }
 """What readers use of modules that are not public, or not all of it: what public functions return, most of all. By a

@@ -10,10 +10,11 @@ import time
 
 import psutil
 
+from labkit.engines import standby
 from labkit.engines.base import Engine
 from labkit.engines.listener import Listener
-from labkit.engines.spawn import RankProcess, spawn
-from labkit.protocol import events, plugins
+from labkit.engines.spawn import RankProcess
+from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.rank.local_rendezvous import LocalRendezvous
 
@@ -159,14 +160,12 @@ class LocalEngine(Engine):
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
-        ranks: list[RankProcess] = next(iter(plugins.those_with("take_ranks")), spawn)(self.world_size)
-        return ranks
+        return standby.take(self.world_size)
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
         with contextlib.ExitStack() as last:
-            for done in plugins.those_with("ranks_done"):
-                last.callback(done, self.world_size)
+            last.callback(standby.done, self.world_size)
             for process in ranks:
                 last.callback(process.close)
 

@@ -11,7 +11,6 @@
     in_vain      a stop does not wait for ranks that wait for what cannot come
     variables    what variables were when a rank failed
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
-    standby      ranks that are spawned ahead, so that a launch does not wait for them
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
     many         more ranks than can be drawn one by one: a band, and who stands apart
     live_chart   charts that are alive in a page at once, also on a machine that is busy
@@ -27,7 +26,7 @@ from __future__ import annotations
 
 NAMES = (
     *("reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
-    *("in_vain", "variables", "as_script", "standby", "not_finite"),
+    *("in_vain", "variables", "as_script", "not_finite"),
     *("many", "live_chart", "report", "ahead", "png"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

@@ -9,8 +9,6 @@ without:
     rank_hooks()            what it does in each rank, a `labkit.protocol.job.RankHooks` from the plugin's `hooks`
     rank_begins()           prepares a rank's process, before it has any work, and
     rank_waits()            uses the time while it has none
-    take_ranks(count)       processes that are ready to be a run's ranks, and
-    ranks_done(count)       hears when they have ended
     history(world_size)     what takes in the log calls of so many ranks,
     asking(run)             its part of the live view, and
     search_output(…, words) the lines of output with certain words in them, each with its ranks

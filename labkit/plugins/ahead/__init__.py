@@ -36,15 +36,15 @@ def charts_are_ready() -> bool:
 
 
 def _get(is_interactive: bool) -> None:
+    from labkit.engines import standby
     from labkit.ui import kernel
 
-    standby, live_chart, png = map(_plugin, ("standby", "live_chart", "png"))
-    if standby is not None:
-        if (shell := kernel.shell()) is not None:
-            shell.events.register("post_run_cell", lambda _: standby.renew())
-        if is_interactive:
-            standby.ahead_of_the_first_launch()
-        standby.idle.wait()
+    live_chart, png = map(_plugin, ("live_chart", "png"))
+    if (shell := kernel.shell()) is not None:
+        shell.events.register("post_run_cell", lambda _: standby.renew())
+    if is_interactive:
+        standby.ahead_of_the_first_launch()
+    standby.idle.wait()
     importlib.import_module("labkit.plugins.ahead.charts").wait()
     # Where a person watches, the browser draws, and nobody needs a picture.
     if (draws := live_chart if is_interactive else png) is not None:

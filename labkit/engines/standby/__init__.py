@@ -23,11 +23,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from labkit.plugins.standby import idle
+from labkit.engines.standby import idle
+from labkit.protocol.system import unique_bytes
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
-    from labkit.process_table.holders import HeldProcess
 
 KEEP_S = 900.0
 """How long unused standby ranks are kept."""
@@ -109,8 +109,6 @@ def warm() -> bool:
 
 def memory() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    from labkit.process_table.holders import unique_bytes
-
     return [unique_bytes(pid) for pid in pids()]
 
 
@@ -256,31 +254,16 @@ def _drop() -> None:
             _ready.pop().close()
 
 
-class _Standby:
-    """The standby ranks as a holder of processes."""
-
-    def processes(self) -> list[HeldProcess]:
-        from labkit.process_table.holders import held
-
-        with _lock:
-            _look_who_is_warm()
-            there = [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
-        return [one for pid, state in there for one in held("standby", "", None, pid, state, self)]
-
-    def end(self, pid: int) -> None:
-        with _lock:
-            for process in [one for one in _ready if one.pid == pid]:
-                _ready.remove(process)
-                process.close()
+def listed() -> list[tuple[int, str]]:
+    """Return the process id of each rank that stands by, and whether it is "importing" or "ready"."""
+    with _lock:
+        _look_who_is_warm()
+        return [(one.pid, "importing" if one in _importing else "ready") for one in _ready if one.is_alive]
 
 
-_holder = _Standby()
-
-
-def holders() -> list[_Standby]:
-    """Return what has the processes that stand by, for `labkit.processes`."""
-    return [_holder]
-
-
-# By these names the core asks for them; see `labkit.protocol.plugins`.
-take_ranks, ranks_done = take, done
+def end(pid: int) -> None:
+    """End the standby rank with this process id, if there is one."""
+    with _lock:
+        for process in [one for one in _ready if one.pid == pid]:
+            _ready.remove(process)
+            process.close()
