@@ -23,11 +23,11 @@ from labkit.plugins.grouping import rank_list
 from labkit.plugins.many import FEW, band, many_history
 from labkit.plugins.many import listing as many
 from labkit.plugins.many.searching import search
-from labkit.plugins.png.drawing import picture
 from labkit.plugins.report import summary
 from labkit.plugins.stacks.rank_stacks import RankStack, Stacks
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
 from labkit.ui import charts, kernel, live
+from labkit.ui.pictures import picture
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 

@@ -13,9 +13,8 @@ import ipywidgets as widgets
 
 from labkit.comparing.reading import HERE, ON_DEVICES, measured
 from labkit.monitor.run import Run
-from labkit.plugins.ahead import charts as ahead
 from labkit.plugins.report import summary
-from labkit.ui import kernel
+from labkit.ui import kernel, prewarm
 
 LOG = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class View(threading.Thread):
     def run(self) -> None:
         """Draw until nothing is going on any more."""
         self._say()  # drawing may first have to be imported
-        ahead.wait()
+        prewarm.wait()
         while not self._is_over():
             began_s = time.monotonic()
             self._attempt()

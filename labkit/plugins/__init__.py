@@ -13,10 +13,8 @@
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
     many         more ranks than can be drawn one by one: a band, and who stands apart
-    live_chart   charts that are alive in a page at once, also on a machine that is busy
     report       lines of text where nobody watches, and what stays of a run that is over
     ahead        what the first launch and chart need, got while the reader reads
-    png          charts as pictures, where nobody watches
 
 `labkit.protocol.plugins` says by which functions they take part, and asks them. Two modules are shared by several:
 `source`, whose a source file is, and `grouping`, ranks of which the same is said.
@@ -27,6 +25,6 @@ from __future__ import annotations
 NAMES = (
     *("reruns", "tracking", "tracing", "debugging", "root_cause", "stacks", "collectives", "stopping"),
     *("in_vain", "variables", "as_script", "not_finite"),
-    *("many", "live_chart", "report", "ahead", "png"),
+    *("many", "report", "ahead"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

@@ -13,15 +13,12 @@ without:
     asking(run)             its part of the live view, and
     search_output(…, words) the lines of output with certain words in them, each with its ranks
     remark(history)         what is to be said of the values, and marked in the chart: `name`, `said`, `mark(…)`
-    charts_are_ready()      whether a chart can be drawn without an import; begins it where nobody has
-    live_chart(figure)      a widget that shows a Plotly figure
     diagnose(ranks, …)      which rank of a run that failed was the first to fail, and why, and
     others(ranks, blamed)   what became of each of the others, in lines
     stacks(run)             where a run's ranks stand just now
     unsendable(fn, …)       which value of a call cannot be pickled, why, and what to do, in words
     print_lines(run, …)     what prints how a run goes, where nobody watches it, and
     summarize(run)          what it has come to, by MIME type
-    picture(figure)         a Plotly figure as a PNG, for where no browser draws
 
 Of several that could do the same, the first does.
 """

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-def live_chart(figure: go.Figure) -> Any:
-    """Return a widget that shows a figure, and what it becomes; None where Plotly does without anywidget."""
+def chart_widget(figure: go.Figure) -> Any:
+    """Return a widget that shows a figure, and what it becomes."""
     import anywidget
     import plotly.graph_objects as go
 
     if not issubclass(go.FigureWidget, anywidget.AnyWidget):  # Plotly 5, which hosted notebooks have
-        return None
-    from labkit.plugins.live_chart.widget import LiveChart
+        return go.FigureWidget(figure)
+    from labkit.ui.live_chart.widget import LiveChart
 
     return LiveChart(figure)
 
@@ -29,5 +29,4 @@ def get_ready() -> None:
 
     from labkit.ui import widgets
 
-    if (chart := live_chart(go.Figure())) is not None:
-        widgets.close_later([chart], has_answered=False)
+    widgets.close_later([chart_widget(go.Figure())], has_answered=False)

@@ -9,6 +9,7 @@ titles, notes, lines across a panel, logarithmic axes. What else Plotly can do i
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 import re
 from typing import Any
@@ -24,8 +25,19 @@ Places = dict[str, dict[Any, int]]
 """Where the categories of an axis, such as "x2", stand on it."""
 
 
+def get_ready() -> None:
+    """Import what the first picture needs."""
+    if has_matplotlib():
+        import PIL.Image  # noqa: F401
+
+
+def has_matplotlib() -> bool:
+    """Return whether pictures can be drawn here."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def picture(figure: go.Figure) -> bytes:
-    """Return a small PNG of a Plotly figure, 760 px wide."""
+    """Return a small PNG of a Plotly figure, 760 px wide. Raises ModuleNotFoundError without Matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
