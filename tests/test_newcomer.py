@@ -160,9 +160,11 @@ def open_lesson(command, folder, newcomer, *, network=False, **settings):
 def works(course, reader):
     """Import, launch, and the first lesson, in the folder that holds the course's."""
     holds = course.folder.parent
-    found = reader.run(f"{course.python} train.py", holds, timeout_s=LONG_S).split()
+    found = reader.run(f"{course.python} train.py", holds, timeout_s=5 * LONG_S).split()
     assert found == [str(course.folder / "labkit" / "__init__.py")]
-    found = reader.run(f"{course.python} -c 'import labkit; print(labkit.launch.__name__)'", holds, timeout_s=LONG_S)
+    found = reader.run(
+        f"{course.python} -c 'import labkit; print(labkit.launch.__name__)'", holds, timeout_s=5 * LONG_S
+    )
     assert found == "launch\n"
     executed = reader.home / "00.ipynb"
     lesson = f"notebooks/00_start_here.ipynb '{executed}' --cwd notebooks"
@@ -196,7 +198,7 @@ def test_a_reader_who_cannot_write_to_the_course_opens_and_runs_it(course):
         path.chmod(mode & ~0o222)
     try:
         with pytest.raises(AssertionError, match="Permission denied"):
-            reader.run("touch notebooks/file", course.folder, timeout_s=LONG_S)
+            reader.run("touch notebooks/file", course.folder, timeout_s=5 * LONG_S)
         open_lesson(NO_BROWSER, course.folder, reader)
         works(course, reader)
     finally:
