@@ -71,7 +71,7 @@ def error_pages() -> list[str]:
 
 
 class ModulePage(pdoc.doc.Module):
-    """A module under the name by which readers know it: `labkit.datasets`, wherever it lies."""
+    """A module under the name by which readers know it: `labkit.standby`, wherever it lies."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         super().__init__(module)

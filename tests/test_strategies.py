@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import course
 import labkit
+from course.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
+from course.strategies.base import equal_part, layers, split_stages
 from labkit import benchmark, profiling
-from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
-from labkit.strategies.base import equal_part, layers, split_stages
 from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
@@ -24,7 +25,7 @@ BATCH_SIZE = 24
 
 def network(seed):
     torch.manual_seed(seed)
-    return labkit.models.ConvNet().double()
+    return course.models.ConvNet().double()
 
 
 def batches(device, seed):
@@ -244,10 +245,10 @@ def test_a_batch_that_cannot_be_cut_equally_is_refused():
 
 
 def test_a_network_is_cut_where_layers_have_parameters():
-    whole = labkit.models.ConvNet()
+    whole = course.models.ConvNet()
     assert [name for name, _ in layers(whole)][:2] == ["features.conv1", "features.pool1"]
     for parts in (1, 2, 3, 4):
-        stages = split_stages(labkit.models.ConvNet(), parts)
+        stages = split_stages(course.models.ConvNet(), parts)
         assert all(any(True for _ in stage.parameters()) for stage in stages)
         names = [name for stage in stages for name in stage.full_names()]
         assert names == list(whole.state_dict())

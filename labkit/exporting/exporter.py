@@ -24,7 +24,7 @@ from typing import Any
 
 import labkit
 from labkit.cluster.slurm import Slurm
-from labkit.exporting.imports import check_origin, imported, local_file
+from labkit.exporting.imports import check_origin, imported, local_file, local_modules
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.plugins.arguments import naming
@@ -38,13 +38,13 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations"}
 RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
     *("cluster.files", "cluster.name_service", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
-    *("benchmark", "profiling", "scaling", "scaling.cost_model"),
+    *("comparing", "comparing.strategy", "profiling", "scaling"),
 }
 """Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""
 
@@ -90,13 +90,14 @@ def export(
         on = on or Slurm(nodes=1, ranks_per_node=2)
         script = Script(fn, arguments)
         text = script.text(seed)
-        copied = _local_files(text, fn.__name__)
+        copied, data = _local_files(text, fn.__name__)
         carried = _carried([text, *copied.values()], fn.__name__)
         files: dict[str, bytes] = {
             "train.py": text.encode(),
             "job.sbatch": _batch_script(on, fn.__name__).encode(),
             "submit_ray.py": _ray_script(on).encode(),
             **{name: content.encode() for name, content in copied.items()},
+            **data,
             **carried,
         }
         # What runs on Ray needs Ray, which is there.
@@ -153,24 +154,53 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
         ) from None
 
 
-def _local_files(text: str, title: str) -> dict[str, str]:
-    """Return the reader's own modules that the script imports, and those that they import: {file name: text}."""
+MOST_DATA_BYTES = 32 << 20
+"""Of the files that are no Python in the folders of the reader's packages."""
+
+
+def _local_files(text: str, title: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return the reader's own modules that the script imports, and those that they import: {file name: text}.
+
+    And what else lies in the folders of those that are packages: {file name: content}. Raises ValueError where that
+    is more than `MOST_DATA_BYTES`.
+    """
     files: dict[str, str] = {}
+    data: dict[str, bytes] = {}
     todo = [text]
     while todo:
-        for module in sorted(imported(todo.pop())):
-            top = module.partition(".")[0]
-            file = local_file(top)
-            if file is None or f"{top}.py" in files:
+        for name in sorted(imported(todo.pop())):
+            top = name.partition(".")[0]
+            if (place := local_file(top)) is None:
                 continue
             check_origin(top, f"{title} cannot be exported: it imports")
             if top == "train":
                 raise ValueError(
-                    f"{title} cannot be exported: it imports {file}, but the script is called train.py too"
+                    f"{title} cannot be exported: it imports {place}, but the script is called train.py too"
                 )
-            files[f"{top}.py"] = file.read_text()
-            todo.append(files[f"{top}.py"])
-    return files
+            for _, file in local_modules(name):
+                inside = str(file.relative_to(place.parent))
+                if inside in files:
+                    continue
+                files[inside] = file.read_text()
+                todo.append(files[inside])
+                if file.name == "__init__.py":
+                    data |= {str(each.relative_to(place.parent)): each.read_bytes() for each in _data_of(file.parent)}
+    return files, data
+
+
+def _data_of(package: Path) -> list[Path]:
+    """Return the files of a package that are no modules, its subpackages' excluded. Raises ValueError for too many."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(package):
+        here = Path(folder)
+        folders[:] = [f for f in folders if f[0] not in "._" and not (here / f / "__init__.py").exists()]
+        found += [here / name for name in names if name[0] != "." and not name.endswith((".py", ".pyc"))]
+    if (size := sum(file.stat().st_size for file in found)) > MOST_DATA_BYTES:
+        raise ValueError(
+            f"the package {package} holds {size >> 20:,} MiB of other files, too many to copy (the most is "
+            f"{MOST_DATA_BYTES >> 20} MiB). Keep data elsewhere, and pass the path as an argument"
+        )
+    return found
 
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
@@ -193,7 +223,7 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
             continue
         files[name] = path.read_bytes()
         if module == "lessons.datasets":
-            files |= {f"labkit/lessons/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
+            files |= {f"notebooks/course/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
         todo += sorted(_labkit_modules(files[name].decode()))
         if "." in module:
             todo.append(f"labkit.{module.rpartition('.')[0]}")

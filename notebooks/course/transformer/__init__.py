@@ -1,0 +1,72 @@
+"""One small GPT, and every way to train it in parallel: a strategy a file, each the step of one process.
+
+    gpt                 the model, its text, its loss, what it writes; `experts` a mixture of experts in it
+    base                what its strategies have in common: parts of batch and sequence, losses over ragged sequences
+    ddp, zero, fsdp     the whole network on every rank; its optimizer's state shared out; everything shared out
+    tensor_parallel     layers cut, by heads, units and vocabulary; `sequence_parallel` what lies between them, too
+    context_parallel    the sequence cut; `ring_attention` is how it still sees all of itself
+    recomputation       activations computed twice rather than kept; `mixed_precision` products of 16 bits
+    pipelines           blocks in a row over the ranks: GPipe, 1F1B, interleaved, zero bubble
+    expert_parallel     experts shared out
+    combinations        two at once, on a square of ranks, and three, on a cube
+
+`ALL` has the strategies by title. They are `course.strategies.Strategy`s, for `labkit.benchmark.run_strategy`.
+"""
+
+from __future__ import annotations
+
+from course.transformer.base import GPTStrategy
+from course.transformer.combinations import DataParallelPipeline, DataPipelineTensorParallel, FSDP2TensorParallel
+from course.transformer.context_parallel import ContextParallel, ContextParallelInOrder
+from course.transformer.ddp import DDP
+from course.transformer.expert_parallel import ExpertParallel
+from course.transformer.fsdp import FSDP2, FSDP2Kept
+from course.transformer.gpt import GPT, IGNORED, batches, mean_loss, text, words_share, write
+from course.transformer.mixed_precision import BF16
+from course.transformer.pipelines import GPipe, Interleaved, OneFOneB, ZeroBubble
+from course.transformer.recomputation import Recomputation
+from course.transformer.sequence_parallel import SequenceParallel
+from course.transformer.tensor_parallel import TensorParallel
+from course.transformer.zero import ZeRO1
+
+OneProcess = GPTStrategy
+
+ALL: dict[str, type[GPTStrategy]] = {
+    strategy.title: strategy
+    for strategy in (
+        OneProcess,
+        DDP,
+        ZeRO1,
+        FSDP2,
+        FSDP2Kept,
+        TensorParallel,
+        SequenceParallel,
+        ContextParallel,
+        ContextParallelInOrder,
+        Recomputation,
+        BF16,
+        GPipe,
+        OneFOneB,
+        Interleaved,
+        ZeroBubble,
+        ExpertParallel,
+        FSDP2TensorParallel,
+        DataParallelPipeline,
+        DataPipelineTensorParallel,
+    )
+}
+"""Every strategy by its title, in the order in which the lessons meet them."""
+
+__all__ = [
+    "ALL",
+    "GPT",
+    "IGNORED",
+    "GPTStrategy",
+    "OneProcess",
+    "batches",
+    "mean_loss",
+    "text",
+    "words_share",
+    "write",
+    *(s.__name__ for s in ALL.values() if s is not GPTStrategy),
+]
