@@ -11,7 +11,7 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run
-from labkit.protocol import definitions, modules, plugins
+from labkit.protocol import definitions, module_archives, modules, plugins
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -125,7 +125,7 @@ def launch(
         device=device,
         spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here),
+        search=Search.here(is_here, archives=None if getattr(on, "has_files", True) else module_archives.pack()),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
     )

@@ -42,6 +42,8 @@ class Ray:
     """
 
     is_here = False
+    has_files = False
+    """Whether its ranks see the notebook's files."""
 
     def __init__(
         self,
