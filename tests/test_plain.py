@@ -86,7 +86,7 @@ def apart(some, others):
 def test_each_script_is_shown_by_a_lesson_and_needs_no_labkit():
     shown = "\n".join(cell.source for lesson in LESSONS for cell in nbformat.read(lesson, as_version=4).cells)
     for script in PLAIN:
-        assert len(re.findall(rf'labkit\.course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
+        assert len(re.findall(rf'course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
         assert "labkit" not in script.read_text()
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from labkit import Strategy
 from labkit.profiling import counted_too
 
+LESSON = "04"
+
 
 class ThreadedDataParallel(nn.Module):
     """`nn.DataParallel`'s four steps on the CPU, in threads: scatter, replicate, apply, gather.

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course.strategies.base import DataParallelStrategy
 
+LESSON = "06"
+
 
 class DDP(DataParallelStrategy):
     """DDP as it comes."""

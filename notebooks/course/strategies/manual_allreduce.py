@@ -7,6 +7,8 @@ import torch.distributed as dist
 
 from course.strategies.base import DataParallelStrategy
 
+LESSON = "05"
+
 
 class ManualAllReduce(DataParallelStrategy):
     """One all-reduce per parameter (https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html)."""

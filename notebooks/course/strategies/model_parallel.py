@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course.strategies.base import StageStrategy, equal_part, split_stages
 
+LESSON = "07"
+
 
 class ModelParallel(StageStrategy):
     """Each rank holds a stage; outputs travel forward, gradients travel back, and all but one rank wait."""

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from course.strategies.base import StageStrategy, split_stages
 
+LESSON = "08"
+
 
 class GPipe(StageStrategy):
     """All micro-batches forward, then all backward."""

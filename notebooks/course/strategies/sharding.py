@@ -17,6 +17,8 @@ from course.strategies.base import DataParallelStrategy, equal_part, has_paramet
 from course.strategies.ddp import DDP
 from labkit.profiling import size_bytes
 
+LESSON = "09"
+
 
 def zero_redundancy(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Return PyTorch's `ZeroRedundancyOptimizer` of what is a `functools.partial` of an optimizer's class."""

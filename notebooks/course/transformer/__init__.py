@@ -10,63 +10,40 @@
     expert_parallel     experts shared out
     combinations        two at once, on a square of ranks, and three, on a cube
 
-`ALL` has the strategies by title. They are `course.strategies.Strategy`s, for `labkit.benchmark.run_strategy`.
+`ALL` has the strategies by title, in the order in which the lessons meet them: those of every file of this folder that
+has a `LESSON`. Each is a name of this package, too. They are `labkit.Strategy`s, for `labkit.benchmark.run_strategy`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from course.registry import strategies
 from course.transformer.base import GPTStrategy
-from course.transformer.combinations import DataParallelPipeline, DataPipelineTensorParallel, FSDP2TensorParallel
-from course.transformer.context_parallel import ContextParallel, ContextParallelInOrder
-from course.transformer.ddp import DDP
-from course.transformer.expert_parallel import ExpertParallel
-from course.transformer.fsdp import FSDP2, FSDP2Kept
 from course.transformer.gpt import GPT, IGNORED, batches, mean_loss, text, words_share, write
-from course.transformer.mixed_precision import BF16
-from course.transformer.pipelines import GPipe, Interleaved, OneFOneB, ZeroBubble
-from course.transformer.recomputation import Recomputation
-from course.transformer.sequence_parallel import SequenceParallel
-from course.transformer.tensor_parallel import TensorParallel
-from course.transformer.zero import ZeRO1
 
 OneProcess = GPTStrategy
 
-ALL: dict[str, type[GPTStrategy]] = {
-    strategy.title: strategy
-    for strategy in (
-        OneProcess,
-        DDP,
-        ZeRO1,
-        FSDP2,
-        FSDP2Kept,
-        TensorParallel,
-        SequenceParallel,
-        ContextParallel,
-        ContextParallelInOrder,
-        Recomputation,
-        BF16,
-        GPipe,
-        OneFOneB,
-        Interleaved,
-        ZeroBubble,
-        ExpertParallel,
-        FSDP2TensorParallel,
-        DataParallelPipeline,
-        DataPipelineTensorParallel,
-    )
-}
-"""Every strategy by its title, in the order in which the lessons meet them."""
+ALL = strategies(__name__, __path__, OneProcess)
+"""Every strategy by its title."""
+
+_BY_NAME = {strategy.__name__: strategy for strategy in ALL.values()}
 
 __all__ = [
     "ALL",
     "GPT",
     "IGNORED",
-    "GPTStrategy",
     "OneProcess",
     "batches",
     "mean_loss",
     "text",
     "words_share",
     "write",
-    *(s.__name__ for s in ALL.values() if s is not GPTStrategy),
+    *_BY_NAME,
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BY_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return _BY_NAME[name]

@@ -17,6 +17,8 @@ from course.transformer.pipelines import OneFOneB
 from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
 from labkit.profiling import local, size_bytes
 
+LESSON = "24"
+
 
 class FSDP2TensorParallel(TensorParallel):
     """Tensor parallel in pairs of ranks, which are neighbours; what is left, sharded over the pairs."""

@@ -11,6 +11,8 @@ from course.transformer.base import DataParallelGPT, ring
 from course.transformer.gpt import GPT
 from labkit.profiling import size_bytes
 
+LESSON = "21"
+
 
 class FSDP2(DataParallelGPT):
     """PyTorch's `fully_shard` of every block and of the whole; after its forward a block forgets what it gathered."""

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from course.transformer.ddp import DDP
 
+LESSON = "21"
+
 
 class BF16(DDP):
     """PyTorch's `autocast` to bfloat16 around the forward pass, in DDP.

@@ -11,6 +11,8 @@ from course.transformer.base import ring
 from course.transformer.ddp import DDP
 from labkit.profiling import size_bytes
 
+LESSON = "21"
+
 
 class ZeRO1(DDP):
     """PyTorch's `ZeroRedundancyOptimizer`: each rank steps its parameters and broadcasts them."""
