@@ -15,7 +15,9 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +27,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import course
 import labkit
+
+sys.path.append(str(Path(__file__).parents[2] / "notebooks"))  # where the course lies
+
+import course  # noqa: E402
 
 BATCH_SIZE, LR, EPOCHS, WORLD_SIZE = 48, 0.03, 2, 2
 
