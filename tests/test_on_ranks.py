@@ -500,6 +500,10 @@ ROWS = {
     "tensors on a GPU": ("pickling", "test_a_tensor_of_another_device_goes_to_that_of_who_receives_it"),
     "functions with decorators": ("twins", "decorates functions with what pickles by name"),
     "imported modules": ("twins", "uses a module that was loaded from a path"),
+    "your own modules, on Ray": (
+        "ray",
+        "test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files",
+    ),
     "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),
     "modules imported for effect": (
         "on_ranks",

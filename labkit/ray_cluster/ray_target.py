@@ -38,7 +38,8 @@ class Ray:
             notebook's folder along, {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
-    Every node needs labkit, with the versions of Python and Ray that the notebook has.
+    Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
+    that the notebook has imported come along (`help("labkit.on_ranks")`).
     """
 
     is_here = False
