@@ -403,7 +403,7 @@ PACKAGE = {
     """,
     "settings.py": "LR = 0.1",
     "unused.py": "raise RuntimeError",
-    "table.csv": "1,2",
+    "table.csv": "api_key = 'AKIAABCDEFGHIJKLMNOP'",
     "inner/__init__.py": "",
     "inner/later.py": "import psutil\nfrom my_package import settings\n\ndef step():\n    return settings.LR",
     "inner/data/weights.bin": "0",
@@ -414,19 +414,20 @@ PACKAGE = {
 
 
 def test_of_the_readers_own_package_the_modules_that_are_used_are_copied_with_their_data(
-    exported, tmp_path, monkeypatch
+    exported, package_folder, tmp_path, monkeypatch
 ):
     for name, text in PACKAGE.items():
-        (tmp_path / "my_package" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "my_package" / name).write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(tmp_path)
+        (package_folder / "my_package" / name).parent.mkdir(parents=True, exist_ok=True)
+        (package_folder / "my_package" / name).write_text(textwrap.dedent(text))
     imports.local_file.cache_clear()
-    exported("import my_package", TRAIN.format("my_package.step()"))
+    with pytest.warns(UserWarning, match="my_package/table.csv, copied as it is, has what looks like a secret"):
+        exported("import my_package", TRAIN.format("my_package.step()"))
     job = tmp_path / "job"
     copied = {str(path.relative_to(job / "my_package")) for path in (job / "my_package").rglob("*") if path.is_file()}
     used = {"__init__.py", "settings.py", "inner/__init__.py", "inner/later.py"}
     assert copied == used | {"table.csv", "inner/data/weights.bin"}
     assert "psutil==" in (job / "requirements.txt").read_text()
+    assert "\nmy_package/       yours, as it is beside the notebook\n" in (job / "README.txt").read_text()
     monkeypatch.setattr("labkit.exporting.exporter.MOST_DATA_BYTES", 2)
     with pytest.raises(ValueError, match=r"the package .*my_package holds 0 MiB of other files, too many to copy"):
         exported(TRAIN.format("my_package.LR"))
@@ -447,7 +448,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         ),
         "rank": (
             *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
-            *("notebook_main", "settings"),
+            *("carried_modules", "notebook_main", "settings"),
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "plugins": (),

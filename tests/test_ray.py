@@ -71,15 +71,14 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
 
 
 @pytest.mark.spawns
-def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(launch, tmp_path, monkeypatch):
-    package = tmp_path / "lay_there"
+def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(launch, package_folder, monkeypatch):
+    package = package_folder / "lay_there"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "table.csv").write_text("1,2")
     (package / "inner.py").write_text(
         "from pathlib import Path\ndef table():\n    return (Path(__file__).parent / 'table.csv').read_text()\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("lay_there")
     archives = module_archives.pack()
     monkeypatch.setattr(module_archives, "pack", lambda: archives)
@@ -88,7 +87,6 @@ def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(l
     run.wait(LONG_S)
     assert [found for found, _ in run.results] == ["1,2"] * 2
     assert not any(Path(where).exists() for _, where in run.results), "it has gone with the ranks"
-    monkeypatch.delitem(sys.modules, "lay_there")
 
 
 # What cannot be

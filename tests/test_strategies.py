@@ -142,14 +142,13 @@ class Shared(Strategy):  # has no title of its own
 """
 
 
-def test_a_file_with_a_lesson_is_all_that_a_new_strategy_takes(tmp_path, monkeypatch):
-    package = tmp_path / "some_strategies"
+def test_a_file_with_a_lesson_is_all_that_a_new_strategy_takes(package_folder):
+    package = package_folder / "some_strategies"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "base.py").write_text("from labkit import Strategy\nclass Base(Strategy):\n    title = 'base'\n")
     (package / "later.py").write_text(NEW.format(name="Later", title="later").replace("05", "07"))
     (package / "sooner.py").write_text(NEW.format(name="Sooner", title="sooner"))
-    monkeypatch.syspath_prepend(tmp_path)
     found = registry.strategies("some_strategies", [str(package)], OneProcess)
     assert list(found) == ["one process", "sooner", "later"]
     (package / "twice.py").write_text(NEW.format(name="Twice", title="later"))

@@ -29,6 +29,7 @@ from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.plugins.arguments import naming
 from labkit.plugins.arguments.checks import check_first_parameter
+from labkit.protocol.redaction import redact
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -64,7 +65,8 @@ def export(
 
     The folder holds `train.py` (the function and all that it uses, as source), `job.sbatch`, `submit_ray.py` for a Ray
     cluster, `requirements.txt` with the versions installed here, `README.txt` with the commands, and in `labkit/` what
-    a rank needs of this package. It can be copied anywhere. With as many ranks, and as many threads on each, it ends
+    a rank needs of this package; modules and packages of your own lie beside them, of a package what is used, with the
+    data in its folders. It can be copied anywhere. With as many ranks, and as many threads on each, it ends
     with the notebook's weights.
 
     The function's parameters become options of the script: `torchrun … train.py --epochs 3`, `sbatch job.sbatch -e 3`.
@@ -103,23 +105,35 @@ def export(
         # What runs on Ray needs Ray, which is there.
         sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
         files["requirements.txt"] = _requirements(sources).encode()
-        files["README.txt"] = _readme(fn.__name__, script.environment).encode()
+        files["README.txt"] = _readme(fn.__name__, script.environment, {*copied, *data}).encode()
         written = _write(Path(folder), files)
-    _warn_of_secrets(script.environment, copied)
+    _warn_of_secrets(script.environment, copied, _texts_of(data))
     return written
 
 
-def _warn_of_secrets(environment: list[str], copied: dict[str, str]) -> None:
+def _warn_of_secrets(environment: list[str], copied: dict[str, str], texts: dict[str, str]) -> None:
     if environment:
         warnings.warn(
             f"train.py does not have the secrets that the notebook has; it reads {', '.join(environment)} from the "
             "environment. README.txt says how to set " + ("it" if len(environment) == 1 else "them"),
             stacklevel=3,
         )
-    for name, text in copied.items():
-        if lines := lines_with_secrets(text):
+    found = {name: lines_with_secrets(text) for name, text in copied.items()}
+    for name, text in texts.items():
+        found[name] = [number for number, line in enumerate(text.splitlines(), 1) if redact(line) != line]
+    for name, lines in found.items():
+        if lines:
             where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
             warnings.warn(f"{name}, copied as it is, has what looks like a secret in {where}", stacklevel=3)
+
+
+def _texts_of(data: dict[str, bytes]) -> dict[str, str]:
+    """Return those of the files that are text."""
+    found = {}
+    for name, content in data.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            found[name] = content.decode()
+    return found
 
 
 def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
@@ -301,8 +315,13 @@ def _ray_script(on: Slurm) -> str:
     return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
 
 
-def _readme(title: str, environment: list[str]) -> str:
-    return _usage(title) + (_secrets(environment) if environment else "")
+def _readme(title: str, environment: list[str], own: set[str]) -> str:
+    packages = {name.partition("/")[0] + "/" * ("/" in name) for name in own}
+    listed = "\n".join(f"{name:<17} yours, as it is beside the notebook" for name in sorted(packages))
+    usage = _usage(title)
+    if listed:
+        usage = usage.replace("\nlabkit/ ", f"\n{listed}\nlabkit/ ", 1)
+    return usage + (_secrets(environment) if environment else "")
 
 
 def _secrets(environment: list[str]) -> str:

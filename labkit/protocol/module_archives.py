@@ -6,8 +6,8 @@ their data beside them.
 
 The solution. Each top-level module of the reader's that the notebook has imported travels as a zip archive, a package
 with all that lies in its folder. A rank that does not find the module along its path unpacks the archive into a folder
-of its own. What still fails: packages of more than `MOST_BYTES`, of which only the sources travel, or nothing; and
-modules that the notebook has not imported.
+of its own (`labkit.rank.carried_modules`). What still fails: packages of more than `MOST_BYTES`, of which only the
+sources travel, or nothing; and modules that the notebook has not imported.
 """
 
 from __future__ import annotations
@@ -31,13 +31,6 @@ def pack() -> dict[str, bytes]:
         for name, own in modules.of_reader().items()
         if "." not in name and (archive := _archive(name, Path(own.file)))
     }
-
-
-def unpack(archives: Mapping[str, bytes], folder: Path) -> None:
-    """Unpack archives of `pack` into a folder, from which their modules can be imported."""
-    for archive in archives.values():
-        with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
-            zipped.extractall(folder)
 
 
 def _archive(name: str, file: Path) -> bytes:

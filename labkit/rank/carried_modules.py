@@ -1,4 +1,4 @@
-"""The reader's modules that came with a job, on a rank that does not have the notebook's files."""
+"""The reader's modules that came with a job (see `module_archives`), on a rank without the notebook's files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import atexit
 import functools
 import importlib
 import importlib.machinery
+import io
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from labkit.protocol import module_archives
 from labkit.rank.private_folder import locked_marker, new_folder
 
 
@@ -24,7 +25,9 @@ def have(archives: Mapping[str, bytes]) -> None:
         if name not in sys.modules and importlib.machinery.PathFinder.find_spec(name) is None
     }
     if missing:
-        module_archives.unpack(missing, _folder())
+        for archive in missing.values():
+            with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
+                zipped.extractall(_folder())
         if str(_folder()) not in sys.path:
             sys.path.append(str(_folder()))
         importlib.invalidate_caches()
