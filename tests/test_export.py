@@ -382,10 +382,9 @@ def test_a_partials_arguments_become_the_scripts(notebook, tmp_path):
     assert '{"seed": 3, "lr": 4}, seed=0)' in (folder / "train.py").read_text()
 
 
-def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_path, monkeypatch):
-    (tmp_path / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
-    (tmp_path / "mine_b.py").write_text("import psutil\nX = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_readers_own_module_is_copied_with_what_it_imports(exported, package_folder, tmp_path):
+    (package_folder / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
+    (package_folder / "mine_b.py").write_text("import psutil\nX = 1\n")
     imports.local_file.cache_clear()
     text = exported("import mine_a\nfrom mine_b import X", TRAIN.format("mine_a.f(), X"))
     assert "import mine_a\nfrom mine_b import X\n" in text
