@@ -54,7 +54,7 @@ lab: setup
 	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
 
 test: setup
-	$(BIN)/python -m compileall -q labkit tests  # once, and not in each of a thousand processes
+	$(BIN)/python -m compileall -q labkit notebooks/course tests  # once, and not in each of a thousand processes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-long:

@@ -18,10 +18,10 @@ from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison
+    from labkit.comparing.strategy import Strategy
     from labkit.monitor.run import Run
     from labkit.rank.worker import Worker
     from labkit.session.session import Session
-    from labkit.strategies import Strategy
 
 DEVICE_STEPS = 3
 """Steps taken on a virtual device."""
@@ -103,7 +103,7 @@ def run_strategy(
 
     Args:
         worker: the rank.
-        strategy: the class; see `labkit.strategies.Strategy`.
+        strategy: the class; see `labkit.Strategy`.
         network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
         loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
         optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
@@ -159,27 +159,29 @@ def run_strategy(
 
 
 def every_strategy(
+    strategies: Iterable[type[Strategy]],
     network: Callable[[], nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizer: Callable[..., torch.optim.Optimizer],
     batches: Callable[[torch.device], Iterator[tuple[Tensor, Tensor]]],
     world_size: int = 2,
-    strategies: Iterable[type[Strategy]] | None = None,
     steps: int = 8,
     on: Session | None = None,
 ) -> Comparison:
-    """Train by every strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
+    """Train by each strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
 
-    Arguments as `run_strategy` has them; `strategies` are all of `labkit.strategies` by default. Some take four ranks
-    whatever `world_size` is. `on` has the ranks to launch on; by default they are reserved here, and released.
+    Args:
+        strategies: the classes; `labkit.Strategy` itself, one process, is a good first one to compare with.
+        network, loss, optimizer, batches, steps: as `run_strategy` takes them.
+        world_size: ranks of each; a strategy may take another number (`Strategy.ranks`).
+        on: has the ranks to launch on; by default they are reserved here, and released.
     """
     from labkit.comparing.comparison import Comparison
     from labkit.comparing.launching import grow
     from labkit.launcher import launch
     from labkit.session.session import Session
-    from labkit.strategies import ALL
 
-    chosen = {strategy.title: strategy for strategy in (ALL.values() if strategies is None else strategies)}
+    chosen = {strategy.title: strategy for strategy in strategies}
     comparison = Comparison({}, to_come=chosen)
 
     def launching(strategy: type[Strategy]) -> Callable[[], Run]:

@@ -12,7 +12,7 @@ from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.companion import companions
 from labkit.monitor.run import Run
-from labkit.protocol import definitions, modules
+from labkit.protocol import definitions, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -122,7 +122,7 @@ def launch(
         device=device,
         spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here, own),
+        search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack()),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
     )

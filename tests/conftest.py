@@ -55,6 +55,16 @@ LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""
 
 
+@pytest.fixture
+def package_folder(tmp_path, monkeypatch):
+    """A folder along `sys.path`, whose packages are forgotten after the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 def lives(pid: int) -> bool:
     """Whether a process is there and has not ended; one whose end nobody has asked for yet has ended too."""
     try:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from course.pitfalls import helpers
 from labkit import benchmark
 from labkit.comparing import comparison as comparison_module
 from labkit.comparing.comparison import Comparison
@@ -32,7 +33,6 @@ from labkit.comparing.differences import (
 from labkit.comparing.measuring import group_sizes
 from labkit.comparing.reading import curves_apart, mean_curve
 from labkit.monitor.history import History
-from labkit.pitfalls import helpers
 from labkit.ui.charts import Chart
 from tests.conftest import shared_session
 from tests.test_comparison import log, run_of
@@ -498,7 +498,7 @@ def test_titles_and_errors_are_escaped_in_the_table():
 
 
 def test_exercises_do_not_take_nan_for_right():
-    from labkit.exercises.base import find
+    from course.exercises.base import find
 
     exercise = find("waiting_and_transfer")
     trial = SimpleNamespace(

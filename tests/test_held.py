@@ -15,8 +15,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from course.strategies.data_parallel import ThreadedDataParallel
 from labkit.comparing.held import KINDS, held, most_held
-from labkit.strategies.data_parallel import ThreadedDataParallel
 
 WIDTH, BATCH_SIZE = 256, 32
 WEIGHTS = 4 * 3 * (WIDTH * WIDTH + WIDTH)

@@ -17,6 +17,8 @@ class Target:
 
     is_here = False
     """Whether the ranks are processes of this machine, which share its GPUs and cores."""
+    has_files = True
+    """Whether the ranks see the notebook's files."""
     world_size: int
     """Number of ranks."""
     device: str | None = None

@@ -151,13 +151,16 @@ class Search(NamedTuple):
     """Files of modules that are not found along it, by name."""
     is_for_here: bool
     """Whether it is for processes of this machine, which has all of it."""
+    archives: Mapping[str, bytes] | None = None
+    """The reader's modules themselves, by name (see `module_archives`), for machines that may have none of it."""
 
     @classmethod
-    def here(cls, is_for_here: bool, own: Mapping[str, Own]) -> Search:
+    def here(cls, is_for_here: bool, own: Mapping[str, Own], archives: Mapping[str, bytes] | None = None) -> Search:
         """Return that of this process, whose reader's modules are `own`."""
         path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
         files = {name: module.file for name, module in own.items() if "." not in name}
-        return cls(path, {name: file for name, file in files.items() if _found(name, path) != file}, is_for_here)
+        elsewhere = {name: file for name, file in files.items() if _found(name, path) != file}
+        return cls(path, elsewhere, is_for_here, archives)
 
     def take_over(self) -> None:
         """Make it this process's own; on another machine, besides what there is."""

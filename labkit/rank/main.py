@@ -28,7 +28,7 @@ from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import descendants, failure, notebook_main, process_group, settings
+from labkit.rank import carried_modules, descendants, failure, notebook_main, process_group, settings
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
@@ -361,6 +361,7 @@ def set_up(job: Job, info: RankInfo) -> None:
     sys.argv[:] = job.argv
     if job.search is not None:
         job.search.take_over()
+        carried_modules.have(job.search.archives or {})
     if job.settings is not None:
         settings.take_over(job.settings)
     os.environ.update(job.environment)

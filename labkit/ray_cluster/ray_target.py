@@ -40,8 +40,11 @@ class Ray(Target):
             notebook's folder along, {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
-    Every node needs labkit, with the versions of Python and Ray that the notebook has.
+    Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
+    that the notebook has imported come along (`help("labkit.on_ranks")`).
     """
+
+    has_files = False
 
     def __init__(
         self,
