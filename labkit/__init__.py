@@ -22,32 +22,30 @@ These are the core. Each room imports only those below it in this list, and none
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`, `results`; `companion` is what a plugin puts beside one
     failures     why a run failed or hangs, and in which words: `ledger`, `first_to_fail`, `missed`, `stacks`
-    engines      where ranks come from: `local`, by `spawn`
+    engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
                  `pages` names the page of an error, and `plugins` asks those that take part in a run
 
 The wings can be deleted one by one. Those in `plugins`, which lists them, take part in every run that is theirs: who
-failed first, why a run hangs, standby ranks, `breakpoint()`, traces, trackers and more. The others:
+failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
     ray_cluster  ranks on Ray, for machines without SLURM or a shared folder: each has a run directory of its own
     checkpoint   save and resume on the ranks, bit for bit
-    strategies   the ways to be parallel, one a module; `benchmark` and `profiling` say what a step of each costs,
-                 `scaling` predicts other numbers of ranks, and whether they can hold it
-    comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock
+    comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
+                 `benchmark` and `profiling` say what a step of a `Strategy` costs, `scaling` predicts how long one
+                 takes on other numbers of ranks
     charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook
-    transformer  one GPT through every way to be parallel: a strategy a module, and the model itself
     integrations what Accelerate, Lightning and Transformers log, as curves
-    lessons      data, models and pictures of the course, and where its reader is
     here         one rank in the notebook's own process, for a debugger
-    exercises    what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
-    pitfalls     the museum of mistakes of lessons 16a to 16f, one exhibit a module
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
     on_ranks     what a rank has of your notebook: a table, `help("labkit.on_ranks")`
     process_table  every process that labkit holds, with a button to end it
+
+What only the lessons use is the package `course` beside them; nothing here imports it.
 
 Importing this package is cheap, because every rank does: Plotly and the widgets are imported when the notebook first
 needs them.
@@ -66,33 +64,23 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
     from labkit import errors as errors
-    from labkit import exercises as exercises
     from labkit import integrations as integrations
-    from labkit import pitfalls as pitfalls
     from labkit import profiling as profiling
     from labkit import scaling as scaling
-    from labkit import strategies as strategies
-    from labkit import transformer as transformer
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
     from labkit.cluster.slurm import Slurm as Slurm
     from labkit.cluster.torchrun import Torchrun as Torchrun
     from labkit.comparing.comparison import Comparison as Comparison
     from labkit.comparing.launching import compare as compare
-    from labkit.comparing.sorting import sortable as sortable
-    from labkit.exercises.checking import check as check
-    from labkit.exercises.predicting import predict as predict
+    from labkit.comparing.strategy import Strategy as Strategy
+    from labkit.engines import standby as standby
     from labkit.exporting.exporter import export as export
     from labkit.here import Here as Here
     from labkit.launcher import launch as launch
-    from labkit.lessons import course as course
-    from labkit.lessons import datasets as datasets
-    from labkit.lessons import models as models
-    from labkit.lessons import pictures as pictures
     from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
-    from labkit.plugins import standby as standby
     from labkit.plugins import tracking as tracking
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
@@ -113,27 +101,24 @@ _HOMES = {
     "Session": "session.session",
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
+    "Strategy": "comparing.strategy",
     "Torchrun": "cluster.torchrun",
     "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
-    "check": "exercises.checking",
     "compare": "comparing.launching",
     "export": "exporting.exporter",
     "launch": "launcher",
-    "predict": "exercises.predicting",
     "processes": "process_table",
     "show": "ui.present",
-    "sortable": "comparing.sorting",
 }
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "exercises", "integrations", "pitfalls")},
-    **{name: name for name in ("profiling", "scaling", "strategies", "transformer")},
-    **{name: f"plugins.{name}" for name in ("standby", "tracking")},
-    **{name: f"lessons.{name}" for name in ("course", "datasets", "models", "pictures")},
+    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "integrations", "profiling", "scaling")},
+    "standby": "engines.standby",
+    "tracking": "plugins.tracking",
 }
 """… and the public modules, whose names are shorter than their paths."""
 

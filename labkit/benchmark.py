@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
 from labkit.comparing.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
-from labkit.profiling import PARTS, Clock, Mark, activations, counted_sent, memory, split, trace
+from labkit.comparing.held import most_held
+from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
 
 if TYPE_CHECKING:
     from labkit.comparing.comparison import Comparison
+    from labkit.comparing.strategy import Strategy
     from labkit.monitor.run import Run
     from labkit.rank.worker import Worker
     from labkit.session.session import Session
-    from labkit.strategies import Strategy
 
 DEVICE_STEPS = 3
 """Steps taken on a virtual device."""
@@ -43,7 +44,7 @@ class Measured(NamedTuple):
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
-    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    """The most bytes held of each kind (`labkit.comparing.held.KINDS`)."""
     device_step_s: float
     """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
     GPU's."""
@@ -102,7 +103,7 @@ def run_strategy(
 
     Args:
         worker: the rank.
-        strategy: the class; see `labkit.strategies.Strategy`.
+        strategy: the class; see `labkit.Strategy`.
         network: makes the whole network, with the same weights on every rank: (n, …) inputs → (n, …) outputs.
         loss: of (n, …) outputs and (n, …) targets: the mean over the n samples, shape ().
         optimizer: a `functools.partial` of an optimizer class: what all takes but the parameters.
@@ -137,7 +138,7 @@ def run_strategy(
             weights = {name: portable(tensor, copy=True) for name, tensor in trainer.weights().items()}
     traced = trace(clock, one_step)
     measured = [split(marks) for marks in traced]
-    with activations(trainer.model) as kept:
+    with most_held(trainer.model, trainer.optimizer) as memory:
         one_step()
     with contextlib.nullcontext() if worker.device.type == "cuda" else VirtualDevices():
         for _ in range(DEVICE_STEPS + 1):  # the first warms up
@@ -151,34 +152,36 @@ def run_strategy(
         traced[-1],
         sent / (steps - warm),
         trainer.bytes_expected(batch_size),
-        {**memory(trainer.model, trainer.optimizer), **kept},
+        memory,
         statistics.median(on_device),
         buffer_names(trainer.model.modules()),
     )
 
 
 def every_strategy(
+    strategies: Iterable[type[Strategy]],
     network: Callable[[], nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizer: Callable[..., torch.optim.Optimizer],
     batches: Callable[[torch.device], Iterator[tuple[Tensor, Tensor]]],
     world_size: int = 2,
-    strategies: Iterable[type[Strategy]] | None = None,
     steps: int = 8,
     on: Session | None = None,
 ) -> Comparison:
-    """Train by every strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
+    """Train by each strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
 
-    Arguments as `run_strategy` has them; `strategies` are all of `labkit.strategies` by default. Some take four ranks
-    whatever `world_size` is. `on` has the ranks to launch on; by default they are reserved here, and released.
+    Args:
+        strategies: the classes; `labkit.Strategy` itself, one process, is a good first one to compare with.
+        network, loss, optimizer, batches, steps: as `run_strategy` takes them.
+        world_size: ranks of each; a strategy may take another number (`Strategy.ranks`).
+        on: has the ranks to launch on; by default they are reserved here, and released.
     """
     from labkit.comparing.comparison import Comparison
     from labkit.comparing.launching import grow
     from labkit.launcher import launch
     from labkit.session.session import Session
-    from labkit.strategies import ALL
 
-    chosen = {strategy.title: strategy for strategy in (ALL.values() if strategies is None else strategies)}
+    chosen = {strategy.title: strategy for strategy in strategies}
     comparison = Comparison({}, to_come=chosen)
 
     def launching(strategy: type[Strategy]) -> Callable[[], Run]:

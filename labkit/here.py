@@ -20,24 +20,23 @@ from typing import Any, TextIO
 
 import torch.distributed as dist
 
+from labkit.engines.base import Engine, Target
 from labkit.engines.local import loopback_environment
 from labkit.monitor.going import run_of
 from labkit.plugins.as_script import children
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import peak_resident_bytes
 from labkit.protocol.text import printable
-from labkit.rank import device, failure, main, notebook_main, process_group
+from labkit.rank import device, failure, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.worker import Stopped, Worker
 from labkit.session import isolation
 
 failure.OWN_FILES.add(__file__)
 
 
-class Here:
+class Here(Target):
     """Where to launch: in this process, as the one rank of the run. `labkit.launch(train, on=labkit.Here())`.
 
     The cell is busy until the function returns, also with `wait=False`. An interrupt asks it to stop, as the Stop
@@ -63,15 +62,11 @@ class Here:
         return "labkit.Here()"
 
 
-class HereEngine:
+class HereEngine(Engine):
     """Carries a run of one rank in this process; `work` does it, in the thread that calls."""
 
-    outlives_notebook = False
-    stop_grace_s = 2.0
-    failure_grace_s = 0.4
+    runs_in_this_process = True
     stacks_s = 1.0
-    quiet_s = 0.0
-    folder: None = None
     shows_output = True
     """What is printed is seen at once: nobody else is to print it again."""
 
@@ -125,21 +120,7 @@ class HereEngine:
             settled = device.settle(job, info, channel.store)
             channel.during = "joining the process group"
             process_group.join(info, settled, channel.store)
-            channel.during = "receiving the function"
-            with notebook_main.of(job, is_here=True):
-                with main.hooked(job, channel):
-                    function, args, kwargs = notebook_main.unpack(job.function, settled.device)
-                    channel.send(events.Started(0, settled.where, settled.note))
-                    channel.during = "running"
-                    result = main.call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
-                log.close()
-                channel.during = "sending the result"
-                packed = pack_result(result, is_known=notebook_main.is_known)
-            channel.send(events.Result(0, packed))
-            return 0
-        except Stopped:
-            log.close()
-            channel.send(events.Stopped(0))
+            main.call_and_send_result(job, info, channel, log, settled, is_here=True)
             return 0
         except KeyboardInterrupt:
             log.close()

@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from labkit.engines.arguments import DEFAULT_SEED, Asked, check
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
-from labkit.monitor.companion import Asked, companions
+from labkit.monitor.companion import companions
 from labkit.monitor.run import Run
-from labkit.protocol import definitions, modules, plugins
+from labkit.protocol import definitions, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -20,13 +21,6 @@ from labkit.protocol.text import printable
 from labkit.rank import settings
 from labkit.rank.device import place, usable_gpus
 from labkit.ui import interrupts, kernel, present
-
-
-class _DefaultSeed(int):
-    """Tells the seed that nobody gave from a 0 that somebody gave."""
-
-
-DEFAULT_SEED = _DefaultSeed(0)
 
 
 def launch(
@@ -93,23 +87,26 @@ def launch(
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
     interrupts.check_cell_goes_on()
-    is_here = on is None or getattr(on, "is_here", False)
+    is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = Asked(
         fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
     )
-    plugins.first("check", asked, gpus)
-    for file in modules.edited():
+    check(asked, gpus)
+    own = modules.of_reader()
+    for file in modules.edited(own):
         warnings.warn(
             f"{file} has changed since this notebook imported it: the ranks import it as it is now, the notebook has "
             "it as it was. Reload it (importlib.reload, or %autoreload), or restart the kernel",
             stacklevel=2,
         )
-    on = None if on is None else first_ranks(on, world_size)
-    world_size = world_size or gpus or 2 if on is None else on.world_size
+    if on is not None:
+        on = on if world_size is None else on.first(world_size)
+        world_size = on.world_size
+    world_size = world_size or gpus or 2
     function = pack_call(fn, args, kwargs, shares=is_here)
-    device = device or getattr(on, "device", None)
-    placement = place(world_size, gpus, device, backend and backend.lower(), getattr(on, "reserved", 0))
+    device = device or (on.device if on else None)
+    placement = place(world_size, gpus, device, backend and backend.lower(), on.reserved if on else 0)
     job = Job(
         function=function,
         world_size=world_size,
@@ -125,7 +122,7 @@ def launch(
         device=device,
         spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here),
+        search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack()),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
     )
@@ -149,8 +146,7 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     with run.companions.showing():
         try:
             watcher = present.watch(run, live, wait)
-            if hasattr(run.engine, "work"):  # in this very process, and thread
-                run.engine.work()
+            run.engine.work()
             if wait:
                 run.wait()
         except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
@@ -165,9 +161,3 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
                 watcher.finish()
     interrupts.note(run)
     return run
-
-
-def first_ranks(on: Any, world_size: int | None) -> Target:
-    """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
-    target: Target = on.first(world_size) if world_size is not None and hasattr(on, "first") else on
-    return target

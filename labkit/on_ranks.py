@@ -13,6 +13,7 @@ launched function finds most of it all the same:
 | tensors on a GPU | go to `worker.device`; what a rank returns comes back on the CPU |
 | functions with decorators, compiled ones | come along; what cannot is refused at the launch, by name |
 | imported modules | are imported by name, from where the notebook has found them; those made by hand come along |
+| your own modules, on Ray nodes without your files | come along, up to 16 MiB a package; of more, its sources |
 | a module that was edited | as its file is now, also on reserved ranks; a warning if the notebook has not reloaded it |
 | modules imported for effect (registries, patches) | are not imported; a failure that may be due to it names them |
 | working folder, environment, `sys.path` | the same; of a cluster's ranks, as far as they are there |

@@ -160,37 +160,14 @@ def counted_too() -> Iterator[None]:
         yield
 
 
-class _Kept:
-    """A tensor that autograd keeps: it is in the ledger until autograd lets go of it."""
+class _Count:
+    """The bytes of storages that autograd keeps, and the most that it has kept at any time. A storage counts once."""
 
-    def __init__(self, tensor: Tensor, ledger: _Ledger, key: int, size: int) -> None:
-        self.tensor, self._ledger, self._key, self._size = tensor, ledger, key, size
-        ledger.add(key, size)
-
-    def __del__(self) -> None:
-        self._ledger.remove(self._key, self._size)
-
-
-class _Ledger:
-    """The bytes that autograd keeps, and the most that it has kept at any time. A storage counts once."""
-
-    def __init__(self, weights: Iterable[Tensor], changed: Callable[[int], None] | None = None) -> None:
-        self._weights = {local(weight).untyped_storage()._cdata: weight for weight in weights}
+    def __init__(self, changed: Callable[[int], None] | None = None) -> None:
         self.sizes: dict[int, list[int]] = {}
         """Of what is kept now, by storage."""
         self.now = self.most = 0
         self._changed = changed or (lambda _: None)
-
-    def pack(self, tensor: Tensor) -> Any:
-        base = tensor if tensor._base is None else tensor._base
-        storage = local(tensor).untyped_storage()
-        if isinstance(base, nn.Parameter) or storage._cdata in self._weights:
-            return tensor
-        # A view holds all of what it is a view of; but of a batch, which is there anyway, a part counts as the part.
-        size = storage.nbytes() if tensor.requires_grad else min(storage.nbytes(), size_bytes([tensor]))
-        # An operator that keeps its own output, with what made it, would keep itself: nobody collects such a cycle.
-        tensor = tensor if tensor.grad_fn is None else tensor.detach()
-        return _Kept(tensor, self, storage._cdata, size)
 
     def add(self, key: int, size: int) -> None:
         sizes = self.sizes.setdefault(key, [])
@@ -208,30 +185,83 @@ class _Ledger:
         self._changed(self.now)
 
 
+class _Kept:
+    """A tensor that autograd keeps: it is counted until autograd lets go of it."""
+
+    def __init__(self, tensor: Tensor, count: _Count, key: int, size: int) -> None:
+        self.tensor, self._count, self._key, self._size = tensor, count, key, size
+        count.add(key, size)
+
+    def __del__(self) -> None:
+        self._count.remove(self._key, self._size)
+
+
+class _Ledger:
+    """What autograd keeps besides weights: activations, and copies of the weights."""
+
+    def __init__(self, weights: Iterable[Tensor], changed: Callable[[int], None] | None = None) -> None:
+        self._weights = {local(weight).untyped_storage()._cdata: weight for weight in weights}
+        self.activations, self.replicas = _Count(changed), _Count()
+
+    def pack(self, tensor: Tensor) -> Any:
+        base = tensor if tensor._base is None else tensor._base
+        storage = local(tensor).untyped_storage()
+        if isinstance(base, nn.Parameter) or storage._cdata in self._weights:
+            return tensor
+        count = self.replicas if is_replica(base) else self.activations
+        # A view holds all of what it is a view of; but of a batch, which is there anyway, a part counts as the part.
+        size = storage.nbytes() if tensor.requires_grad else min(storage.nbytes(), size_bytes([tensor]))
+        # An operator that keeps its own output, with what made it, would keep itself: nobody collects such a cycle.
+        tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        return _Kept(tensor, count, storage._cdata, size)
+
+
+COPYING = ("CloneBackward", "BroadcastBackward")
+"""How autograd's graph names what copies a weight for another device: `clone`, and `nn.DataParallel`'s broadcast."""
+
+
+def is_replica(tensor: Tensor) -> bool:
+    """Whether a tensor is a copy of a weight, by which gradients come to that weight: `nn.DataParallel`'s, say."""
+    made_by = tensor.grad_fn
+    if made_by is None or not made_by.name().rstrip("0").startswith(COPYING):
+        return False
+    return all(isinstance(getattr(of, "variable", None), nn.Parameter) for of, _ in made_by.next_functions)
+
+
 def _unpack(kept: Any) -> Tensor:
     return kept.tensor if isinstance(kept, _Kept) else kept
 
 
 def kept_now() -> dict[int, list[int]]:
     """Return what `activations`, which must be counting, finds kept at the time: bytes, by storage. It changes."""
-    return _ledgers[-1].sizes
+    return _ledgers[-1].activations.sizes
+
+
+def saved_now() -> tuple[dict[int, int], dict[int, int]]:
+    """Return what autograd keeps now, if `activations` counts: bytes by storage, of activations and of replicas."""
+    if not _ledgers:
+        return {}, {}
+    counts = _ledgers[-1].activations, _ledgers[-1].replicas
+    activations, replicas = ({key: max(sizes) for key, sizes in count.sizes.items()} for count in counts)
+    return activations, replicas
 
 
 @contextlib.contextmanager
 def activations(model: nn.Module, changed: Callable[[int], None] | None = None) -> Iterator[dict[str, int]]:
-    """Count the bytes that forward passes inside keep for the backward pass, weights excluded: `{"activations": …}`.
+    """Count the bytes that forward passes inside keep for the backward pass, weights excluded.
 
-    The most at any time; `changed` is called with the bytes whenever they change. A storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
+    Gives `{"activations": …, "replicas": …}`, the most at any time; replicas are copies of weights. `changed` is called
+    with the bytes of activations whenever they change. A storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
     """
     ledger = _Ledger(model.parameters(), changed)
-    counted = {"activations": 0}
+    counted = {"activations": 0, "replicas": 0}
     _ledgers.append(ledger)
     try:
         with torch.autograd.graph.saved_tensors_hooks(ledger.pack, _unpack):
             yield counted
     finally:
         _ledgers.pop()
-        counted["activations"] = ledger.most
+        counted.update(activations=ledger.activations.most, replicas=ledger.replicas.most)
 
 
 # PyTorch's profiler

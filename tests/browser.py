@@ -18,6 +18,7 @@ from playwright.sync_api import Error, Locator, Page, sync_playwright
 
 from tests import prefork
 from tests.programs import CHROMIUM
+from tests.repository import beside_the_course
 
 LONG_S = 120
 """How long the page may take for anything, on a machine that is busy."""
@@ -161,7 +162,8 @@ APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
 @contextlib.contextmanager
 def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
-    """Start JupyterLab, or "notebook", over a folder and show it in a browser; stop both afterwards."""
+    """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards."""
+    beside_the_course(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     token = secrets.token_hex(16)

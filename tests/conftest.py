@@ -31,14 +31,10 @@ import pytest
 import torch
 
 import labkit
-from labkit.plugins.ahead.charts import without_a_grammar
 from labkit.rank.private_folder import remove_left_behind
 from tests import cluster, prefork, programs, ray_nodes, workloads
 from tests.cluster import DAEMONS
 from tests.progress import FILE_S, Progress
-
-with without_a_grammar():
-    import nbformat  # noqa: F401 - by many tests, and a second sooner
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -57,6 +53,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 LONG_S = 120
 """How long what is started elsewhere may take at most: ranks import torch, and this machine may be busy."""
+
+
+@pytest.fixture
+def package_folder(tmp_path, monkeypatch):
+    """A folder along `sys.path`, whose packages are forgotten after the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def lives(pid: int) -> bool:

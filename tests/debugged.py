@@ -58,6 +58,8 @@ class RankThread(Channel):
 
 
 class Ranks(FakeEngine):
+    sends_words = True
+
     """Ranks at work, with a `Debugger` beside their run."""
 
     def __init__(self, function, world_size=2, way="", cells=None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 
+from labkit.engines.base import Engine
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import Message
@@ -23,15 +24,12 @@ A_JOB = Job(
 )
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Rank r's process ends by SIGKILL when it is killed, unless `immortal`."""
 
-    outlives_notebook = False
     failure_grace_s = 0.1
     stacks_s = 0.2
     stop_grace_s = 0.1
-    quiet_s = 0.0
-    folder = None
 
     def __init__(self, world_size: int = 2, immortal: bool = False) -> None:
         self.world_size, self.immortal = world_size, immortal

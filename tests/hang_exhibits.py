@@ -13,8 +13,8 @@ import nbformat
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
 
-from labkit.pitfalls import WINGS, find  # noqa: E402
-from tests.run_notebooks import FOLDER  # noqa: E402
+from tests.run_notebooks import FOLDER  # noqa: E402 isort: skip
+from course.pitfalls import WINGS, find  # noqa: E402
 
 
 def main() -> int:

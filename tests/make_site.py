@@ -30,26 +30,27 @@ import pdoc.render
 from markupsafe import Markup
 from pygments.formatters import HtmlFormatter
 
+import course
 import labkit
 import labkit.errors
 from tests import make_coming_from
-from tests.course_pages import Lesson, course, index
+from tests.course_pages import Lesson, index
+from tests.course_pages import course as lessons_of_the_course
 from tests.make_coming_from import anchor
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
     "comparing.accelerator": ("VirtualDevices",),
     "comparing.measuring": ("Measured",),
-    "exercises.result": ("Result",),
     "plugins.variables.frames": ("FailedFrame", "Frames"),
     "plugins.many.searching": ("Found",),
     "failures.stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
-    "plugins.standby": ("memory", "off", "on", "pids"),
+    "engines.standby": ("memory", "off", "on", "pids"),
     "plugins.tracing.trace": ("Trace",),
 }
-"""What readers use of modules that are not public, or not all of it: what public functions return, most of all. By a
-module that has it; its page is that of the module that defines it."""
+"""What readers use of modules of labkit that are not public, or not all of it: what public functions return.
+By a module that has it; its page is that of the module that defines it."""
 
 BACK = '<p><a href="../index.html">← labkit: where to begin</a></p>'
 
@@ -71,7 +72,7 @@ def error_pages() -> list[str]:
 
 
 class ModulePage(pdoc.doc.Module):
-    """A module under the name by which readers know it: `labkit.datasets`, wherever it lies."""
+    """A module under the name by which readers know it: `labkit.standby`, wherever it lies."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         super().__init__(module)
@@ -84,8 +85,11 @@ def documented() -> dict[str, pdoc.doc.Module]:
     """Return every module that has a page: the public ones, those of what they return, the errors."""
     modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
     modules |= {f"labkit.errors.{page}": importlib.import_module(f"labkit.errors.{page}") for page in error_pages()}
-    pages = {name: ModulePage(module, name) for name, module in {"labkit": labkit, **modules}.items()}
-    pages["labkit"].submodules = [pages[f"labkit.{name}"] for name in sorted(labkit._MODULES)]
+    modules |= {f"course.{name}": getattr(course, name) for name in sorted(course._MODULES)}
+    pages = {name: ModulePage(module, name) for name, module in {**modules, "labkit": labkit, "course": course}.items()}
+    for package in (labkit, course):
+        names = sorted(package._MODULES)
+        pages[package.__name__].submodules = [pages[f"{package.__name__}.{name}"] for name in names]
     shown: dict[str, list[str]] = {}
     for path, names in SHOWN.items():
         module = importlib.import_module(f"labkit.{labkit._MODULES.get(path, path)}")
@@ -148,7 +152,7 @@ def first_page(out: Path, have_lessons: bool) -> Path:
     """Write the page with the three beginnings, and return it."""
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     templates.filters["code"] = code
-    lessons = course()
+    lessons = lessons_of_the_course()
 
     def lesson_link(lesson: Lesson) -> Markup:
         title = html.escape(lesson.title)
@@ -166,6 +170,7 @@ def first_page(out: Path, have_lessons: bool) -> Path:
         lesson_link=lesson_link,
         name=name,
         names=[entry(f"labkit.{each}") for each in labkit.__all__],
+        course=[entry(f"course.{each}") for each in course.__all__],
         errors={each: entry(f"labkit.errors.{each}") for each in error_pages()},
     )
     page.write_text(text, encoding="utf-8")
@@ -185,8 +190,8 @@ def entry(path: str) -> Entry:
     """Return the link to a public name, or to the page of an error."""
     parent, _, name = path.rpartition(".")
     thing = getattr(importlib.import_module(parent), name, None) or importlib.import_module(path)
-    at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"labkit.html#{name}"
-    return Entry(path if parent == "labkit" else name, f"reference/{at}", code(first_sentence(thing)))
+    at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"{parent}.html#{name}"
+    return Entry(path if parent in ("labkit", "course") else name, f"reference/{at}", code(first_sentence(thing)))
 
 
 def first_sentence(thing: object) -> str:

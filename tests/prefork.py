@@ -380,12 +380,8 @@ def in_use(is_on: bool = True, forker: Callable[..., Forker] = forker) -> Iterat
 if __name__ == "__main__":
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with contextlib.ExitStack() as importing:
-        if importlib.util.find_spec("labkit.plugins.ahead"):  # tests/test_house.py does without it
-            charts = importlib.import_module("labkit.plugins.ahead.charts")
-            importing.enter_context(charts.without_a_grammar())
-        for name in sys.argv[2:-1]:
-            importlib.import_module(name)
+    for name in sys.argv[2:-1]:
+        importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _take_huge_pages()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -9,6 +9,12 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
+def beside_the_course(folder: Path) -> Path:
+    """Have the course in a folder, as it lies beside the lessons, and return the folder."""
+    (folder / "course").symlink_to(ROOT / "notebooks" / "course")
+    return folder
+
+
 def tracked(*folders: str, root: Path = ROOT) -> list[str]:
     """Return the files that git tracks, below these folders or all; from an archive, those it would not ignore."""
     if (root / ".git").exists():

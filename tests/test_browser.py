@@ -47,8 +47,8 @@ def screenshot(page, name):
 
 def test_a_click_on_a_heading_sorts_a_table(page):
     source = (
-        "import labkit, pandas as pd\n"
-        "labkit.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
+        "import course, pandas as pd\n"
+        "course.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
     )
     write(page.folder, "table.ipynb", source)
     page.open("table.ipynb")
@@ -222,7 +222,7 @@ def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
 
 EXPLORE = """
 import plotly.graph_objects as go
-from labkit.lessons.explore import explore
+from course.explore import explore
 
 
 def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):

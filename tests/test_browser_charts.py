@@ -20,7 +20,7 @@ PICTURED = (800, 1280)
 
 PREPARE = """
 import labkit, plotly.express as px, time
-from labkit.lessons.explore import explore
+from course.explore import explore
 
 def train(worker, names, steps, pause_s=0.02):
     for step in range(steps):

@@ -8,8 +8,8 @@ import shutil
 import nbformat
 import pytest
 
-from labkit import exercises
-from labkit.exercises.progress import FILE
+from course import exercises
+from course.exercises.progress import FILE
 from tests.browser import SCREENSHOTS, lab_and_its_end, write
 from tests.run_notebooks import FOLDER
 
@@ -27,11 +27,11 @@ def page(tmp_path_factory):
     for notebook in FOLDER.glob("*.ipynb"):
         shutil.copy(notebook, folder)
     sources = [
-        "import labkit\nanswers = None",
-        f'labkit.exercises.statement("{NAME}")',
+        "import course\nanswers = None",
+        f'course.exercises.statement("{NAME}")',
         exercises.starter(NAME).rstrip("\n"),
-        f"labkit.check({NAME}, answers)",
-        'guess = labkit.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
+        f"course.check({NAME}, answers)",
+        'guess = course.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
         'guess.reveal("no one knows")',
     ]
     write(folder, "exercise.ipynb", *sources)

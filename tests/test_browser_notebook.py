@@ -16,7 +16,7 @@ ITS_OWN = "Cannot read properties of undefined (reading 'schema')"
 """What Notebook 7.6 says now and then while it opens: its menus ask for `plugins[name].schema` of settings to come."""
 
 CELLS = (
-    "import time, labkit, torch.distributed as dist\n%load_ext labkit",
+    "import time, course, labkit, torch.distributed as dist\n%load_ext labkit",
     """
 def train(worker):
     for step in range(100_000):
@@ -29,7 +29,7 @@ def train(worker):
     """
 def local_indices(samples, rank, world_size, epoch, seed):
     return []
-labkit.check(local_indices)
+course.check(local_indices)
 """,
     "%%ranks --end\nrank",
 )

@@ -12,9 +12,9 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit.monitor.history import History
-from labkit.plugins.png.drawing import picture
 from labkit.protocol.events import Log
 from labkit.ui import charts, kernel
+from labkit.ui.pictures import picture
 from labkit.ui.widgets import WidthKeeper
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import labkit
+from labkit.engines.base import Engine
 from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Log, Memory, Result
 from labkit.ui import kernel
@@ -16,12 +17,10 @@ from tests.fake_engine import A_JOB
 MIB = 2**20
 
 
-class Recorded:
+class Recorded(Engine):
     """An engine without processes: what its ranks send is known beforehand."""
 
     pids: list[int] = []
-    outlives_notebook = False
-    failure_grace_s = 0.4
     stacks_s = 1.0
 
     def __init__(self, records):

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from PIL import Image
 from torchvision.datasets import CIFAR10, cifar, mnist
 
-from labkit.lessons import datasets
-from labkit.lessons.datasets import load
+from course import datasets
+from course.datasets import load
 
 
 @pytest.fixture(autouse=True)

@@ -11,19 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from course.transformer import GPT, ContextParallel
 from labkit import profiling
 from labkit.comparing.measuring import Observer
+from labkit.engines.arguments import check_device
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.monitor.state import RunState
-from labkit.plugins.arguments.checks import check_device
 from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank import device as devices
 from labkit.rank.device import OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
-from labkit.transformer import GPT, ContextParallel
 from tests.fake_engine import A_JOB
 
 # The notebook's part

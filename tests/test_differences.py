@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from course.pitfalls import helpers
 from labkit import benchmark
 from labkit.comparing import comparison as comparison_module
 from labkit.comparing.comparison import Comparison
@@ -22,17 +23,16 @@ from labkit.comparing.differences import (
     Unknown,
     buffer_names,
     columns,
-    difference,
     greatest,
     largest_difference,
     portable,
     rounding,
+    weights_difference,
     whole,
 )
 from labkit.comparing.measuring import group_sizes
 from labkit.comparing.reading import curves_apart, mean_curve
 from labkit.monitor.history import History
-from labkit.pitfalls import helpers
 from labkit.ui.charts import Chart
 from tests.conftest import shared_session
 from tests.test_comparison import log, run_of
@@ -107,8 +107,8 @@ def rank(**tensors):
 
 def test_every_ranks_copy_is_compared_with_the_first_run():
     one = [rank(a=[1.0, 2.0], b=[3.0])]
-    assert difference(one, [rank(a=[1.0, 2.0]), rank(b=[3.5])])[:2] == (0.5, "b"), "stages, put together"
-    assert difference(one, [rank(a=[1.0, 2.0], b=[3.0]), rank(a=[1.0, 2.25], b=[3.0])])[:2] == (0.25, "a")
+    assert weights_difference(one, [rank(a=[1.0, 2.0]), rank(b=[3.5])])[:2] == (0.5, "b"), "stages, put together"
+    assert weights_difference(one, [rank(a=[1.0, 2.0], b=[3.0]), rank(a=[1.0, 2.25], b=[3.0])])[:2] == (0.25, "a")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_every_ranks_copy_is_compared_with_the_first_run():
     ],
 )
 def test_equality_in_words(ranks, said):
-    found = difference([rank(a=[1.0, 2.0], b=[3.0])], ranks)
+    found = weights_difference([rank(a=[1.0, 2.0], b=[3.0])], ranks)
     assert found.words(1e-5) == said
     assert math.isnan(found.off) == (said.startswith("not"))
 
@@ -191,11 +191,18 @@ def test_pieces_are_put_together_and_compared():
     shards = pieces(full, [[0, 1, 4], [2, 3]])
     assert torch.equal(whole(shards), full.double())
     plain, sharded = [{"w": full}], [{"w": shard} for shard in shards]
-    assert difference(plain, sharded).off == difference(sharded, plain).off == difference(sharded, sharded).off == 0
+    assert (
+        weights_difference(plain, sharded).off
+        == weights_difference(sharded, plain).off
+        == weights_difference(sharded, sharded).off
+        == 0
+    )
     shards[1].tensor[1, 2] += 0.5
-    assert difference(plain, sharded)[:2] == (pytest.approx(0.5), "w")
-    assert difference(plain, sharded[:1]).why == "not comparable: w: the ranks have returned 9 of its 15 elements"
-    assert difference([{"w": full[:4]}], sharded).why == "not comparable: w: shapes [4, 3] and [5, 3]"
+    assert weights_difference(plain, sharded)[:2] == (pytest.approx(0.5), "w")
+    assert (
+        weights_difference(plain, sharded[:1]).why == "not comparable: w: the ranks have returned 9 of its 15 elements"
+    )
+    assert weights_difference([{"w": full[:4]}], sharded).why == "not comparable: w: shapes [4, 3] and [5, 3]"
 
 
 def test_a_plain_tensor_leaves_its_rank_as_a_copy_if_that_is_wanted():
@@ -244,9 +251,9 @@ def test_the_parts_of_a_sharded_model_are_compared_by_their_placements():
     plain, fsdp, mesh = ([result[title] for result in results] for title in ("plain", "FSDP2", "FSDP2 and TP"))
     assert all(isinstance(part, Piece) for of_rank in (*fsdp, *mesh) for part in of_rank.values())
     for one, other in ((plain, fsdp), (plain, mesh), (mesh, fsdp), (fsdp, plain)):
-        assert difference(one, other)[::2] == (0.0, "")
+        assert weights_difference(one, other)[::2] == (0.0, "")
     fsdp[2]["2.weight"].tensor.add_(0.25)
-    assert difference(plain, fsdp)[:2] == (0.25, "2.weight")
+    assert weights_difference(plain, fsdp)[:2] == (0.25, "2.weight")
 
 
 # What is launched
@@ -491,7 +498,7 @@ def test_titles_and_errors_are_escaped_in_the_table():
 
 
 def test_exercises_do_not_take_nan_for_right():
-    from labkit.exercises.base import find
+    from course.exercises.base import find
 
     exercise = find("waiting_and_transfer")
     trial = SimpleNamespace(

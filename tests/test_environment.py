@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -64,6 +66,20 @@ def test_the_versions_of_python_are_said_alike():
     oldest, *_ = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={oldest}"
     assert f"It needs Python {oldest}, " in README
+    assert f"Python {oldest} or newer with venv" in README
+    tried = re.search(r"^\* \*\*Another Python\*\*: `[^`]+`(.*?)^\* ", README, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"3\.\d+", tried[1]) == re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_make_help_and_the_readme_say_the_same_of_what_each_command_took_and_where():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    machine = re.search(r"measured (on a .*)\.", said)[1]
+    assert machine in README
+    for target in ("lab", "test", "check"):
+        (took,) = re.findall(rf"^make {target} .*took (\d+ min(?: \d+ s)?)", said, re.MULTILINE)
+        assert re.search(rf"^\| .*`make {target}` \| {took} \|", README, re.MULTILINE), (target, took)
 
 
 def test_the_tests_with_the_oldest_versions_exist():
@@ -151,11 +167,59 @@ print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "
     assert done.stdout.strip() == "[]"
 
 
-def test_ci_forbids_skips_and_installs_what_all_tests_need():
+def test_ci_installs_what_all_tests_need():
     script = (ROOT / ".ci" / "run").read_text()
-    forbidding, testing = "export LABKIT_FORBID_SKIPS=1\n", "\ntested test "
-    assert 0 < script.index(forbidding) < script.index("\nHOME=$(mktemp -d) tested check\n") < script.index(testing)
     for program in programs.NEEDED.values():
         for package in program.install.removeprefix("apt install ").split():
             assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
             assert package in README
+
+
+CI_MAKE = """\
+#!/bin/sh
+echo "$1, $(ls -A "$HOME" | wc -l) files at home, skips ${LABKIT_FORBID_SKIPS:+forbidden}" >> calls
+echo "=== $1: 3 passed in 1.00s ==="
+[ "$1" != "$FAILS" ]
+"""
+"""Makes nothing."""
+
+
+@pytest.fixture
+def ci_run(tmp_path):
+    """What CI makes of a copy of .ci/run, where everything it installs is there, and one target of make fails."""
+
+    def run(fails):
+        for name in ("make", "chromium", "slurmctld"):
+            (tmp_path / "bin" / name).write_text(CI_MAKE if name == "make" else "#!/bin/sh\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LABKIT_")}
+        environment |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "FAILS": fails}
+        command = [tmp_path / ".ci" / "run"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done, [line.split(", ") for line in (tmp_path / "calls").read_text().splitlines()]
+
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "bin").mkdir()
+    return run
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_ci_tries_every_test_once_and_ends_with_what_make_test_says_last(ci_run):
+    done, calls = ci_run(fails="")
+    assert done.returncode == 0, done.stderr
+    assert [call[0] for call in calls] == ["setup", "check", "test", "test-oldest"]
+    assert done.stdout.splitlines()[-1] == "=== test: 3 passed in 1.00s ==="
+    assert {name: home for name, home, _ in calls}["check"] == "0 files at home"
+    assert {skips for name, _, skips in calls if name != "setup"} == {"skips forbidden"}
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+@pytest.mark.parametrize("fails", ["check", "test", "test-oldest"])
+def test_what_fails_in_ci_is_not_tried_again(ci_run, fails):
+    done, calls = ci_run(fails)
+    assert done.returncode != 0
+    names = [call[0] for call in calls]
+    assert names == ["setup", "check", "test", "test-oldest"][: names.index(fails) + 1]

@@ -24,6 +24,7 @@ from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
+from labkit.engines.arguments import naming
 from labkit.exporting import statements
 from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
@@ -32,7 +33,6 @@ from labkit.failures.recorder import Collectives
 from labkit.failures.stacks import Frame, RankStack
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
-from labkit.plugins.arguments import naming
 from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
 from labkit.plugins.stacks.question import Asking
@@ -185,7 +185,7 @@ def torchrun(folder):
 
 
 def ray(_):
-    orders = Orders("", "auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {}, "", "train")
+    orders = Orders("", "auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {}, "train")
     ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
     return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
 

@@ -17,13 +17,14 @@ import nbformat
 import pytest
 import torch.distributed as dist
 
+import course
 import labkit
-from labkit import exercises
-from labkit.exercises import checking, predicting, progress, ranks
-from labkit.exercises.base import Cost
-from labkit.exercises.checking import try_answer
-from labkit.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_steps, lanes
-from labkit.exercises.traffic import Endless, Event, time_limit, waited_for_core_s
+from course import exercises
+from course.exercises import checking, predicting, progress, ranks
+from course.exercises.base import Cost
+from course.exercises.checking import try_answer
+from course.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_steps, lanes
+from course.exercises.traffic import Endless, Event, time_limit, waited_for_core_s
 from tests.conftest import shared_session
 from tests.hangs import is_recorded
 from tests.mutants import mutants
@@ -71,7 +72,7 @@ def test_there_are_at_least_twenty_and_the_four_fixed_ones_are_called_as_they_sh
 def test_an_exercise_is_whole(name):
     exercise = TABLE[name]
     module = inspect.getmodule(exercise.solution)
-    assert module.__name__ == f"labkit.exercises.{name}", "a file is named as its function"
+    assert module.__name__ == f"course.exercises.{name}", "a file is named as its function"
     assert len(exercise.wrong_answers) >= 4
     assert len(exercise.hints) >= 2
     assert exercise.why.endswith(".")
@@ -108,29 +109,29 @@ def test_who_asks_for_what_is_not_there_is_told_what_there_is():
         """Misspelt."""
 
     with pytest.raises(ValueError, match="did you mean ring_all_reduce"):
-        labkit.check(ring_allreduce)
+        course.check(ring_allreduce)
     with pytest.raises(TypeError, match="takes the function that you have written, got a int"):
-        labkit.check(3)
+        course.check(3)
     with pytest.raises(ValueError, match="answers is None, 'mine', 'solution', 'none', got 'all'"):
-        labkit.check(TABLE["bubble"].solution, answers="all")
+        course.check(TABLE["bubble"].solution, answers="all")
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name):
     (lesson,) = (path for path in LESSONS if path.stem.split("_")[0] == TABLE[name].lesson)
     cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
-    (place,) = (index for index, cell in enumerate(cells) if cell.source == f'labkit.exercises.statement("{name}")')
+    (place,) = (index for index, cell in enumerate(cells) if cell.source == f'course.exercises.statement("{name}")')
     answer, check = cells[place + 1 : place + 3]
     assert answer.source == TABLE[name].starter.rstrip("\n"), "kept once, in the exercise's file"
     assert answer.metadata.tags == ["exercise"]
-    assert check.source == f"labkit.check({name}, answers)"
+    assert check.source == f"course.check({name}, answers)"
     assert "answers" in declared(lesson)
 
 
 @pytest.mark.notebook
 def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
     executed = nbformat.read(execute(FOLDER / "04_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
-    shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "labkit.check" in cell.source]
+    shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "course.check" in cell.source]
     assert len(shown) == 2
     assert all("unsolved: the notebook runs with answers = 'none'" in output.data["text/plain"] for output in shown)
 
@@ -196,19 +197,19 @@ def bubble_in_which(body):
     ],
 )
 def test_whatever_a_plain_function_does_is_a_verdict(body, said):
-    result = labkit.check(bubble_in_which(body), answers="mine")
+    result = course.check(bubble_in_which(body), answers="mine")
     assert not result.passed
     assert result.message == f"bubble {said.removeprefix('bubble ')}"
-    assert labkit.check(TABLE["bubble"].solution, answers="mine").passed
+    assert course.check(TABLE["bubble"].solution, answers="mine").passed
 
 
 def test_a_plain_function_that_does_not_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("labkit.exercises.trial.COMPUTING_S", 0.2)
-    monkeypatch.setattr("labkit.exercises.trial.LIMIT_S", 0.6)
+    monkeypatch.setattr("course.exercises.trial.COMPUTING_S", 0.2)
+    monkeypatch.setattr("course.exercises.trial.LIMIT_S", 0.6)
     before = signal.getsignal(signal.SIGALRM)
-    result = labkit.check(bubble_in_which("while True: pass"), answers="mine")
+    result = course.check(bubble_in_which("while True: pass"), answers="mine")
     assert "bubble has not ended after 0.2 s of computing (line 3)" in result.message
-    result = labkit.check(bubble_in_which("time.sleep(1000)"), answers="mine")
+    result = course.check(bubble_in_which("time.sleep(1000)"), answers="mine")
     assert "bubble has not ended after 0.6 s (line 3)" in result.message
     assert signal.getsignal(signal.SIGALRM) is before
 
@@ -282,7 +283,7 @@ def test_dots_left_in_are_no_answer():
         ...  # noqa: PIE790
 
     line = inspect.getsourcelines(bubble)[1] + 2
-    result = labkit.check(bubble)
+    result = course.check(bubble)
     assert result.state == UNSOLVED
     assert result.message == f"not answered yet: write your answer in the place of `...` in line {line}"
 
@@ -292,16 +293,16 @@ def test_other_parameters_are_named():
         return (p - 1) / (m + p - 1)
 
     said = "`bubble(p, m)` has other parameters than `bubble(stages, micro_batches)`, as which it is called"
-    assert labkit.check(bubble).message == said
+    assert course.check(bubble).message == said
 
 
 def test_headless_answers_are_the_references_or_none():
     def bubble(stages, micro_batches):
         """To do."""
 
-    assert labkit.check(bubble, answers="none").state == UNSOLVED
-    assert "answers = 'none'" in labkit.check(bubble, answers="none").message
-    result = labkit.check(bubble, answers="solution")
+    assert course.check(bubble, answers="none").state == UNSOLVED
+    assert "answers = 'none'" in course.check(bubble, answers="none").message
+    result = course.check(bubble, answers="solution")
     assert result.passed
     assert result.headline == "✔ bubble, the reference solution: right"
 
@@ -457,12 +458,12 @@ def test_a_result_shows_one_hint_inside_the_other_and_no_solution():
 
 
 def test_hints_come_one_after_another(monkeypatch):
-    monkeypatch.setattr("labkit.exercises.result._hints_given", {})
+    monkeypatch.setattr("course.exercises.result._hints_given", {})
     exercise = TABLE["bubble"]
     assert str(Result(exercise, WRONG, "no").hint()) == f"hint 1 of 2: {exercise.hints[0]}"
     assert str(Result(exercise, WRONG, "no").hint()) == f"hint 2 of 2: {exercise.hints[1]}", "also after another check"
     said = Result(exercise, WRONG, "no").hint()
-    assert repr(said) == "no more hints; labkit.exercises.solution('bubble') shows the solution"
+    assert repr(said) == "no more hints; course.exercises.solution('bubble') shows the solution"
     assert isinstance(said, Text)
 
 
@@ -497,28 +498,28 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 def test_a_prediction_is_answered_by_the_run(in_a_folder):
-    guess = labkit.predict("What will rank 1 print?", "0", "1", "nothing")
+    guess = course.predict("What will rank 1 print?", "0", "1", "nothing")
     assert repr(guess) == "predict: What will rank 1 print? 0 · 1 · nothing"
     assert "no prediction was made" in repr(guess.reveal("1"))
-    guess = labkit.predict("What will rank 2 print?", "0", "1")
+    guess = course.predict("What will rank 2 print?", "0", "1")
     guess.say("0")
     assert repr(guess.reveal(1)) == "What will rank 2 print? You said 0; it was 1: surprised?"
     guess.say("1")
     assert guess.said == "0", "too late"
-    another = labkit.predict("And rank 3?", "yes", "no")
+    another = course.predict("And rank 3?", "yes", "no")
     another.say("yes")
     assert "right" in another.reveal("yes")._repr_html_()
     assert repr(exercises.tally()) == "you predicted 1 of 2 right, of 3 asked for"
 
 
 def test_a_prediction_whose_answer_is_no_option_fails(in_a_folder):
-    guess = labkit.predict("What will it print?", "a", "b")
+    guess = course.predict("What will it print?", "a", "b")
     with pytest.raises(ValueError, match="the run gave 'c', which is none of the options a, b"):
         guess.reveal("c")
     with pytest.raises(ValueError, match="'c' is none of the options 'a', 'b'"):
         guess.say("c")
     with pytest.raises(ValueError, match="at least two different options"):
-        labkit.predict("Why?", "a")
+        course.predict("Why?", "a")
     assert repr(exercises.tally()) == "no predictions made, of 1 asked for"
 
 
@@ -564,7 +565,7 @@ def test_where_nothing_can_be_written_that_is_said(in_a_folder, monkeypatch):
 
 
 def test_without_a_reader_nothing_is_kept(in_a_folder):
-    assert labkit.check(TABLE["bubble"].solution, answers="mine").passed
+    assert course.check(TABLE["bubble"].solution, answers="mine").passed
     assert not os.listdir(in_a_folder)
 
 

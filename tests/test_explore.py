@@ -5,7 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 import pytest
 
-from labkit.lessons.explore import explore
+from course.explore import explore
 from labkit.ui import kernel, present
 from labkit.ui.charts import PLOTLY
 from tests.test_view import open_widgets

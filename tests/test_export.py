@@ -382,10 +382,9 @@ def test_a_partials_arguments_become_the_scripts(notebook, tmp_path):
     assert '{"seed": 3, "lr": 4}, seed=0)' in (folder / "train.py").read_text()
 
 
-def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_path, monkeypatch):
-    (tmp_path / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
-    (tmp_path / "mine_b.py").write_text("import psutil\nX = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
+def test_the_readers_own_module_is_copied_with_what_it_imports(exported, package_folder, tmp_path):
+    (package_folder / "mine_a.py").write_text("import mine_b\n\ndef f():\n    return mine_b.X\n")
+    (package_folder / "mine_b.py").write_text("import psutil\nX = 1\n")
     imports.local_file.cache_clear()
     text = exported("import mine_a\nfrom mine_b import X", TRAIN.format("mine_a.f(), X"))
     assert "import mine_a\nfrom mine_b import X\n" in text
@@ -393,10 +392,50 @@ def test_the_readers_own_module_is_copied_with_what_it_imports(exported, tmp_pat
         assert (tmp_path / "job" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
+PACKAGE = {
+    "__init__.py": """
+        from my_package.settings import LR
+
+        def __getattr__(name):  # a name that comes when it is first asked for
+            from my_package.inner.later import step
+            return step
+    """,
+    "settings.py": "LR = 0.1",
+    "unused.py": "raise RuntimeError",
+    "table.csv": "api_key = 'AKIAABCDEFGHIJKLMNOP'",
+    "inner/__init__.py": "",
+    "inner/later.py": "import psutil\nfrom my_package import settings\n\ndef step():\n    return settings.LR",
+    "inner/data/weights.bin": "0",
+    "other/__init__.py": "",
+    "other/huge.bin": "0",
+    "__pycache__/settings.cpython-399.pyc": "",
+}
+
+
+def test_of_the_readers_own_package_the_modules_that_are_used_are_copied_with_their_data(
+    exported, package_folder, tmp_path, monkeypatch
+):
+    for name, text in PACKAGE.items():
+        (package_folder / "my_package" / name).parent.mkdir(parents=True, exist_ok=True)
+        (package_folder / "my_package" / name).write_text(textwrap.dedent(text))
+    imports.local_file.cache_clear()
+    with pytest.warns(UserWarning, match="my_package/table.csv, copied as it is, has what looks like a secret"):
+        exported("import my_package", TRAIN.format("my_package.step()"))
+    job = tmp_path / "job"
+    copied = {str(path.relative_to(job / "my_package")) for path in (job / "my_package").rglob("*") if path.is_file()}
+    used = {"__init__.py", "settings.py", "inner/__init__.py", "inner/later.py"}
+    assert copied == used | {"table.csv", "inner/data/weights.bin"}
+    assert "psutil==" in (job / "requirements.txt").read_text()
+    assert "\nmy_package/       yours, as it is beside the notebook\n" in (job / "README.txt").read_text()
+    monkeypatch.setattr("labkit.exporting.exporter.MOST_DATA_BYTES", 2)
+    with pytest.raises(ValueError, match=r"the package .*my_package holds 0 MiB of other files, too many to copy"):
+        exported(TRAIN.format("my_package.LR"))
+
+
 def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     exported(
-        "import labkit\nfrom labkit.lessons.models import ConvNet",
-        TRAIN.format("ConvNet, labkit.datasets.load, labkit.Stopped"),
+        "import course\nimport labkit\nfrom course.models import ConvNet",
+        TRAIN.format("ConvNet, course.datasets.load, labkit.Stopped"),
     )
     carried = {
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
@@ -408,21 +447,22 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         ),
         "rank": (
             *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
-            *("notebook_main", "settings"),
+            *("carried_modules", "notebook_main", "settings"),
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "plugins": (),
         "plugins/as_script": ("bars", "children", "dynamo", "fork_server", "hooks"),
         "cluster": (
-            *("files", "name_service", "private", "rank_entry", "records", "run_directory"),
+            *("files", "private", "rank_entry", "records", "run_directory"),
             *("sender", "tcp_store"),
         ),
         "exporting": ("script",),
-        "lessons": ("datasets", "models"),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
-    assert carried == modules | {"__init__.py", "LICENSE", "lessons/data/digits.npz", "lessons/data/README.md"}
-    for name in carried - {"LICENSE", "lessons/data/digits.npz"}:
+    assert carried == modules | {"__init__.py", "LICENSE"}
+    of_the_course = {path.name for path in (tmp_path / "job" / "course").rglob("*") if path.is_file()}
+    assert of_the_course == {"__init__.py", "datasets.py", "models.py", "digits.npz", "README.md"}
+    for name in carried - {"LICENSE"}:
         used = {m.partition(".")[0] for m in imports.imported((tmp_path / "job/labkit" / name).read_text())}
         assert not used & {"plotly", "ipywidgets", "pandas", "IPython", "matplotlib"} or name == "__init__.py"
 
@@ -435,7 +475,7 @@ def test_all_of_a_folder_that_is_needed_is_carried(exported, tmp_path):
 
 
 def test_requirements_have_the_versions_that_are_installed(exported, tmp_path):
-    exported("import labkit\nimport yaml", TRAIN.format("labkit.models.resnet50(), yaml"))
+    exported("import course\nimport yaml", TRAIN.format("course.models.resnet50(), yaml"))
     lines = (tmp_path / "job/requirements.txt").read_text().splitlines()
     required = {line for line in lines if not line.startswith("#")}
     assert {line.partition("==")[0].lower() for line in required} == {
@@ -578,13 +618,12 @@ def test_is_refused_by_name_and_nothing_is_written(what, exported, tmp_path):
     assert not (tmp_path / "job").exists()
 
 
-def test_a_package_that_is_not_installed_is_refused(exported, tmp_path, monkeypatch):
-    (tmp_path / "my_package").mkdir()
-    (tmp_path / "my_package/__init__.py").write_text("x = 1\n")
+def test_a_folder_without_a_source_is_refused(exported, tmp_path, monkeypatch):
+    (tmp_path / "my_folder").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     imports.local_file.cache_clear()
-    with pytest.raises(ValueError, match=r"uses 'my_package', from the package my_package, which lies in .* not inst"):
-        exported("import my_package", TRAIN.format("my_package.x"))
+    with pytest.raises(ValueError, match=r"uses 'my_folder', from my_folder, which lies in .*, is not installed and"):
+        exported("import my_folder", TRAIN.format("my_folder"))
 
 
 @pytest.mark.parametrize(
@@ -635,12 +674,12 @@ def test_a_folder_with_anything_else_in_it_is_left_alone(exported, tmp_path):
 
 
 def test_an_earlier_export_is_replaced_and_what_came_later_stays(exported, tmp_path):
-    exported("import labkit", TRAIN.format("labkit.models"))
+    exported("import labkit", TRAIN.format("labkit.Checkpoint"))
     (tmp_path / "job/log").mkdir()
     text = exported(TRAIN.format(2))
     assert "return 2" in text
     assert (tmp_path / "job/log").is_dir()
-    assert not (tmp_path / "job/labkit/lessons/models.py").exists()
+    assert not (tmp_path / "job/labkit/checkpoint/__init__.py").exists()
 
 
 def test_a_file_that_the_reader_changed_is_not_replaced(exported, tmp_path):
@@ -659,10 +698,10 @@ def test_a_file_in_the_way_is_not_replaced(exported, tmp_path):
         exported(TRAIN.format(1))
     (tmp_path / "job").unlink()
     exported(TRAIN.format(1))
-    (tmp_path / "job/labkit/lessons").mkdir()
-    (tmp_path / "job/labkit/lessons/models.py").write_text("mine")
-    with pytest.raises(ValueError, match=r"models.py is there already and was not written by export\(\)"):
-        exported("import labkit", TRAIN.format("labkit.models"))
+    (tmp_path / "job/labkit/checkpoint").mkdir()
+    (tmp_path / "job/labkit/checkpoint/__init__.py").write_text("mine")
+    with pytest.raises(ValueError, match=r"__init__.py is there already and was not written by export\(\)"):
+        exported("import labkit", TRAIN.format("labkit.Checkpoint"))
 
 
 # Options

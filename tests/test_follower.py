@@ -12,11 +12,11 @@ import pytest
 
 from labkit import launcher
 from labkit.cluster import job_events
+from labkit.engines.arguments import check_call
 from labkit.failures.silence import Silences
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
 from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.arguments.checks import check_call
 from labkit.plugins.stacks import question
 from labkit.plugins.stacks.hooks import KIND
 from labkit.plugins.stacks.question import asking

@@ -17,9 +17,10 @@ import nbformat
 import pytest
 
 import labkit
-from labkit.plugins.arguments import checks
+from labkit.engines import arguments as checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
+from tests.repository import beside_the_course
 from tests.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
 
 TPU = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
@@ -112,7 +113,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
 @pytest.mark.spawns
 @pytest.mark.kernel
 def test_without_widgets_there_are_text_and_pictures(notebook):
-    notebook.run("labkit.plugins.ahead.charts.wait()")
+    notebook.run("labkit.ui.prewarm.wait()")
     notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
     notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
     notebook.ever_shown.clear()
@@ -163,7 +164,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     is_colab = "colab" in request.node.name
     if is_colab:
         hosted.run("import google.colab.output as output")
-    hosted.run("from labkit.plugins.arguments import checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("from labkit.engines import arguments as checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(
@@ -230,15 +231,18 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
     """With what Kaggle says of itself in Save & Run All, where nobody watches either."""
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     sources = (
-        "import labkit\n%load_ext labkit",
+        "import course, labkit\n%load_ext labkit",
         "def train(worker):\n    [worker.log(loss=float(step)) for step in range(3)]\n    print('bye')",
         "run = labkit.launch(train)",
         "%%ranks 2\nrank",
-        "def local_indices(samples, rank, world_size, epoch, seed):\n    return []\nlabkit.check(local_indices)",
+        "def local_indices(samples, rank, world_size, epoch, seed):\n    return []\ncourse.check(local_indices)",
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     client = nbclient.NotebookClient(
-        notebook, timeout=LONG_S, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=LONG_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
     )
     client.execute()
     launched, ranks, checked = (cell.outputs for cell in notebook.cells[2:])
@@ -298,10 +302,10 @@ def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_pat
         ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"] if program == "IPython" else ["-q"]
     )
     prompt = r"In \[\d+\]: " if program == "IPython" else ">>> "
-    terminal = Terminal(tmp_path, *options)
+    terminal = Terminal(beside_the_course(tmp_path), *options)
     try:
         terminal.see(prompt)
-        terminal.type("import labkit, time")
+        terminal.type("import course, labkit, time")
         terminal.see(prompt)
         body = ["    for step in range(10**9):", "        worker.log(loss=1 / (1 + step))", "        time.sleep(0.01)"]
         terminal.type("def train(worker):", *body, "", "")
@@ -316,7 +320,7 @@ def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_pat
             terminal.type("%load_ext labkit", "%%ranks 2", "rank + 40", "", "")
             terminal.see(r"\[rank 1\] 41")
         terminal.type("def local_indices(samples, rank, world_size, epoch, seed):", "    return []", "", "")
-        terminal.type("labkit.check(local_indices)")
+        terminal.type("course.check(local_indices)")
         terminal.see("local_indices: wrong")
     finally:
         terminal.close()

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.engines.arguments import check
 from labkit.exporting.exporter import _check as check_export
 from labkit.monitor.companion import Asked
-from labkit.plugins.arguments import check
 from labkit.plugins.as_script import bars, hooks
 from labkit.plugins.variables import unsendable
 from labkit.protocol.job import RankInfo

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from labkit.plugins.standby import idle
+from labkit.engines.standby import idle
 from tests.conftest import wait_until
 
 SPIN = "while True: pass"

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import course
 import labkit
 from labkit.engines.local import LocalEngine
 from labkit.protocol import system
@@ -196,7 +197,7 @@ def test_much_output_and_large_results_arrive():
 @pytest.mark.spawns
 def test_a_dataloader_with_workers_runs_in_a_rank():
     def work(worker):
-        train, _ = labkit.datasets.load("digits")
+        train, _ = course.datasets.load("digits")
         loader = torch.utils.data.DataLoader(train, 400, num_workers=1, persistent_workers=True)
         worker.persistent = iter(loader)  # still open when the function returns
         return sum(len(labels) for _, labels in loader)

@@ -226,8 +226,8 @@ BROKEN = {
         "no symptom: ['set_epoch, forgotten']",
     ),
     "16e_pitfalls_gradients": (
-        "model = nn.DataParallel(labkit.models",
-        "model = DistributedDataParallel(labkit.models",
+        "model = nn.DataParallel(course.models",
+        "model = DistributedDataParallel(course.models",
         "no symptom: ['DDP in name only']",
     ),
     "20_a_gpt": (

@@ -21,13 +21,13 @@ from labkit.monitor.history import AT_ONCE
 from labkit.monitor.output import RankOutput
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
-from labkit.plugins.many import FEW, band
+from labkit.plugins.many import FEW, band, many_history
 from labkit.plugins.many import listing as many
 from labkit.plugins.many.searching import search
-from labkit.plugins.png.drawing import picture
 from labkit.plugins.report import summary
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
 from labkit.ui import charts, kernel, live
+from labkit.ui.pictures import picture
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine
 
@@ -230,9 +230,9 @@ def test_the_chart_of_many_is_the_band_the_mean_and_the_ranks_that_stand_apart()
 def test_at_sixteen_ranks_every_rank_has_its_curve_and_at_seventeen_there_is_a_band():
     assert len(charts.logged(history_of(losses(FEW))).data) == FEW + 1
     assert set(parts(charts.logged(history_of(losses(FEW + 1))))) == {
-        *many.EDGES,
+        *many_history.EDGES,
         "mean",
-        *(f"slot {slot}" for slot in range(many.APART)),
+        *(f"slot {slot}" for slot in range(many_history.APART)),
     }
 
 
@@ -303,7 +303,7 @@ def test_the_table_has_who_is_asked_for_who_failed_who_stands_apart_and_the_slow
             history.add(log(rank, steps, loss=[values[rank, -1]] * 20, step_s=0.2 if rank == 51 else 0.1))
     states = ["running"] * RANKS
     states[2] = "failed"
-    assert many.listed(states, history, [17, 30]) == {
+    assert history.listed(states, [17, 30]) == {
         17: "asked for, apart in loss",
         30: "asked for",
         2: "failed",
@@ -317,7 +317,7 @@ def test_ranks_that_have_ended_are_not_the_slowest_while_others_are_at_work():
     for rank in range(20):
         history.add(log(rank, range(5 + rank), loss=[1.0] * (5 + rank)))
     states = ["finished"] * 10 + ["running"] * 10
-    assert list(many.listed(states, history)) == [10, 11]
+    assert list(history.listed(states)) == [10, 11]
 
 
 def test_of_ranks_that_go_on_together_none_is_the_slowest():
@@ -325,11 +325,11 @@ def test_of_ranks_that_go_on_together_none_is_the_slowest():
     for rank in range(20):
         history.add(log(rank, range(30), step_s=0.1 + 0.0001 * (7 * rank % 20), loss=[1.0] * 30))
     history.add(log(12, [30], loss=[1.0]))  # it is heard of first
-    assert many.listed(["running"] * 20, history) == {}
+    assert history.listed(["running"] * 20) == {}
 
 
 def test_before_anything_is_logged_only_who_is_asked_for_is_listed():
-    assert many.listed(["starting"] * 20, new_history(20), [4]) == {4: "asked for"}
+    assert new_history(20).listed(["starting"] * 20, [4]) == {4: "asked for"}
 
 
 def test_the_states_table_of_many_has_a_head_and_few_rows():
@@ -390,7 +390,7 @@ def test_the_summary_of_many_has_the_output_of_few():
     for rank in range(RANKS):
         run._follower.take(Output(rank, f"this is rank {rank}\n"))
     page = summary.as_html(run)
-    shown = {0, *many.listed(run.states, run.recorded)}
+    shown = {0, *run.recorded.listed(run.states)}
     assert {int(rank) for rank in re.findall("<summary>output of rank (\\d+)</summary>", page)} == shown
     assert f"output of {RANKS - len(shown)} more ranks" in page
 

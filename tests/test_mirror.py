@@ -298,7 +298,7 @@ def told(monkeypatch):
     return heard
 
 
-ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {}, "", "train")
+ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {}, "train")
 
 
 def test_which_nodes_are_taken_away_is_asked_once_a_look_however_many_there_are(monkeypatch, told):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from labkit.lessons import models
+from course import models
 
 
 def count_parameters(model):

@@ -7,12 +7,11 @@ from array import array
 import pytest
 
 import labkit
+from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
 from labkit.monitor.run import Run
-from labkit.plugins.arguments.checks import check_options
 from labkit.plugins.not_finite.finding import first
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
-from labkit.plugins.png.drawing import picture
 from labkit.plugins.report import summary
 from labkit.protocol import events
 from labkit.protocol.job import RankHooks, RankInfo
@@ -20,6 +19,7 @@ from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from labkit.ui import charts, live
+from labkit.ui.pictures import picture
 from tests.fake_engine import FakeEngine
 
 NAN, INF = float("nan"), float("inf")

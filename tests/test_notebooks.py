@@ -68,6 +68,17 @@ def test_no_cell_is_too_long_to_be_read(lesson):
     assert [cell.id for cell in shown if cell.source.count("\n") >= 30] == []
 
 
+def test_the_line_that_fails_where_a_lesson_was_moved_away_from_the_course_says_where_it_lies(lesson):
+    lines = [
+        line
+        for cell in nbformat.read(lesson, as_version=4).cells
+        if cell.cell_type == "code"
+        for line in cell.source.splitlines()
+        if re.match("(?:import|from) course", line)
+    ]
+    assert lines[0].endswith("  # the folder beside this notebook: its kernel must start there")
+
+
 def test_links_between_lessons_lead_somewhere(lesson):
     for cell in nbformat.read(lesson, as_version=4).cells:
         for target in re.findall(r"\]\(([^)#]+\.ipynb)\)", cell.source):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
 import logging
 import os
+import pickle
+import shutil
+import subprocess
 import sys
 import types
 import warnings
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import labkit.on_ranks
-from labkit.protocol import modules
+from labkit.protocol import module_archives, modules
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.job import Cell
 from labkit.protocol.modules import Search
@@ -24,6 +30,7 @@ from labkit.session import imports, isolation
 from tests import carried
 from tests.conftest import shared_session
 from tests.fake_engine import A_JOB
+from tests.repository import ROOT
 
 # Settings
 
@@ -132,7 +139,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.chdir(tmp_path / "a")
     yield tmp_path
-    for name in ("settings_of_lib", "loaded"):
+    for name in ("settings_of_lib", "loaded", "alone", "my_package", "heavy"):
         sys.modules.pop(name, None)
     modules.of_reader()
 
@@ -150,7 +157,7 @@ def test_a_relative_entry_of_the_path_means_the_folder_in_which_the_notebook_fou
     sys.path.insert(0, entry)
     assert importlib.import_module("settings_of_lib").name == "mine"
     monkeypatch.chdir(folder / "b")
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert all(map(os.path.isabs, search.path))
     assert imported_anew("settings_of_lib", search).name == "mine"
 
@@ -160,7 +167,7 @@ def test_a_module_that_was_found_in_an_earlier_working_folder_is_found_there(fol
     monkeypatch.chdir("lib")
     assert importlib.import_module("settings_of_lib").name == "mine"
     monkeypatch.chdir(folder / "b" / "lib")
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert search.files == {"settings_of_lib": str(folder / "a" / "lib" / "settings_of_lib.py")}
     assert imported_anew("settings_of_lib", search).name == "mine"
 
@@ -169,7 +176,7 @@ def test_a_module_that_was_loaded_from_a_path_is_found_by_its_name(folder):
     spec = importlib.util.spec_from_file_location("loaded", "lib/settings_of_lib.py")
     sys.modules["loaded"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["loaded"])
-    search = Search.here(is_for_here=True)
+    search = Search.here(True, modules.of_reader())
     assert imported_anew("loaded", search).name == "mine"
     search._replace(files={}).take_over()
     sys.modules.pop("loaded")
@@ -183,6 +190,64 @@ def test_on_another_machine_the_notebooks_path_comes_after_its_own(monkeypatch):
     assert sys.path == ["/there", "/here"]
 
 
+CARRIED = """
+import pickle, sys
+from labkit.rank import carried_modules
+carried_modules.have(pickle.load(open(sys.argv[1], "rb")))
+import alone, my_package.inner
+print(alone.NAME, my_package.inner.table(), my_package.__file__)
+"""
+
+
+@pytest.mark.spawns
+def test_a_rank_without_the_notebooks_files_has_its_modules_all_the_same(folder):
+    """Also a module of a package that the notebook itself has not imported, and the data beside it."""
+    files = {
+        "alone.py": "NAME = 'alone'",
+        "my_package/__init__.py": "",
+        "my_package/inner.py": "from importlib import resources\n"
+        "def table():\n    return (resources.files('my_package') / 'data/table.csv').read_text()",
+        "my_package/data/table.csv": "1,2",
+        "my_package/.git/large": "",
+    }
+    for name, text in files.items():
+        (folder / "b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "b" / name).write_text(text)
+    sys.path.insert(0, str(folder / "b"))
+    for name in ("alone", "my_package"):
+        importlib.import_module(name)
+    archives = {name: archive for name, archive in module_archives.pack().items() if name in ("alone", "my_package")}
+    with zipfile.ZipFile(io.BytesIO(archives["my_package"])) as archive:
+        assert sorted(archive.namelist()) == sorted(
+            name for name in files if name.startswith("my_package/") and ".g" not in name
+        )
+    (folder / "sent").write_bytes(pickle.dumps(archives))
+    shutil.rmtree(folder / "b")
+    done = subprocess.run(
+        [sys.executable, "-c", CARRIED, str(folder / "sent")],
+        cwd=folder / "a",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("alone 1,2 "), done.stderr
+    assert not Path(done.stdout.split()[-1]).exists(), "it has gone with the process"
+
+
+def test_of_a_package_that_is_too_large_the_sources_travel_or_nothing(folder, monkeypatch):
+    (folder / "a" / "lib" / "heavy").mkdir()
+    (folder / "a" / "lib" / "heavy" / "__init__.py").write_text("X = 1\n")
+    (folder / "a" / "lib" / "heavy" / "weights").write_bytes(bytes(100))
+    sys.path.insert(0, str(folder / "a" / "lib"))
+    importlib.import_module("heavy")
+    monkeypatch.setattr(module_archives, "MOST_BYTES", 50)
+    with zipfile.ZipFile(io.BytesIO(module_archives.pack()["heavy"])) as archive:
+        assert archive.namelist() == ["heavy/__init__.py"]
+    monkeypatch.setattr(module_archives, "MOST_BYTES", 5)
+    assert "heavy" not in module_archives.pack()
+
+
 def test_what_is_sent_of_modules_names_none_of_a_library():
     assert "tests.test_on_ranks" in modules.of_reader()
     assert not {"torch", "os", "labkit", "labkit.launcher"} & modules.of_reader().keys()
@@ -192,14 +257,14 @@ def test_a_file_that_was_edited_is_named_until_it_is_reloaded(folder):
     sys.path.insert(0, "lib")
     found = importlib.import_module("settings_of_lib")
     file = folder / "a" / "lib" / "settings_of_lib.py"
-    assert modules.edited() == []
+    assert modules.edited(modules.of_reader()) == []
     file.write_text("name = 'edited'\n")
-    assert modules.edited() == [str(file)]
-    assert modules.edited() == [], "once is enough"
+    assert modules.edited(modules.of_reader()) == [str(file)]
+    assert modules.edited(modules.of_reader()) == [], "once is enough"
     importlib.reload(found)
-    assert modules.edited() == []
+    assert modules.edited(modules.of_reader()) == []
     file.write_text("name = 'edited again'\n")
-    assert modules.edited() == [str(file)]
+    assert modules.edited(modules.of_reader()) == [str(file)]
 
 
 def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypatch):
@@ -208,7 +273,7 @@ def test_a_file_that_was_edited_before_anybody_looked_is_named(folder, monkeypat
     importlib.import_module("settings_of_lib")
     file = folder / "a" / "lib" / "settings_of_lib.py"
     file.write_text("name = 'edited'\n")
-    assert modules.edited() == [str(file)], "Python has kept when it compiled which"
+    assert modules.edited(modules.of_reader()) == [str(file)], "Python has kept when it compiled which"
 
 
 # On reserved ranks
@@ -224,7 +289,6 @@ def watched():
     yield
     bootstrap._load_unlocked = load
     imports._changes.clear()
-    imports._files.clear()
 
 
 EFFECTS = """
@@ -435,6 +499,10 @@ ROWS = {
     "tensors on a GPU": ("pickling", "test_a_tensor_of_another_device_goes_to_that_of_who_receives_it"),
     "functions with decorators": ("twins", "decorates functions with what pickles by name"),
     "imported modules": ("twins", "uses a module that was loaded from a path"),
+    "your own modules, on Ray": (
+        "ray",
+        "test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files",
+    ),
     "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),
     "modules imported for effect": (
         "on_ranks",

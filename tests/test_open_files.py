@@ -11,8 +11,7 @@ import sys
 import psutil
 import pytest
 
-from labkit.engines import spawn
-from labkit.plugins import standby
+from labkit.engines import spawn, standby
 from labkit.protocol import system
 from tests.conftest import LONG_S
 

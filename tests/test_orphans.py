@@ -56,7 +56,7 @@ def busy(worker):
 """Rank 0 logs for ever, 1 waits in a collective, 2 is in native code that keeps Python's lock, 3 loads data."""
 
 STAND_BY = """
-from labkit.plugins import standby
+from labkit.engines import standby
 standby.take(0)
 standby.done({count})
 while len(standby.pids()) < {count}:

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-import labkit
-from labkit.lessons import course, pictures
+import course
+from course import overview, pictures
 
 
 def test_a_grid_has_the_colour_of_the_rank_that_a_number_comes_from():
@@ -46,9 +46,9 @@ def test_the_strip_says_how_far_each_lesson_was_run(tmp_path, monkeypatch):
         code[0]["outputs"] = [error] if state == "failed" else []
         text = json.dumps({"cells": [{"cell_type": "markdown"}, *code]})
         (tmp_path / f"0{number}_a_lesson.ipynb").write_text(text)
-    lessons = labkit.course.progress()
+    lessons = course.progress()
     assert list(lessons.values()) == list(cells)
     shown = course.strip(lessons)._repr_html_()
-    assert all(color in shown for color in course.COLORS.values())
+    assert all(color in shown for color in overview.COLORS.values())
     assert 'href="03_a_lesson.ipynb" title="a lesson: failed"' in shown
     assert "0 of 0 predictions right" in shown

@@ -8,9 +8,9 @@ import re
 import nbformat
 import pytest
 
-import labkit
-from labkit.pitfalls import WINGS, Museum, find, table
-from labkit.pitfalls.base import Exhibit
+import course
+from course.pitfalls import WINGS, Museum, find, table
+from course.pitfalls.base import Exhibit
 from tests.run_notebooks import FOLDER
 
 TABLE = table()
@@ -20,7 +20,7 @@ TABLE = table()
 def test_an_exhibit_is_whole(name):
     exhibit = TABLE[name]
     module = inspect.getmodule(exhibit.form)
-    assert module.__name__ == f"labkit.pitfalls.{name}", "a file is named as its function"
+    assert module.__name__ == f"course.pitfalls.{name}", "a file is named as its function"
     assert 2 <= len(exhibit.choices) <= 3
     assert len(set(exhibit.choices)) == len(exhibit.choices)
     assert exhibit.answer in exhibit.choices
@@ -129,6 +129,6 @@ def test_who_asks_for_what_is_not_there_is_told_what_there_is(museum):
     with pytest.raises(ValueError, match="the wing 'data' has no group_0; it has"):
         Museum("data", predictions={"group_0": "an error"})
     with pytest.raises(ValueError, match="there is no exhibit 'group_zero'; there are"):
-        labkit.pitfalls.find("group_zero")
+        course.pitfalls.find("group_zero")
     with pytest.raises(ValueError, match="shows=3 of"):
         Exhibit("data", "No such choice", "", ("yes", "no"), shows=3)

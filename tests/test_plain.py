@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+import course
 import labkit
 from tests.conftest import LONG_S, shared_session
 from tests.run_notebooks import FOLDER, LESSONS
@@ -25,7 +26,7 @@ KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 def of_lesson(name, **names):
     """The names of a lesson's parameters, imports and functions. `names` are what else its functions use."""
     (lesson,) = FOLDER.glob(f"{name}_*.ipynb")
-    train_set, test_set = labkit.datasets.load("digits")
+    train_set, test_set = course.datasets.load("digits")
     found = {"__name__": "__main__", "train_set": train_set, "test_set": test_set}  # so that they travel by value
     for cell in nbformat.read(lesson, as_version=4).cells:
         if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []):
@@ -52,7 +53,7 @@ def ranks():
 @pytest.fixture
 def run(tmp_path):
     """Run a script beside digits.pt, its ranks started by itself or, with `by_torchrun`, by torchrun; its output."""
-    torch.save(labkit.datasets.load("digits").train.tensors(), tmp_path / "digits.pt")
+    torch.save(course.datasets.load("digits").train.tensors(), tmp_path / "digits.pt")
 
     def run(script, *options, by_torchrun=0):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(by_torchrun)]
@@ -85,21 +86,21 @@ def apart(some, others):
 def test_each_script_is_shown_by_a_lesson_and_needs_no_labkit():
     shown = "\n".join(cell.source for lesson in LESSONS for cell in nbformat.read(lesson, as_version=4).cells)
     for script in PLAIN:
-        assert len(re.findall(rf'labkit\.course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
+        assert len(re.findall(rf'course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
         assert "labkit" not in script.read_text()
 
 
 def test_a_script_is_shown_from_its_file(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("if 1 < 2:\n    pass\n")
     monkeypatch.chdir(tmp_path)
-    shown = labkit.course.script("a.py", "one file & no more")
+    shown = course.script("a.py", "one file & no more")
     assert shown.source == (tmp_path / "a.py").read_text()
     assert "<details>" in shown._repr_html_()
     assert "if 1 &lt; 2:" in shown._repr_html_()
     assert "one file &amp; no more" in shown._repr_html_()
     assert repr(shown) == "The same without labkit: one file & no more (a.py)"
     with pytest.raises(FileNotFoundError, match=r"no b\.py in .*: it lies beside the lessons"):
-        labkit.course.script("b.py", "")
+        course.script("b.py", "")
 
 
 @pytest.mark.spawns
@@ -137,7 +138,7 @@ def test_the_six_steps_are_each_seen_and_train_lesson_07s_network_as_one_process
     assert all(said.count(f"step {number}: ") == 2 for number in range(1, 7)), said
     model = of_lesson("07", inputs=28 * 28)["whole_network"]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
-    train_set = labkit.datasets.load("digits").train
+    train_set = course.datasets.load("digits").train
     sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
     losses = []
     for _, (images, labels) in zip(range(5), DataLoader(train_set, 64, sampler=sampler), strict=False):
@@ -175,10 +176,10 @@ def test_shards_are_read_by_another_number_of_ranks(run):
     by_three = torch.load(run.folder / "weights.pt")
     assert apart(by_two, by_three) == 0
     torch.manual_seed(0)
-    model = labkit.models.ConvNet()
+    model = course.models.ConvNet()
     start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = torch.optim.AdamW(model.parameters())
-    images, labels = labkit.datasets.load("digits").train.tensors()
+    images, labels = course.datasets.load("digits").train.tensors()
     for step in range(3):
         batch = slice(64 * step, 64 * (step + 1))
         nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import labkit
-from labkit.plugins import standby
+from labkit.engines import standby
 from labkit.process_table import HEADINGS, holders
 from labkit.process_table.holders import HeldProcess
 from tests import workloads

@@ -1,4 +1,4 @@
-"""What is imported when it is needed and not before: torch's compiler, a grammar. In fresh processes."""
+"""What is imported when it is needed and not before: torch's compiler. In fresh processes."""
 
 from __future__ import annotations
 
@@ -163,29 +163,3 @@ def test_steps_are_traced_without_it(prints):
         """
     )
     assert told == "True False False"
-
-
-ADDRESSES = """
-checked = []
-for address in ("http://example.org", "no address"):
-    try:
-        jsonschema.Draft7Validator.FORMAT_CHECKER.check(address, "iri")
-        checked.append("right")
-    except jsonschema.exceptions.FormatError:
-        checked.append("wrong")
-print(before, *checked, "rfc3987_syntax" in sys.modules)
-"""
-
-
-def test_the_first_chart_does_not_wait_for_a_grammar_which_is_there_for_whoever_asks(prints):
-    pytest.importorskip("rfc3987_syntax", reason="Jupyter's server brings it")
-    begin = """
-import sys
-from labkit.plugins.ahead import charts
-charts.wait()
-before = [name in sys.modules for name in ("plotly.graph_objs._figurewidget", "jsonschema", "rfc3987_syntax")]
-import jsonschema
-"""
-    assert prints(ADDRESSES, begin) == "[True, True, False] right wrong True"
-    there_before = "import rfc3987_syntax" + begin
-    assert prints(ADDRESSES, there_before) == "[True, True, True] right wrong True", "what is there stays"

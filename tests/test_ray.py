@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 import labkit
+from labkit.protocol import module_archives
 from labkit.ray_cluster import driver
 from labkit.ray_cluster.attempt import Attempt
 from labkit.ray_cluster.orders import Orders
@@ -65,6 +68,25 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     assert [f"hello from {rank}\n" in output for rank, output in enumerate(run.output)] == [True, True]
     with pytest.raises(ValueError, match="is a run under Ray, which ended with its notebook"):
         labkit.attach(run.folder)
+
+
+@pytest.mark.spawns
+def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(launch, package_folder, monkeypatch):
+    package = package_folder / "lay_there"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "table.csv").write_text("1,2")
+    (package / "inner.py").write_text(
+        "from pathlib import Path\ndef table():\n    return (Path(__file__).parent / 'table.csv').read_text()\n"
+    )
+    importlib.import_module("lay_there")
+    archives = module_archives.pack()
+    monkeypatch.setattr(module_archives, "pack", lambda: archives)
+    shutil.rmtree(package)  # the nodes are processes of this machine
+    run = launch(elsewhere.where_it_is)
+    run.wait(LONG_S)
+    assert [found for found, _ in run.results] == ["1,2"] * 2
+    assert not any(Path(where).exists() for _, where in run.results), "it has gone with the ranks"
 
 
 # What cannot be
@@ -158,7 +180,7 @@ def test_why_there_is_no_connection_is_said_with_what_to_do(error, said, monkeyp
 
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
     with pytest.raises(driver.CannotConnectError) as refused:
-        driver._connect(Orders("", "auto", 2, {"CPU": 1}, "PACK", 0, 0, 0, {}, "", ""))
+        driver._connect(Orders("", "auto", 2, {"CPU": 1}, "PACK", 0, 0, 0, {}, ""))
     assert re.search(said, str(refused.value), re.DOTALL)
 
 

@@ -14,6 +14,7 @@ import torch
 
 import labkit
 from labkit import launcher
+from labkit.engines import base
 from labkit.exporting import script
 from labkit.exporting.secrets import Environment, lines_with_secrets, without_secrets
 from labkit.plugins.tracking.base import plain
@@ -300,7 +301,7 @@ def cells(monkeypatch):
         del linecache.cache[file]
 
 
-class Target:
+class Target(base.Target):
     """Takes a job, and keeps it."""
 
     is_here, world_size = True, 2

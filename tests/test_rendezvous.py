@@ -95,7 +95,7 @@ def test_under_torchrun_they_meet_where_the_notebook_says(directory, environment
         assert store.add("begun", 1) == 1
     assert environment["MASTER_PORT"] == "29500"
     made.folder.chmod(0o777)
-    with pytest.raises(ValueError, match="is not this user's alone"):
+    with pytest.raises(ValueError, match="others than you can reach"):
         rank_entry.rendezvous(RankInfo(0, 0, 1, 1), directory, 2)
     made.close()
 

@@ -9,7 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
-from labkit.lessons import scaling_plots
+from course import scaling_plots
 from labkit.scaling import STRATEGIES, CostModel, Point, fit, split
 
 NETWORK = CostModel(

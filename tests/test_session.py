@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import labkit
+from labkit.engines import standby
 from labkit.engines.spawn import RankProcess
-from labkit.plugins import standby
 from labkit.session import cell_runs, cells
 from tests.conftest import LONG_S, wait_until
 from tests.hangs import is_recorded

@@ -270,7 +270,7 @@ def test_the_view_says_where_the_ranks_are_and_how_long_they_may_stay(ranks):
     job, left = ranks.notices
     assert job == f"SLURM job {job_of(ranks)} on node[1-2]"
     assert left.endswith(" min left of its time limit")
-    assert view._headline(ranks).endswith(f" if nothing runs on them · {job} · {left}")
+    assert view._headline(ranks._facts()).endswith(f" if nothing runs on them · {job} · {left}")
     assert [each.where for each in ranks.ranks] == [
         f"node{rank + 1}, process {pid}" for rank, pid in enumerate(ranks.pids)
     ]

@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Error, sync_playwright
 
+import course
 import labkit
 from tests import course_pages, make_site
 from tests.browser import CHROMIUM_ARGUMENTS, LONG_S
@@ -90,6 +91,9 @@ def test_the_first_page_begins_for_three_readers_and_reaches_every_name_and_ever
         assert f"reference/labkit.html#{name}" in page.links
     for name in labkit._MODULES:
         assert f"reference/labkit/{name}.html" in page.links
+    for name in course.__all__:
+        there = f"course/{name}.html" if name in course._MODULES else f"course.html#{name}"
+        assert f"reference/{there}" in page.links
     errors = [link for link in page.links if link.startswith("reference/labkit/errors/")]
     assert {Path(link).stem for link in errors} == set(make_site.error_pages())
     assert "lessons/14_when_it_hangs.html" in page.links
@@ -116,7 +120,7 @@ def test_the_search_knows_every_name_and_every_error(site):
 def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
     lost = []
     for file in (site / "reference").rglob("*.html"):
-        names = re.findall(r"<code>(labkit(?:\.\w+)+)(?:\(\))?</code>", file.read_text())
+        names = re.findall(r"<code>((?:labkit|course)(?:\.\w+)+)(?:\(\))?</code>", file.read_text())
         lost += [f"{file.relative_to(site)}: {name}" for name in names]
     assert lost == []
 

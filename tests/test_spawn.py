@@ -6,10 +6,8 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
-import weakref
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -23,7 +21,6 @@ from labkit.cluster.tcp_store import open_store
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.monitor.run import Run
-from labkit.plugins import leaving
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
 from labkit.rank.device import Settled
@@ -131,19 +128,6 @@ def test_the_notebooks_interrupt_does_not_reach_a_rank_that_imports_in_the_first
     status = dict(line.split(":\t") for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines())
     rank.close()
     assert (int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1
-
-
-def test_a_rank_leaves_torchs_operators_as_they_are_and_does_at_its_end_what_else_is_to_be_done():
-    folder = tempfile.TemporaryDirectory()
-    finalizers = list(weakref.finalize._registry)
-    leaving._leave_operators()
-    left = [one for one in finalizers if one.alive and not one.atexit]
-    folders = [one for one in finalizers if one.atexit and one.peek()[0] is folder]
-    for one in left:
-        one.atexit = True  # as it was, for this process
-    folder.cleanup()
-    assert {one.peek()[1].__qualname__ for one in left} == {"_del_library"}
-    assert len(folders) == 1
 
 
 A_JOB = b"x" * 2**20

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.plugins import standby
+from labkit.engines import standby
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_until
 

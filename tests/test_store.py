@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import socket
 import sys
 import tempfile
-import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from labkit.cluster import name_service, tcp_store
+from labkit.cluster import tcp_store
 from labkit.rank import local_rendezvous, private_folder
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store
 from labkit.rank.private_folder import is_in_use
@@ -43,7 +41,7 @@ def test_where_ranks_meet_is_one_users_alone_whatever_the_umask(mask):
     finally:
         os.umask(before)
     assert made.folder.stat().st_mode & 0o777 == 0o700
-    private_folder.check_private(made.folder)
+    private_folder.check_rendezvous(made.folder)
     made.close()
     made.close()
     assert not made.folder.exists()
@@ -189,8 +187,8 @@ def test_folders_of_others_and_those_that_are_being_made_are_left_alone(tmp_path
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_ranks_do_not_meet_where_another_user_can_come(rendezvous, mode):
     rendezvous.folder.chmod(mode)
-    with pytest.raises(ValueError, match=f"is not this user's alone .*mode {mode:o}"):
-        private_folder.check_private(rendezvous.folder)
+    with pytest.raises(ValueError, match=f"others than you can reach .*mode {mode:o}"):
+        private_folder.check_rendezvous(rendezvous.folder)
 
 
 # A script's own way to the store
@@ -233,15 +231,6 @@ def test_nothing_listens_at_the_port_until_a_script_does(rendezvous):
 # Ranks of several machines
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What glibc was told, in order."""
-    told = []
-    switch = (lambda database, sources: told.append(sources) or 0, b"files dns")
-    monkeypatch.setattr(name_service, "_switch", lambda: switch)
-    return told
-
-
 def test_ranks_of_several_machines_meet_at_a_port():
     opened = tcp_store.open_store(2)
     joined = tcp_store.join_store("127.0.0.1", opened.port, 2)
@@ -262,57 +251,3 @@ def test_a_store_listens_at_the_one_address_that_is_needed(host):
 def test_a_name_may_mean_several_addresses():
     with tcp_store.listen("localhost", 0, backlog=1) as listener:
         assert listener.getsockname()[0] in ("::", "0.0.0.0")
-
-
-def test_addresses_are_looked_up_in_files_alone_while_a_connection_is_made(asked):
-    opened = tcp_store.open_store(2)
-    assert asked == [b"files", b"files dns"]
-    tcp_store.join_store("127.0.0.1", opened.port, 2)
-    assert asked == [b"files", b"files dns"] * 2
-
-
-def test_a_name_is_looked_up_as_ever(asked):
-    opened = tcp_store.open_store(2)
-    asked.clear()
-    tcp_store.join_store("localhost", opened.port, 2)
-    assert asked == []
-
-
-def test_the_usual_way_is_back_if_nobody_answers(asked):
-    with pytest.raises(dist.DistError):
-        tcp_store.join_store("127.0.0.1", 1, 2, timeout_s=0.2)
-    assert asked == [b"files", b"files dns"]
-
-
-def test_the_usual_way_is_back_only_after_the_last_of_several(asked):
-    inside, leave = threading.Barrier(3), threading.Event()
-
-    def connect():
-        with name_service.without_name_service("127.0.0.1"):
-            inside.wait()
-            leave.wait()
-
-    threads = [threading.Thread(target=connect) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    inside.wait()
-    assert asked == [b"files"]
-    leave.set()
-    for thread in threads:
-        thread.join()
-    assert asked == [b"files", b"files dns"]
-
-
-def test_where_the_c_library_is_another_one_nothing_is_changed(monkeypatch):
-    class Other:
-        def __init__(self, name):
-            pass
-
-    name_service._switch.cache_clear()
-    monkeypatch.setattr(ctypes, "CDLL", Other)
-    try:
-        assert name_service._switch() is None
-        opened = tcp_store.open_store(1)
-        assert tcp_store.join_store("127.0.0.1", opened.port, 1).num_keys() >= 0
-    finally:
-        name_service._switch.cache_clear()

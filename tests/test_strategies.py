@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from types import SimpleNamespace
 
@@ -12,10 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import course
 import labkit
+from course import registry
+from course.strategies import ALL, DDP, FSDP2, GPipe, ModelParallel, OneProcess, ZeRO1
+from course.strategies.base import DataParallelStrategy, equal_part, layers, split_stages
 from labkit import benchmark, profiling
-from labkit.strategies import ALL, DDP, FSDP2, DataParallelStrategy, GPipe, ModelParallel, OneProcess, ZeRO1
-from labkit.strategies.base import equal_part, layers, split_stages
 from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
@@ -24,7 +27,7 @@ BATCH_SIZE = 24
 
 def network(seed):
     torch.manual_seed(seed)
-    return labkit.models.ConvNet().double()
+    return course.models.ConvNet().double()
 
 
 def batches(device, seed):
@@ -122,7 +125,45 @@ CASES = [
 
 def test_every_strategy_is_tried():
     assert {title for title, _ in CASES} == set(ALL)
-    assert len(ALL) == 16
+
+
+NEW = """
+from labkit import Strategy
+
+LESSON = "05"
+
+
+class {name}(Strategy):
+    title = {title!r}
+
+
+class Shared(Strategy):  # has no title of its own
+    pass
+"""
+
+
+def test_a_file_with_a_lesson_is_all_that_a_new_strategy_takes(package_folder):
+    package = package_folder / "some_strategies"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "base.py").write_text("from labkit import Strategy\nclass Base(Strategy):\n    title = 'base'\n")
+    (package / "later.py").write_text(NEW.format(name="Later", title="later").replace("05", "07"))
+    (package / "sooner.py").write_text(NEW.format(name="Sooner", title="sooner"))
+    found = registry.strategies("some_strategies", [str(package)], OneProcess)
+    assert list(found) == ["one process", "sooner", "later"]
+    (package / "twice.py").write_text(NEW.format(name="Twice", title="later"))
+    importlib.invalidate_caches()
+    with pytest.raises(
+        ValueError, match=r"some_strategies.twice and some_strategies.later both have a strategy 'later'"
+    ):
+        registry.strategies("some_strategies", [str(package)], OneProcess)
+
+
+def test_every_strategy_is_a_name_of_its_package():
+    for package in (course.strategies, course.transformer):
+        assert all(getattr(package, strategy.__name__) is strategy for strategy in package.ALL.values())
+    with pytest.raises(AttributeError, match="no attribute 'DPP'; it has ALL, OneProcess, Strategy, "):
+        _ = course.strategies.DPP
 
 
 @pytest.mark.spawns
@@ -165,7 +206,7 @@ def test_every_part_of_the_cost_is_known(title, world_size, measured):
         assert tuple(measured_.parts_s) == profiling.PARTS
         assert measured_.parts_s["forward"] > 0
         assert measured_.parts_s["backward"] > 0
-        assert all(size > 0 for size in measured_.memory.values())
+        assert all(measured_.memory[kind] > 0 for kind in ("parameters", "gradients", "optimizer state", "activations"))
         assert measured_.memory["gradients"] <= measured_.memory["parameters"] <= whole
         step, *marks = measured_.marks
         assert step.what == "step"
@@ -179,7 +220,8 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
     whole = sum(p.numel() * 8 for p in network(0).parameters())
     found = measured(world_size)
     for strategy in (ModelParallel, GPipe, FSDP2):
-        assert sum(r.memory["parameters"] for r in found[strategy.title]) == whole
+        padded = 1.05 if strategy is FSDP2 else 1  # rows that ranks do not divide
+        assert whole <= sum(r.memory["parameters"] for r in found[strategy.title]) <= padded * whole
     state = [r.memory["optimizer state"] for r in found[ZeRO1.title]]
     assert sum(state) == whole
     assert max(state) < whole
@@ -243,10 +285,10 @@ def test_a_batch_that_cannot_be_cut_equally_is_refused():
 
 
 def test_a_network_is_cut_where_layers_have_parameters():
-    whole = labkit.models.ConvNet()
+    whole = course.models.ConvNet()
     assert [name for name, _ in layers(whole)][:2] == ["features.conv1", "features.pool1"]
     for parts in (1, 2, 3, 4):
-        stages = split_stages(labkit.models.ConvNet(), parts)
+        stages = split_stages(course.models.ConvNet(), parts)
         assert all(any(True for _ in stage.parameters()) for stage in stages)
         names = [name for stage in stages for name in stage.full_names()]
         assert names == list(whole.state_dict())

@@ -15,7 +15,7 @@ from multiprocessing.connection import Pipe
 import pytest
 
 import labkit
-from labkit.plugins import standby
+from labkit.engines import standby
 from labkit.protocol import events, plugins, versions
 from labkit.protocol.job import RankHooks
 from labkit.protocol.versions import Version

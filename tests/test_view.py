@@ -19,16 +19,14 @@ from ipywidgets.widgets import widget as widget_module
 
 import labkit
 from labkit.cluster.job_events import Notice
+from labkit.engines.base import Engine
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
-from labkit.plugins import live_chart
-from labkit.plugins.ahead import charts as ahead
-from labkit.plugins.png.drawing import picture
 from labkit.plugins.report import summary
 from labkit.plugins.report.lines import Lines
-from labkit.protocol import plugins
 from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
-from labkit.ui import charts, kernel, live, present, widgets
+from labkit.ui import charts, kernel, live, live_chart, present, prewarm, widgets
+from labkit.ui.pictures import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
 
@@ -36,14 +34,10 @@ open_widgets = widget_module._instances if hasattr(widget_module, "_instances") 
 """By id; ipywidgets before 8 has the second name."""
 
 
-class NoRanks:
+class NoRanks(Engine):
     """An engine that carries nothing; `ended` are the ranks that it says it has killed."""
 
-    outlives_notebook = False
-    failure_grace_s = 0.4
     stacks_s = 1.0
-    stop_grace_s = 2.0
-    quiet_s = 0.0
 
     def __init__(self):
         self.pids = []
@@ -128,7 +122,7 @@ def numbers(bundle, curve=0):
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports_are_paid():
     """The first FigureWidget and the first picture import for a second; live views here are timed."""
-    ahead.wait()
+    prewarm.wait()
     go.FigureWidget().close()
     picture(charts.logged(started(steps=3).recorded))
 
@@ -516,12 +510,12 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
 def test_a_page_is_sent_plotly_when_it_asks_or_unasked_where_nobody_could_answer(can_ask, monkeypatch):
     if not issubclass(go.FigureWidget, anywidget.AnyWidget):
         pytest.skip("Plotly 6 or newer sends its JavaScript with each chart")
-    from labkit.plugins.live_chart.widget import LiveChart
+    from labkit.ui.live_chart.widget import LiveChart
 
     sent = []
     monkeypatch.setattr(kernel, "has_been_given_a_subshell", lambda: can_ask)
     monkeypatch.setattr(LiveChart, "send", lambda chart, content, buffers: sent.extend(buffers))
-    chart = plugins.first("live_chart", charts.logged(started(steps=3).recorded))
+    chart = live_chart.chart_widget(charts.logged(started(steps=3).recorded))
     assert len(sent) == (0 if can_ask else 1)
     chart._handle_custom_msg("the page has no Plotly", [])
     assert sent == [(Path(plotly.__file__).parent / "package_data" / "widgetbundle.js").read_bytes()]
@@ -532,7 +526,7 @@ def test_a_page_is_sent_plotly_when_it_asks_or_unasked_where_nobody_could_answer
 def test_a_page_is_sent_plotly_ahead_by_a_chart_that_nobody_sees(monkeypatch):
     if not issubclass(go.FigureWidget, anywidget.AnyWidget):
         pytest.skip("Plotly 6 or newer sends its JavaScript with each chart")
-    from labkit.plugins.live_chart.widget import LiveChart
+    from labkit.ui.live_chart.widget import LiveChart
 
     sent, before = [], set(open_widgets)
     monkeypatch.setattr(LiveChart, "send", lambda chart, content, buffers: sent.extend(buffers))
@@ -586,7 +580,7 @@ def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_erro
 def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_first_value(page, monkeypatch):
     """Its import holds up the kernel's other threads, a stop among them: its time is when there is nothing to stop."""
     begun = []
-    monkeypatch.setattr(ahead, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(prewarm, "begin", lambda: begun.append(True))
     for run, expected in ((Run(NoRanks(), 2, "train"), [True]), (started(), [])):
         begun.clear()
         view = watch(run)
@@ -596,7 +590,7 @@ def test_plotly_is_imported_while_ranks_start_and_else_not_before_the_first_valu
 
 
 def test_the_states_are_drawn_while_plotly_is_being_imported(page, monkeypatch):
-    monkeypatch.setattr(ahead, "is_done", lambda: False)
+    monkeypatch.setattr(prewarm, "is_done", lambda: False)
     run = started(steps=20)
     view = watch(run)
     wait_until(lambda: view._chart_due_s < time.monotonic())

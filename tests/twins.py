@@ -307,7 +307,7 @@ def _cell(shell: Any, text: str) -> None:
 
 
 def _stand_by(count: int) -> None:
-    from labkit.plugins import standby
+    from labkit.engines import standby
 
     standby.on(count)
     deadline = time.monotonic() + LONG_S

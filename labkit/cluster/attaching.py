@@ -9,9 +9,9 @@ from labkit.cluster.directory_engine import LaunchedEngine
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import directory_of
 from labkit.cluster.slurm_job import SlurmJob
+from labkit.engines.arguments import naming
 from labkit.launcher import show_run
 from labkit.monitor.run import Run
-from labkit.plugins.arguments import naming
 
 if TYPE_CHECKING:
     from labkit.session.session import Session

@@ -15,6 +15,7 @@ from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.reader import DirectoryReader
 from labkit.cluster.run_directory import RunDirectory
+from labkit.engines.base import Engine
 from labkit.protocol import events
 from labkit.protocol.job import Job
 
@@ -31,10 +32,9 @@ FULL_BYTES = 1 << 20
 """A disk with less room than this is full."""
 
 
-class DirectoryEngine:
+class DirectoryEngine(Engine):
     """Brings the events of ranks that something else starts and minds."""
 
-    outlives_notebook = False
     stop_grace_s = 10.0
     """How long ranks that were asked to stop may take: the word travels through a file."""
     failure_grace_s = float("inf")
@@ -44,17 +44,12 @@ class DirectoryEngine:
     """Question and answer travel through files, which over a network are seen after seconds."""
 
     def __init__(self, world_size: int, directory: RunDirectory) -> None:
-        self.world_size, self.directory = world_size, directory
+        self.world_size, self.directory, self.folder = world_size, directory, directory.path
         self.pids: list[int] = []
         self._reader = DirectoryReader(directory)
         self._exits: dict[int, events.Exit] = {}
         self._news: list[events.Event] = []
         self._lock = threading.Lock()
-
-    @property
-    def folder(self) -> Path:
-        """Where ranks and notebook speak through files."""
-        return self.directory.path
 
     def emit(self, event: events.Event) -> None:
         """Have an event of all ranks come with the next `poll`."""

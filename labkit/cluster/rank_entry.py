@@ -24,17 +24,16 @@ import psutil
 import torch.distributed as dist
 
 from labkit.cluster.files import clock_off_s
-from labkit.cluster.name_service import is_address
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender, printing_never_fails
-from labkit.cluster.tcp_store import RENDEZVOUS_S, join_store, open_store
+from labkit.cluster.tcp_store import RENDEZVOUS_S, is_address, join_store, open_store
 from labkit.plugins.as_script import process_begins
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve_master_port
 from labkit.rank.main import Part, do_and_exit, leave, read_job
-from labkit.rank.private_folder import check_private, is_in_use
+from labkit.rank.private_folder import check_rendezvous, is_in_use
 from labkit.rank.signals import handle_signals
 
 SIGCONT_S = 0.2
@@ -268,7 +267,7 @@ def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.St
     global _mine
     _use_interface("127.0.0.1")
     if folder := os.environ.get("LABKIT_RENDEZVOUS"):  # the notebook has made it, on this machine
-        check_private(Path(folder))
+        check_rendezvous(Path(folder))
         store = open_file_store(f"{folder}/{directory.path.name}.{attempt}", timeout_s=RENDEZVOUS_S)
     elif info.rank == 0:
         # On Ray beside what the rank's actor removes; elsewhere the directory may be on a network, without locks.
@@ -292,7 +291,7 @@ def leave_rendezvous() -> None:
 
 def _join_here(found: dict[str, Any], info: RankInfo) -> dist.Store:
     file = Path(found["file"])
-    check_private(file.parent)
+    check_rendezvous(file.parent)
     if not is_in_use(file.parent):
         raise OSError(f"{file.parent} is left of a run that is over")
     if "TORCHELASTIC_RUN_ID" not in os.environ:

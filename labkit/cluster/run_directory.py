@@ -25,8 +25,9 @@ from typing import Any
 import cloudpickle
 
 from labkit.cluster.files import clock_ahead_s
-from labkit.cluster.private import check_mine, make_run_folder, private
+from labkit.cluster.private import make_run_folder, private
 from labkit.protocol.job import Job
+from labkit.rank.private_folder import check_mine
 
 
 class RunDirectory:

@@ -15,10 +15,11 @@ from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.cluster.slurm_job import SlurmJob
-from labkit.plugins.arguments import naming
+from labkit.engines.arguments import naming
+from labkit.engines.base import Target
 
 
-class Slurm:
+class Slurm(Target):
     """Where to launch: a job of `nodes` × `ranks_per_node` ranks on a SLURM cluster.
 
     Args:
@@ -35,8 +36,6 @@ class Slurm:
     `labkit.Stopped`, at a common step; whoever catches it has SLURM's grace, KillWait (30 s by default) at least, for a
     last checkpoint.
     """
-
-    is_here = False
 
     def __init__(
         self,
@@ -60,14 +59,9 @@ class Slurm:
             for name, value in options.items():
                 if "\n" in str(value):
                     raise ValueError(f"an option of sbatch is one line, got {name}={str(value)!r:.60}")
-        self.nodes, self.ranks_per_node = nodes, ranks_per_node
+        self.nodes, self.ranks_per_node, self.world_size = nodes, ranks_per_node, nodes * ranks_per_node
         self.folder, self.setup, self.python = folder, setup, python
         self.options = {"requeue": True, **options}
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.nodes * self.ranks_per_node
 
     def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
         """Return what carries one run."""
@@ -76,7 +70,7 @@ class Slurm:
     def job(self, name: str, timeout_s: float | None) -> SlurmJob:
         """Return a job for one run or session; it is not submitted yet."""
         about = {"name": name, "timeout_s": timeout_s}
-        return SlurmJob(self.world_size, new_directory(self.folder, name), about, self)
+        return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
 
     def script(self, command: Sequence[str], name: str, output: str) -> str:
         """Return the batch script that runs a command as every rank, as text."""

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from labkit.cluster import job_events, slurm_endings
 from labkit.cluster.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
@@ -16,9 +17,6 @@ from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import COMMAND_S, SlurmError, advice, seconds, slurm
 from labkit.cluster.slurm_queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.protocol.pages import more
-
-if TYPE_CHECKING:
-    from labkit.cluster.slurm import Slurm
 
 LOOK_AT_JOB_S = (0.5, 5.0)
 """Least and greatest time between two questions to SLURM, each one `squeue` for one job, or two while it waits.
@@ -39,10 +37,16 @@ class SlurmJob(LauncherJob):
     outlives_notebook = True
 
     def __init__(
-        self, world_size: int, directory: RunDirectory, about: dict[str, Any], on: Slurm | None = None
+        self,
+        world_size: int,
+        directory: RunDirectory,
+        about: dict[str, Any],
+        python: str = sys.executable,
+        script: Callable[[Sequence[str], str, str], str] | None = None,
     ) -> None:
+        """Take the interpreter on the nodes, and what returns the batch script: `Slurm.script`."""
         super().__init__(world_size, directory, about)
-        self._on = on
+        self._python, self._script = python, script
         self.job_id = ""
         self._state = JobState("", "", "", "")
         self._looked_s = 0.0
@@ -57,10 +61,10 @@ class SlurmJob(LauncherJob):
 
     def submit(self) -> dict[str, Any]:
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
-        assert self._on is not None
-        command = [self._on.python, str(self.supervisor), str(self.directory.path)]
+        assert self._script is not None
+        command = [self._python, str(self.supervisor), str(self.directory.path)]
         output = str(self.directory.path / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
-        script = self._on.script(command, self.about["name"], output)
+        script = self._script(command, self.about["name"], output)
         self.directory.write("job.sbatch", script.encode())
         try:
             answer = slurm("sbatch", "--parsable", str(self.directory.path / "job.sbatch"))
@@ -161,8 +165,7 @@ class SlurmJob(LauncherJob):
             found = slurm_endings.unconfirmed(self.job_id, self._state, self._error, was_told, patience_s)
             self.emit(job_events.Notice(-1, f"{found.headline}. {found.cause}"))  # also where a run was to be stopped
             return found
-        python = self._on.python if self._on else sys.executable
-        return slurm_endings.ending(self.job_id, self._state, seen, self.directory.path, python, self.was_ended)
+        return slurm_endings.ending(self.job_id, self._state, seen, self.directory.path, self._python, self.was_ended)
 
     def close(self) -> None:
         """Stop watching, but not before SLURM has heard that the job is to be cancelled."""

@@ -1,16 +1,18 @@
 """The store through which ranks of several machines meet: opened by rank 0, joined by the others.
 
 Whoever reaches its port can read its keys and overwrite them. They are bytes: labkit unpickles none of them.
+
+When a client connects, PyTorch looks up a name for the other end's address, for a line of its log (`formatSockAddr`,
+https://github.com/pytorch/pytorch/issues/159007). A start takes 5 s or more longer where DNS servers do not answer.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from datetime import timedelta
 
 import torch.distributed as dist
-
-from labkit.cluster.name_service import is_address, without_name_service
 
 RENDEZVOUS_S = 300.0
 """How long ranks of several machines wait for each other."""
@@ -21,22 +23,20 @@ def open_store(
 ) -> dist.TCPStore:
     """Open a store on this machine: at `host` alone if that is an address, else on every interface."""
     listener = listen(host, port, max(128, 2 * world_size))
-    with without_name_service(host):
-        return dist.TCPStore(
-            host,
-            listener.getsockname()[1],
-            world_size,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),  # by itself the store would listen on every interface
-            timeout=timedelta(seconds=timeout_s),
-        )
+    return dist.TCPStore(
+        host,
+        listener.getsockname()[1],
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # by itself the store would listen on every interface
+        timeout=timedelta(seconds=timeout_s),
+    )
 
 
 def join_store(host: str, port: int, world_size: int, timeout_s: float = RENDEZVOUS_S) -> dist.TCPStore:
     """Return the store that was opened there. Raises torch's DistStoreError if nobody answers in time."""
-    with without_name_service(host):
-        return dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -48,3 +48,12 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=backlog)
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is given by its IP address, so that no name need be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

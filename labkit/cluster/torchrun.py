@@ -27,8 +27,9 @@ from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_dir
 from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
+from labkit.engines.arguments import naming
+from labkit.engines.base import Target
 from labkit.engines.spawn import in_spawner_thread
-from labkit.plugins.arguments import naming
 from labkit.rank.local_rendezvous import LocalRendezvous
 
 START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
@@ -44,7 +45,7 @@ LEAVE_S = 5.0
 """How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
 
 
-class Torchrun:
+class Torchrun(Target):
     """Where to launch: under torchrun, on this machine and perhaps others.
 
     Args:
@@ -57,8 +58,6 @@ class Torchrun:
             on from the newest.
         folder: where the runs' folders are made; with several machines, one that all of them can write.
     """
-
-    is_here = False
 
     def __init__(
         self,
@@ -80,12 +79,7 @@ class Torchrun:
             if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
                 raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
         self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
-        self.rdzv_endpoint, self.folder = rdzv_endpoint, folder
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.nnodes * self.nproc_per_node
+        self.rdzv_endpoint, self.folder, self.world_size = rdzv_endpoint, folder, nnodes * nproc_per_node
 
     def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
         """Return what carries one run."""
@@ -243,9 +237,8 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, rendezvous_handler_registry
 
-    from labkit.cluster.name_service import is_address, without_name_service
     from labkit.cluster.one_machine import OneMachine
-    from labkit.cluster.tcp_store import listen
+    from labkit.cluster.tcp_store import is_address, listen
 
     gc.enable()  # which `die_with_parent` has turned off
 
@@ -256,8 +249,7 @@ def be_agent() -> None:
             except OSError as error:
                 raise RuntimeError(str(error)) from error  # another agent may be the host: to be joined
             port, options["master_listen_fd"] = listener.getsockname()[1], listener.detach()
-        with without_name_service(host):
-            return TCPStore(host, port, is_master=is_master, **options)
+        return TCPStore(host, port, is_master=is_master, **options)
 
     vars(c10d_rendezvous_backend)["TCPStore"] = store
     rendezvous_handler_registry.register(ONE_MACHINE, lambda parameters: OneMachine(parameters.run_id))

@@ -194,7 +194,11 @@ class Comparison:
         if not self._are_functions:
             by_rank = {title: row for title, row in rows.items() if titles is None or title in titles}
         factor, unit = scale(value for row in by_rank.values() for value in row.values())
-        drawn = {title: {what: size * factor for what, size in row.items()} for title, row in by_rank.items()}
+        kinds = {what for row in by_rank.values() for what, size in row.items() if size}
+        drawn = {
+            title: {what: size * factor for what, size in row.items() if what in kinds}
+            for title, row in by_rank.items()
+        }
         return charts.stacked(drawn, unit, f"memory of {'every rank' if self._are_functions else 'the rank with most'}")
 
     def bytes(self, titles: Sequence[str] | None = None) -> Chart:
@@ -312,7 +316,7 @@ class Comparison:
         if kernel.is_interactive():
             from labkit.comparing.view import View
 
-            View(self).start()
+            View(self.titles, self.runs, lambda: self.is_over, self.pictures, self.table).start()
             return
         first, *others = self.pictures()
         if self._first_picture is None:

@@ -152,14 +152,14 @@ def columns(
         ]
 
     limit = rounding(first)
-    weights = difference(part(first, False), part(ranks, False))
+    weights = weights_difference(part(first, False), part(ranks, False))
     found: dict[str, Any] = {"difference": weights.off, "weights": weights.words(limit)}
     mine = part(ranks, True)
     if any(mine):
-        off = difference(part(first, True), mine)
+        off = weights_difference(part(first, True), mine)
         found["buffers off by"] = off.off
         if not off.off <= limit:
-            among = difference(mine[:1], mine)
+            among = weights_difference(mine[:1], mine)
             said = "differ by rank, " if not among.why and among.off > limit else ""
             found["weights"] += f"; buffers {said}{off.words(limit)}{'' if off.why else f' ({off.name})'}"
     return found
@@ -172,7 +172,7 @@ def rounding(ranks: Sequence[Mapping[str, Portable]]) -> float:
     return max((torch.finfo(kind).eps ** 0.5 / 10 for kind in kinds), default=0.0)
 
 
-def difference(first: Sequence[Mapping[str, Portable]], ranks: Sequence[Mapping[str, Portable]]) -> Difference:
+def weights_difference(first: Sequence[Mapping[str, Portable]], ranks: Sequence[Mapping[str, Portable]]) -> Difference:
     """Return the greatest difference of any rank's tensors to those of the first run; each is given rank by rank."""
     names = {name for rank in ranks for name in rank}
     expected = {name for rank in first for name in rank}

@@ -9,10 +9,9 @@ from typing import Any
 from labkit.comparing.accelerator import GFLOPS
 from labkit.comparing.comparison import Comparison
 from labkit.comparing.measuring import measure
+from labkit.engines.arguments import check_first_parameter, check_world_size, naming
 from labkit.launcher import launch
 from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.arguments import naming
-from labkit.plugins.arguments.checks import check_first_parameter, check_world_size
 from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable

@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from labkit.comparing import differences
 from labkit.comparing.accelerator import VirtualDevices
 from labkit.comparing.differences import Portable
+from labkit.comparing.held import Held
 from labkit.failures import recorder
 from labkit.plugins.tracing.phases import Phases
 from labkit.plugins.tracing.recording import flight_record
@@ -35,7 +36,6 @@ from labkit.profiling import (
     activations,
     counted_sent,
     events_of,
-    memory,
     profiler,
     received,
     split,
@@ -88,7 +88,7 @@ class Measured:
     bytes_expected: float
     """Per step: what theory says of the collectives and messages that were called."""
     memory: dict[str, int]
-    """Bytes: "parameters", "gradients", "optimizer state", "activations"."""
+    """The most bytes held of each kind (`labkit.comparing.held.KINDS`)."""
     busy_s: float = math.nan
     """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
     buffers: frozenset[str] = frozenset()
@@ -191,6 +191,7 @@ class Observer:
         self._open = contextlib.ExitStack()
         """What has begun and must end: counting activations, the virtual device, the profiler."""
         self._kept: dict[str, int] = {}
+        self._held = Held()
         self._profiler: Any = None
         self._profiled_from_ns = 0
         self._called: list[dict[str, Any]] | None = None
@@ -221,6 +222,8 @@ class Observer:
 
     def _mark(self, what: str, began_s: float) -> None:
         self._marks.append(Mark(what, began_s, self._now()))
+        if self._count == self._plan.activations:  # in the step that counts what is held
+            self._held.look(self._optimizer)
 
     def _stepped(self, optimizer: Any) -> None:
         if self._optimizer is None:
@@ -241,9 +244,10 @@ class Observer:
         model = SimpleNamespace(parameters=self._parameters)
         if count == plan.activations:
             self._kept = self._open.enter_context(activations(model))  # type: ignore[arg-type]
+            self._open.enter_context(self._held.watching())
         elif count == plan.timed:
             self._open.close()
-            self._memory = {**memory(model, self._optimizer), **self._kept}  # type: ignore[arg-type]
+            self._memory = {**self._held.most, **self._kept}
             self._profiler = self._open.enter_context(profiler(self._device))
             self._profiled_from_ns = time.time_ns()
             self._sent.append(counted_sent())

@@ -6,17 +6,15 @@ import html
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.comparing.reading import HERE, ON_DEVICES, measured
-from labkit.plugins.ahead import charts as ahead
+from labkit.monitor.run import Run
 from labkit.plugins.report import summary
-from labkit.ui import kernel
-
-if TYPE_CHECKING:
-    from labkit.comparing.comparison import Comparison
+from labkit.ui import kernel, prewarm
 
 LOG = logging.getLogger(__name__)
 
@@ -49,14 +47,30 @@ class Place:
 class View(threading.Thread):
     """Shows a comparison: while its runs go on from this thread, afterwards when a person ticks something."""
 
-    def __init__(self, comparison: Comparison) -> None:
+    def __init__(
+        self,
+        titles: Sequence[str],
+        runs: Mapping[str, Run],
+        is_over: Callable[[], bool],
+        pictures: Callable[[Sequence[str], bool], Sequence[Any]],
+        table: Callable[[Sequence[str]], Any],
+    ) -> None:
+        """Show widgets in the cell.
+
+        Args:
+            titles: of all runs, also of those that are still to come.
+            runs: those that have begun, by title; more may be added.
+            is_over: returns whether no run is going on, or to come.
+            pictures: returns the charts of these runs, by this machine's clock or the devices'.
+            table: returns the table of these runs.
+        """
         super().__init__(name="labkit-comparison", daemon=True)
-        self._comparison = comparison
+        self._titles, self._runs, self._is_over = titles, runs, is_over
+        self._pictures, self._table_of = pictures, table
         self._drawing, self._has_failed = threading.Lock(), False
         layout = widgets.Layout(width="auto", margin="0 18px 0 0")
         self._boxes = {
-            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout)
-            for title in comparison.titles
+            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout) for title in titles
         }
         self._clock = widgets.ToggleButtons(options=[ON_DEVICES, HERE], layout=widgets.Layout(display="none"))
         self._clock.style.button_width = "auto"
@@ -73,8 +87,8 @@ class View(threading.Thread):
     def run(self) -> None:
         """Draw until nothing is going on any more."""
         self._say()  # drawing may first have to be imported
-        ahead.wait()
-        while not self._comparison.is_over:
+        prewarm.wait()
+        while not self._is_over():
             began_s = time.monotonic()
             self._attempt()
             time.sleep(max(REDRAW_S, 2 * (time.monotonic() - began_s)))
@@ -87,20 +101,21 @@ class View(threading.Thread):
             self.draw()
         except Exception:
             if not self._has_failed:
-                LOG.exception("%r could not be drawn. Its runs are not affected", self._comparison)
+                LOG.exception(
+                    "<Comparison of %s> could not be drawn. Its runs are not affected", ", ".join(self._titles)
+                )
             self._has_failed = True
 
     def _say(self) -> None:
         """Write what is going on, and what has failed."""
-        comparison = self._comparison
         lines = []
-        for title in comparison.titles:
-            run = comparison.runs.get(title)
+        for title in self._titles:
+            run = self._runs.get(title)
             if run is not None and run.error is not None:
                 lines.append(summary.as_html(run))
             elif run is not None and not run.over.is_set():
                 lines.append(html.escape(summary.line(run)))
-        to_come = [title for title in comparison.titles if title not in comparison.runs]
+        to_come = [title for title in self._titles if title not in self._runs]
         if to_come:
             lines.append(f"to come: {html.escape(', '.join(to_come))}")
         text = "".join(f'<div style="line-height:1.5">{line}</div>' for line in lines)
@@ -110,16 +125,15 @@ class View(threading.Thread):
     def draw(self) -> None:
         """Draw for what is ticked now."""
         with self._drawing:
-            comparison = self._comparison
             # The other clock is of use only where functions were timed on both.
             has_two = any(hasattr(rank, "simulated") and rank.simulated.steps for rank in self._results())
             self._clock.layout.display = None if has_two else "none"
-            titles = [title for title, box in self._boxes.items() if box.value and title in comparison.runs]
-            logged = any(run.recorded.names for title, run in comparison.runs.items() if title in titles)
-            pictures: list[Any] = comparison.pictures(titles, self._clock.value == HERE) if logged else []
+            titles = [title for title, box in self._boxes.items() if box.value and title in self._runs]
+            logged = any(run.recorded.names for title, run in self._runs.items() if title in titles)
+            pictures: Sequence[Any] = self._pictures(titles, self._clock.value == HERE) if logged else []
             for place, picture in zip(self._places, [*pictures, None, None, None, None], strict=False):
                 place.show(picture)
-            self._table.update(comparison.table(titles) if titles else {"text/plain": ""}, raw=not titles)
+            self._table.update(self._table_of(titles) if titles else {"text/plain": ""}, raw=not titles)
 
     def _results(self) -> list[Any]:
-        return [rank for run in self._comparison.runs.values() for rank in measured(run)]
+        return [rank for run in self._runs.values() for rank in measured(run)]

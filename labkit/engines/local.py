@@ -10,9 +10,11 @@ import time
 
 import psutil
 
+from labkit.engines import standby
+from labkit.engines.base import Engine
 from labkit.engines.listener import Listener
-from labkit.engines.spawn import RankProcess, spawn
-from labkit.protocol import events, plugins
+from labkit.engines.spawn import RankProcess
+from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.rank.local_rendezvous import LocalRendezvous
 
@@ -23,16 +25,12 @@ LISTENERS_S = 2.0
 """How long threads that listen to ranks which have ended may take to notice it."""
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     """Starts `world_size` ranks on this machine and brings their records."""
 
-    outlives_notebook = False
-    stop_grace_s = 2.0
-    failure_grace_s = 0.4
+    sends_words = True
     stacks_s = 10.0
     """For those alone of which no companion can tell whether they will answer."""
-    quiet_s = 0.0
-    folder: None = None
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -162,14 +160,12 @@ class LocalEngine:
 
     def _take(self) -> list[RankProcess]:
         """Return the processes that are to be the ranks."""
-        ranks: list[RankProcess] = next(iter(plugins.those_with("take_ranks")), spawn)(self.world_size)
-        return ranks
+        return standby.take(self.world_size)
 
     def _give_back(self, ranks: list[RankProcess]) -> None:
         """Take processes that have ended, or done their part."""
         with contextlib.ExitStack() as last:
-            for done in plugins.those_with("ranks_done"):
-                last.callback(done, self.world_size)
+            last.callback(standby.done, self.world_size)
             for process in ranks:
                 last.callback(process.close)
 

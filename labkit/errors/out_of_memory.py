@@ -21,7 +21,7 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU raises
   returned at the end.
 * Data that every rank loads is there as many times as there are ranks; so is each `DataLoader`
   worker's copy.
-* `labkit.scaling.memory` says beforehand what a rank will hold under each strategy, and
-  `labkit.scaling.fewest_ranks` how many it takes. Lessons 09, 21 and 26 are about holding less.
+* Lessons 09, 21 and 26 are about holding less. In lesson 26, `course.scaling.memory` says beforehand
+  what a rank will hold under each strategy, and `course.scaling.fewest_ranks` how many it takes.
 * On SLURM ask for more: `labkit.Slurm(…, mem="32G")`.
 """

@@ -24,11 +24,11 @@ from typing import Any
 
 import labkit
 from labkit.cluster.slurm import Slurm
-from labkit.exporting.imports import check_origin, imported, local_file
+from labkit.engines.arguments import check_first_parameter, naming
+from labkit.exporting.imports import check_origin, imported, local_file, local_modules
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
-from labkit.plugins.arguments import naming
-from labkit.plugins.arguments.checks import check_first_parameter
+from labkit.protocol.redaction import redact
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -38,13 +38,13 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations", "lessons", "strategies"}
+RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations"}
 RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
-    *("cluster.files", "cluster.name_service", "cluster.private", "cluster.records", "cluster.tcp_store"),
+    *("cluster.files", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
-    *("benchmark", "profiling", "scaling", "scaling.cost_model"),
+    *("comparing", "comparing.strategy", "profiling", "scaling"),
 }
 """Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""
 
@@ -64,7 +64,8 @@ def export(
 
     The folder holds `train.py` (the function and all that it uses, as source), `job.sbatch`, `submit_ray.py` for a Ray
     cluster, `requirements.txt` with the versions installed here, `README.txt` with the commands, and in `labkit/` what
-    a rank needs of this package. It can be copied anywhere. With as many ranks, and as many threads on each, it ends
+    a rank needs of this package; modules and packages of your own lie beside them, of a package what is used, with the
+    data in its folders. It can be copied anywhere. With as many ranks, and as many threads on each, it ends
     with the notebook's weights.
 
     The function's parameters become options of the script: `torchrun … train.py --epochs 3`, `sbatch job.sbatch -e 3`.
@@ -90,35 +91,48 @@ def export(
         on = on or Slurm(nodes=1, ranks_per_node=2)
         script = Script(fn, arguments)
         text = script.text(seed)
-        copied = _local_files(text, fn.__name__)
+        copied, data = _local_files(text, fn.__name__)
         carried = _carried([text, *copied.values()], fn.__name__)
         files: dict[str, bytes] = {
             "train.py": text.encode(),
             "job.sbatch": _batch_script(on, fn.__name__).encode(),
             "submit_ray.py": _ray_script(on).encode(),
             **{name: content.encode() for name, content in copied.items()},
+            **data,
             **carried,
         }
         # What runs on Ray needs Ray, which is there.
         sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
         files["requirements.txt"] = _requirements(sources).encode()
-        files["README.txt"] = _readme(fn.__name__, script.environment).encode()
+        files["README.txt"] = _readme(fn.__name__, script.environment, {*copied, *data}).encode()
         written = _write(Path(folder), files)
-    _warn_of_secrets(script.environment, copied)
+    _warn_of_secrets(script.environment, copied, _texts_of(data))
     return written
 
 
-def _warn_of_secrets(environment: list[str], copied: dict[str, str]) -> None:
+def _warn_of_secrets(environment: list[str], copied: dict[str, str], texts: dict[str, str]) -> None:
     if environment:
         warnings.warn(
             f"train.py does not have the secrets that the notebook has; it reads {', '.join(environment)} from the "
             "environment. README.txt says how to set " + ("it" if len(environment) == 1 else "them"),
             stacklevel=3,
         )
-    for name, text in copied.items():
-        if lines := lines_with_secrets(text):
+    found = {name: lines_with_secrets(text) for name, text in copied.items()}
+    for name, text in texts.items():
+        found[name] = [number for number, line in enumerate(text.splitlines(), 1) if redact(line) != line]
+    for name, lines in found.items():
+        if lines:
             where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
             warnings.warn(f"{name}, copied as it is, has what looks like a secret in {where}", stacklevel=3)
+
+
+def _texts_of(data: dict[str, bytes]) -> dict[str, str]:
+    """Return those of the files that are text."""
+    found = {}
+    for name, content in data.items():
+        with contextlib.suppress(UnicodeDecodeError):
+            found[name] = content.decode()
+    return found
 
 
 def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
@@ -153,24 +167,53 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
         ) from None
 
 
-def _local_files(text: str, title: str) -> dict[str, str]:
-    """Return the reader's own modules that the script imports, and those that they import: {file name: text}."""
+MOST_DATA_BYTES = 32 << 20
+"""Of the files that are no Python in the folders of the reader's packages."""
+
+
+def _local_files(text: str, title: str) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Return the reader's own modules that the script imports, and those that they import: {file name: text}.
+
+    And what else lies in the folders of those that are packages: {file name: content}. Raises ValueError where that
+    is more than `MOST_DATA_BYTES`.
+    """
     files: dict[str, str] = {}
+    data: dict[str, bytes] = {}
     todo = [text]
     while todo:
-        for module in sorted(imported(todo.pop())):
-            top = module.partition(".")[0]
-            file = local_file(top)
-            if file is None or f"{top}.py" in files:
+        for name in sorted(imported(todo.pop())):
+            top = name.partition(".")[0]
+            if (place := local_file(top)) is None:
                 continue
             check_origin(top, f"{title} cannot be exported: it imports")
             if top == "train":
                 raise ValueError(
-                    f"{title} cannot be exported: it imports {file}, but the script is called train.py too"
+                    f"{title} cannot be exported: it imports {place}, but the script is called train.py too"
                 )
-            files[f"{top}.py"] = file.read_text()
-            todo.append(files[f"{top}.py"])
-    return files
+            for _, file in local_modules(name):
+                inside = str(file.relative_to(place.parent))
+                if inside in files:
+                    continue
+                files[inside] = file.read_text()
+                todo.append(files[inside])
+                if file.name == "__init__.py":
+                    data |= {str(each.relative_to(place.parent)): each.read_bytes() for each in _data_of(file.parent)}
+    return files, data
+
+
+def _data_of(package: Path) -> list[Path]:
+    """Return the files of a package that are no modules, its subpackages' excluded. Raises ValueError for too many."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(package):
+        here = Path(folder)
+        folders[:] = [f for f in folders if f[0] not in "._" and not (here / f / "__init__.py").exists()]
+        found += [here / name for name in names if name[0] != "." and not name.endswith((".py", ".pyc"))]
+    if (size := sum(file.stat().st_size for file in found)) > MOST_DATA_BYTES:
+        raise ValueError(
+            f"the package {package} holds {size >> 20:,} MiB of other files, too many to copy (the most is "
+            f"{MOST_DATA_BYTES >> 20} MiB). Keep data elsewhere, and pass the path as an argument"
+        )
+    return found
 
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
@@ -193,7 +236,7 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
             continue
         files[name] = path.read_bytes()
         if module == "lessons.datasets":
-            files |= {f"labkit/lessons/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
+            files |= {f"notebooks/course/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
         todo += sorted(_labkit_modules(files[name].decode()))
         if "." in module:
             todo.append(f"labkit.{module.rpartition('.')[0]}")
@@ -271,8 +314,13 @@ def _ray_script(on: Slurm) -> str:
     return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
 
 
-def _readme(title: str, environment: list[str]) -> str:
-    return _usage(title) + (_secrets(environment) if environment else "")
+def _readme(title: str, environment: list[str], own: set[str]) -> str:
+    packages = {name.partition("/")[0] + "/" * ("/" in name) for name in own}
+    listed = "\n".join(f"{name:<17} yours, as it is beside the notebook" for name in sorted(packages))
+    usage = _usage(title)
+    if listed:
+        usage = usage.replace("\nlabkit/ ", f"\n{listed}\nlabkit/ ", 1)
+    return usage + (_secrets(environment) if environment else "")
 
 
 def _secrets(environment: list[str]) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import importlib.util
 import re
 import site
 import sys
 import sysconfig
-from collections.abc import Collection
+import types
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,15 +100,45 @@ def check_origin(module: str, why: str) -> None:
     if top in NOTEBOOK_ONLY:
         raise ValueError(f"{why} {top}, which only a notebook has. Keep that to other cells")
     file = local_file(top)
-    if file is not None and file.suffix != ".py":
+    if file is not None and file.suffix != ".py" and not (file / "__init__.py").is_file():
         raise ValueError(
-            f"{why} the package {top}, which lies in {file} and is not installed. Install it (pip install, not -e), "
-            "or define in a cell what is used of it"
+            f"{why} {top}, which lies in {file}, is not installed and is no Python source. Install it (pip install, "
+            "not -e), or define in a cell what is used of it"
         )
 
 
+def local_modules(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules that `a.b.c` needs, with their files, if `a` is not installed: `a`, `a.b`, and that of `c`.
+
+    `c` may be a function, and `b.c` a name that its package imports from elsewhere when it is first asked for.
+    """
+    top, *rest = name.split(".")
+    if local_file(top) is None:
+        return
+    module = top
+    while True:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            return
+        yield module, Path(spec.origin)
+        if spec.submodule_search_locations is None or not rest:
+            return
+        attribute = rest.pop(0)
+        if importlib.util.find_spec(f"{module}.{attribute}"):
+            module = f"{module}.{attribute}"
+            continue
+        value = getattr(importlib.import_module(module), attribute, None)
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+        if home.startswith(f"{module}."):
+            yield from local_modules(home)
+        return
+
+
 def imported(text: str) -> set[str]:
-    """Return the modules that a source may import, `a.b.c` for `from a.b import c` too; not those for type checkers."""
+    """Return the modules that a source may import, `a.b.c` for `from a.b import c` too; not those for type checkers.
+
+    And `a.b.c` where `a` is imported and `a.b.c` used: `a` may import `b` when it is first asked for it.
+    """
     found: set[str] = set()
     renamed = {"labkit": "labkit"}
 
@@ -116,15 +148,17 @@ def imported(text: str) -> set[str]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found.add(alias.name)
-                if alias.name == "labkit" and alias.asname:
-                    renamed[alias.asname] = "labkit"
+                top = alias.name.partition(".")[0]
+                renamed[alias.asname or top] = alias.name if alias.asname else top
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                found.add(f"{node.module}.{alias.name}")
+                renamed[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Attribute):
-            chain = ast.unparse(node)
-            if renamed.get(chain.partition(".")[0]) and re.fullmatch(r"[\w.]+", chain):
-                found.add("labkit." + chain.partition(".")[2])
+            first, _, chain = ast.unparse(node).partition(".")
+            if first in renamed and re.fullmatch(r"[\w.]+", chain):
+                found.add(f"{renamed[first]}.{chain}")
         for child in ast.iter_child_nodes(node):
             look(child)
 

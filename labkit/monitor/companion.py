@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any
 
+from labkit.engines.arguments import Asked
 from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Job
 
 if TYPE_CHECKING:
     from labkit.monitor.run import Run, WorkerFailed
-
-
-class Asked(NamedTuple):
-    """What `labkit.launch` was asked for, as far as it concerns plugins."""
-
-    function: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = {}
-    world_size: Any = 0
-    live: bool | None = None
-    wait: bool = True
-    log_to: Any = None
-    trace: Any = None
-    backend: Any = None
-    timeout_s: Any = None
-    seed: Any = None
-    name: Any = None
-    on: Any = None
-    watch: Any = None
-    device: Any = None
 
 
 class Companion:

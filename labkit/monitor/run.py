@@ -190,7 +190,7 @@ class Run:
 
     def take_new_output(self) -> list[list[str]]:
         """Return the complete lines that each rank printed since this was last called. For one reader."""
-        if getattr(self.engine, "shows_output", False):  # under the cell already
+        if self.engine.shows_output:  # under the cell already
             return [[] for _ in self._state.ranks]
         with self.lock:
             return [rank.output.take_new() for rank in self._state.ranks]
@@ -313,7 +313,7 @@ class Run:
                 )
         if self.error is not None:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
-            raise self.error.with_traceback(getattr(self.engine, "trace", None))
+            raise self.error.with_traceback(self.engine.trace)
         return self
 
     def _obey(self, interrupts: int) -> None:

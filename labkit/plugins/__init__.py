@@ -1,6 +1,5 @@
 """What takes part in every run that is its own; any of these packages can be deleted, and the core goes on without it.
 
-    arguments    what `launch` cannot do, refused before a process exists
     reruns       a cell that is run again stops what it launched before
     tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
     tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
@@ -11,14 +10,10 @@
     in_vain      a stop does not wait for ranks that wait for what cannot come
     variables    what variables were when a rank failed
     as_script    what code of scripts needs in a rank: a DataLoader, `init_process_group`, an optimizer without compiler
-    standby      ranks that are spawned ahead, so that a launch does not wait for them
     not_finite   the first NaN or Inf: said in every view, and marked in the chart
-    leaving      a rank's process that is done is gone at once
     many         more ranks than can be drawn one by one: a band, and who stands apart
-    live_chart   charts that are alive in a page at once, also on a machine that is busy
     report       lines of text where nobody watches, and what stays of a run that is over
     ahead        what the first launch and chart need, got while the reader reads
-    png          charts as pictures, where nobody watches
 
 `labkit.protocol.plugins` says by which functions they take part, and asks them.
 """
@@ -26,8 +21,8 @@
 from __future__ import annotations
 
 NAMES = (
-    *("arguments", "reruns", "tracking", "tracing", "debugging", "memory", "stacks", "stopping"),
-    *("in_vain", "variables", "as_script", "standby", "not_finite", "leaving"),
-    *("many", "live_chart", "report", "ahead", "png"),
+    *("reruns", "tracking", "tracing", "debugging", "memory", "stacks", "stopping"),
+    *("in_vain", "variables", "as_script", "not_finite"),
+    *("many", "report", "ahead"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

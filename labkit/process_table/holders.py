@@ -8,8 +8,10 @@ from typing import NamedTuple, Protocol
 
 import psutil
 
+from labkit.engines import standby
 from labkit.monitor.going import going
 from labkit.monitor.run import Run
+from labkit.protocol.system import unique_bytes
 
 
 class HeldProcess(NamedTuple):
@@ -64,16 +66,23 @@ class _Runs:
         return [one for rank, (pid, state) in enumerate(ranks) for one in held("run", run.name, rank, pid, state, self)]
 
 
-_runs = _Runs()
+class _StandbyRanks:
+    """The standby ranks, as a holder of processes."""
 
-OTHERS = ("labkit.plugins.standby", "labkit.session.session")
-"""Modules that have `holders()`; one that nobody has imported holds nothing."""
+    def processes(self) -> list[HeldProcess]:
+        return [one for pid, state in standby.listed() for one in held("standby", "", None, pid, state, self)]
+
+    def end(self, pid: int) -> None:
+        standby.end(pid)
+
+
+_runs, _standby_ranks = _Runs(), _StandbyRanks()
 
 
 def holders() -> list[Holder]:
     """Return everything that holds processes."""
-    others = [sys.modules[name] for name in OTHERS if name in sys.modules]
-    return [_runs, *(holder for module in others for holder in module.holders())]
+    sessions = sys.modules.get("labkit.session.session")  # which imports this module; there are none before that
+    return [_runs, _standby_ranks, *(sessions.holders() if sessions else [])]
 
 
 def processes() -> list[HeldProcess]:
@@ -100,14 +109,3 @@ def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: H
         if process.status() != psutil.STATUS_ZOMBIE:
             return [HeldProcess(kind, name, rank, pid, process.create_time(), state, holder)]
     return []
-
-
-def unique_bytes(pid: int) -> int:
-    """Return what a process has for itself alone, in bytes; all that is resident where the system does not tell more.
-
-    0 if it has ended.
-    """
-    with contextlib.suppress(psutil.Error):
-        memory = psutil.Process(pid).memory_full_info()
-        return int(getattr(memory, "uss", 0) or memory.rss)
-    return 0

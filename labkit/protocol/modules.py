@@ -21,7 +21,7 @@ import struct
 import sys
 import sysconfig
 import types
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,14 @@ LIBRARIES = tuple(f"{f}{os.sep}" for f in {*_FOLDERS, *site.getsitepackages(), s
 _COMPILED = struct.Struct("<4sIII")
 """The header of a compiled file: Python's version, flags, the source's time of change and size."""
 
-Stamp = tuple[int, int]
+
+class Stamp(NamedTuple):
+    """Tells one state of a file from another."""
+
+    changed_ns: int
+    size_bytes: int
+    inode: int
+
 
 HERE = str(Path(__file__).parents[1]) + os.sep
 """labkit's own folder, to its end: a reader's labkit_utils.py beside it is the reader's."""
@@ -85,42 +92,48 @@ def of_reader() -> dict[str, Own]:
     return dict(_own)
 
 
-def edited() -> list[str]:
+def edited(own: Mapping[str, Own]) -> list[str]:
     """Return the files of the reader's modules that have changed since they were imported, or reloaded; each once."""
     found = []
-    for name, own in of_reader().items():
-        spec, now = sys.modules[name].__spec__, stamp(own.file)
-        if spec is not own.spec:
-            _own[name] = own._replace(spec=spec, stamp=now)
-        elif now is not None and own.stamp is not None and now != own.stamp:
-            found.append(own.file)
-            _own[name] = own._replace(stamp=None)  # said
+    for name, module in own.items():
+        spec, now = sys.modules[name].__spec__, stamp(module.file)
+        if spec is not module.spec:
+            _own[name] = module._replace(spec=spec, stamp=now)
+        elif now is not None and module.stamp is not None and now != module.stamp:
+            found.append(module.file)
+            _own[name] = module._replace(stamp=None)  # said
     return found
 
 
 def stamp(file: str) -> Stamp | None:
-    """Return by what a file's content can be told from another, as Python's compiled files do; None if it is gone."""
+    """Return the stamp of a file as it is now; None if it is gone."""
     try:
         status = os.stat(file)
     except OSError:
         return None
-    return int(status.st_mtime), status.st_size & 0xFFFFFFFF
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _stamp_as_imported(module: types.ModuleType, file: str) -> Stamp | None:
     """Return the stamp that a file had when a module was imported from it.
 
-    Of a file that has changed since this process began, the compiled file tells. Of another it may be an older file's,
-    where Python could not write it.
+    Of a file that has changed since this process began, the compiled file tells, in whole seconds. Of another it may be
+    an older file's, where Python could not write it.
     """
     now = stamp(file)
-    if now is None or now[0] < int(psutil.Process().create_time()):
+    began_s = int(psutil.Process().create_time())
+    if now is None or now.changed_ns // 10**9 < began_s or sys.dont_write_bytecode:
         return now
-    return _stamp_of_compiled(module) or now
+    changed_s, size_bytes = now.changed_ns // 10**9, now.size_bytes & 0xFFFFFFFF
+    compiled = _compiled_from(module)
+    return now if compiled in (None, (changed_s, size_bytes)) else Stamp(compiled[0] * 10**9, compiled[1], 0)
 
 
-def _stamp_of_compiled(module: types.ModuleType) -> Stamp | None:
-    """Return that of the file from which Python has compiled a module; None if it has kept none."""
+def _compiled_from(module: types.ModuleType) -> tuple[int, int] | None:
+    """Return when the file was changed from which Python has compiled a module, in s, and its size in bytes.
+
+    None if Python has kept no compiled file.
+    """
     try:
         with open(module.__spec__.cached, "rb") as file:  # type: ignore[union-attr, arg-type]
             _, flags, *found = _COMPILED.unpack(file.read(_COMPILED.size))
@@ -138,13 +151,16 @@ class Search(NamedTuple):
     """Files of modules that are not found along it, by name."""
     is_for_here: bool
     """Whether it is for processes of this machine, which has all of it."""
+    archives: Mapping[str, bytes] | None = None
+    """The reader's modules themselves, by name (see `module_archives`), for machines that may have none of it."""
 
     @classmethod
-    def here(cls, is_for_here: bool) -> Search:
-        """Return that of this process."""
+    def here(cls, is_for_here: bool, own: Mapping[str, Own], archives: Mapping[str, bytes] | None = None) -> Search:
+        """Return that of this process, whose reader's modules are `own`."""
         path = [_absolute(entry) for entry in sys.path if isinstance(entry, str)]
-        own = {name: own.file for name, own in of_reader().items() if "." not in name}
-        return cls(path, {name: file for name, file in own.items() if _found(name, path) != file}, is_for_here)
+        files = {name: module.file for name, module in own.items() if "." not in name}
+        elsewhere = {name: file for name, file in files.items() if _found(name, path) != file}
+        return cls(path, elsewhere, is_for_here, archives)
 
     def take_over(self) -> None:
         """Make it this process's own; on another machine, besides what there is."""

@@ -4,25 +4,19 @@ A plugin is a package in `labkit.plugins`, which lists them; it takes part by fu
 says what it does, and imports the rest when that is needed. These are all there are; what no plugin has the core does
 without:
 
-    check(asked, gpus)      raises TypeError or ValueError for arguments of `labkit.launch` that are of no use
     companion(asked)        what it puts beside a run, a `labkit.monitor.companion.Companion`, or None. It hears the
                             run's events, may change its job, and says more of a failure or a wait
     rank_hooks()            what it does in each rank, a `labkit.protocol.job.RankHooks` from the plugin's `hooks`
     rank_begins()           prepares a rank's process, before it has any work, and
     rank_waits()            uses the time while it has none
-    take_ranks(count)       processes that are ready to be a run's ranks, and
-    ranks_done(count)       hears when they have ended
     history(world_size)     what takes in the log calls of so many ranks,
     asking(run)             its part of the live view, and
     search_output(…, words) the lines of output with certain words in them, each with its ranks
     remark(history)         what is to be said of the values, and marked in the chart: `name`, `said`, `mark(…)`
-    charts_are_ready()      whether a chart can be drawn without an import; begins it where nobody has
-    live_chart(figure)      a widget that shows a Plotly figure
     stacks(run)             where a run's ranks stand just now
     unsendable(fn, …)       which value of a call cannot be pickled, why, and what to do, in words
     print_lines(run, …)     what prints how a run goes, where nobody watches it, and
     summarize(run)          what it has come to, by MIME type
-    picture(figure)         a Plotly figure as a PNG, for where no browser draws
 
 Of several that could do the same, the first does.
 """

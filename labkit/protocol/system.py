@@ -122,3 +122,16 @@ def _oom_kills(counters: Path) -> int | None:
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
+
+
+def unique_bytes(pid: int) -> int:
+    """Return what a process has for itself alone, in bytes; all that is resident where the system does not tell more.
+
+    0 if it has ended.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        memory = psutil.Process(pid).memory_full_info()
+        return int(getattr(memory, "uss", 0) or memory.rss)
+    return 0

@@ -28,7 +28,7 @@ from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import descendants, failure, notebook_main, process_group, settings
+from labkit.rank import carried_modules, descendants, failure, notebook_main, process_group, settings
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
@@ -261,25 +261,8 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     try:
         settled, store = join(part) if job.surroundings is None else job.surroundings.join(part)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
-        channel.during = "receiving the function"
         failure.show_lines_of(job.cells)
-        with notebook_main.of(job):
-            with hooked(job, channel), devices.refusing_over_gloo(settled, rank):
-                function, args, kwargs = notebook_main.unpack(job.function, settled.device)
-                channel.send(events.Started(rank, settled.where, settled.note))
-                channel.during = "running"
-                try:
-                    result = call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
-                finally:
-                    end_if_forked(channel)
-            log.close()
-            channel.during = "sending the result"
-            packed = pack_result(result, copies=False, is_known=notebook_main.is_known)
-            channel.send(events.Result(rank, packed))
-        code = 0
-    except Stopped:
-        log.close()
-        channel.send(events.Stopped(rank))
+        call_and_send_result(job, info, channel, log, settled)
         code = 0
     except BaseException as error:
         log.close(error)
@@ -295,6 +278,33 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
         process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"), keeps)
     _tidy_up(at_exit=job.surroundings is None)
     return code
+
+
+def call_and_send_result(
+    job: Job, info: RankInfo, channel: Channel, log: LogBatcher, settled: devices.Settled, is_here: bool = False
+) -> None:
+    """Call the job's function and send what it returns, or that it was stopped. Raises what the function raises.
+
+    `is_here` is whether this process is the notebook's own.
+    """
+    channel.during = "receiving the function"
+    try:
+        with notebook_main.of(job, is_here):
+            with hooked(job, channel), devices.refusing_over_gloo(settled, info.rank):
+                function, args, kwargs = notebook_main.unpack(job.function, settled.device)
+                channel.send(events.Started(info.rank, settled.where, settled.note))
+                channel.during = "running"
+                try:
+                    result = call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
+                finally:
+                    end_if_forked(channel)
+            log.close()
+            channel.during = "sending the result"
+            packed = pack_result(result, copies=is_here, is_known=notebook_main.is_known)
+            channel.send(events.Result(info.rank, packed))
+    except Stopped:
+        log.close()
+        channel.send(events.Stopped(info.rank))
 
 
 def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -351,6 +361,7 @@ def set_up(job: Job, info: RankInfo) -> None:
     sys.argv[:] = job.argv
     if job.search is not None:
         job.search.take_over()
+        carried_modules.have(job.search.archives or {})
     if job.settings is not None:
         settings.take_over(job.settings)
     os.environ.update(job.environment)

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -20,6 +21,9 @@ from pathlib import Path
 
 if sys.platform != "win32":
     import fcntl
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_REACH = stat.S_IRWXG | stat.S_IRWXO
 
 PREFIX = "labkit-rendezvous-"
 """Of the folders' names, where temporary files are."""
@@ -74,7 +78,7 @@ def is_in_use(folder: Path) -> bool:
     if sys.platform == "win32":
         return True
     try:
-        check_private(folder)
+        check_rendezvous(folder)
         marker = os.open(folder / MARKER, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:  # it is being made, or removed
         with contextlib.suppress(FileNotFoundError):
@@ -91,9 +95,31 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def check_private(folder: Path) -> None:
+def check_mine(path: Path, status: os.stat_result, others: int = OTHERS_WRITE) -> None:
+    """Raise ValueError if a user other than this one could have written what is there.
+
+    Args:
+        path: of the file or folder.
+        status: its own, of the open file for example; of a link, the link's.
+        others: permission bits that the group and others may not have.
+    """
+    if not hasattr(os, "getuid"):
+        return
+    if status.st_uid != os.getuid():
+        raise ValueError(
+            f"{path} belongs to another user; what lies there would be run as code: not read. Its owner is user "
+            f"{status.st_uid}, you are {os.getuid()}: if it is yours, its file system does not know this machine's "
+            "users; give a folder=… elsewhere, in your home, say"
+        )
+    if status.st_mode & others:
+        can, remedy = ("write into", "go-w") if others == OTHERS_WRITE else ("reach", "go-rwx")
+        raise ValueError(
+            f"others than you can {can} {path} (mode {stat.S_IMODE(status.st_mode):o}), and what lies there would "
+            f"be run as code: not read. If nobody else has written there: chmod -R {remedy} {path}. Where the file "
+            "system shows every file so, give a folder=… elsewhere, in your home, say"
+        )
+
+
+def check_rendezvous(folder: Path) -> None:
     """Raise ValueError if another user can reach what is in a folder, or has made it; OSError if there is none."""
-    status = os.lstat(folder)
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077 or os.path.islink(folder)):
-        whose = f"owner {status.st_uid}, mode {status.st_mode & 0o777:o}"
-        raise ValueError(f"{folder} is not this user's alone ({whose}): ranks do not meet there")
+    check_mine(folder, os.lstat(folder), OTHERS_REACH)  # a link is refused by its mode

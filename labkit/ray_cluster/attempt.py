@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.ray_cluster.mirror import NotebookSide, Piece
+from labkit.ray_cluster.notebook import Notebook
+from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import Place
 from labkit.ray_cluster.rank_holder import RankHolder, Update
-
-if TYPE_CHECKING:
-    from labkit.ray_cluster.driver import Notebook
-    from labkit.ray_cluster.orders import Orders
 
 LOOK_EVERY_S = 0.02
 """Time between two looks at what the notebook asks."""

@@ -18,6 +18,6 @@ class Orders(NamedTuple):
     grow_s: float
     connect_s: float
     runtime_env: dict[str, Any]
-    supervisor: str
-    """Below the package."""
     name: str
+    supervisor: str = ""
+    """Below the package; filled in when the job is submitted."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.cluster import job_events
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
@@ -21,9 +21,6 @@ from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
 from labkit.protocol.pages import more
 from labkit.ray_cluster.orders import Orders
-
-if TYPE_CHECKING:
-    from labkit.ray_cluster.ray_target import Ray
 
 START = "import labkit.rank.die_with_parent; from labkit.ray_cluster.driver import main; main()"
 
@@ -41,9 +38,9 @@ class RayJob(LauncherJob):
 
     kind = "Ray"
 
-    def __init__(self, world_size: int, directory: RunDirectory, about: dict[str, Any], on: Ray) -> None:
-        super().__init__(world_size, directory, about)
-        self._on = on
+    def __init__(self, orders: Orders, directory: RunDirectory, about: dict[str, Any]) -> None:
+        super().__init__(orders.world_size, directory, about)
+        self._orders = orders
         self._driver: subprocess.Popen[bytes] | None = None
         self._ended: job_events.JobEnded | None = None
         """Why there are no ranks any more, as the driver says."""
@@ -54,19 +51,7 @@ class RayJob(LauncherJob):
 
     def submit(self) -> dict[str, Any]:
         """Start the driver and wait until it is in the cluster. Raises RuntimeError with why it is not."""
-        orders = Orders(
-            str(self.directory.path),
-            self._on.address,
-            self.world_size,
-            self._on.each,
-            self._on.placement,
-            self._on.max_restarts,
-            self._on.grow_s,
-            self._on.connect_s,
-            self._on.runtime_env,
-            str(self.supervisor.relative_to(PACKAGE)),
-            self.about["name"],
-        )
+        orders = self._orders._replace(supervisor=str(self.supervisor.relative_to(PACKAGE)))
         # The driver ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
         self._driver = in_spawner_thread(self._start_driver).result()
         self._send(pickle.dumps(orders))
@@ -77,7 +62,7 @@ class RayJob(LauncherJob):
             self._close_pipes()
             why = first.get("why") or f"the process that connects to it has ended: {self._tail()}"
             shutil.rmtree(self.directory.path, ignore_errors=True)
-            raise RuntimeError(f"the ranks cannot be given to Ray at {self._on.address!r}: {why}\n{more('ray')}")
+            raise RuntimeError(f"the ranks cannot be given to Ray at {orders.address!r}: {why}\n{more('ray')}")
         self._listener = threading.Thread(target=self._listen, name="labkit-ray", daemon=True)
         self._listener.start()
         return {"driver": self._driver.pid, "address": first["address"]}

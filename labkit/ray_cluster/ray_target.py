@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
-from labkit.plugins.arguments import naming
+from labkit.engines.arguments import naming
+from labkit.engines.base import Target
+from labkit.ray_cluster.orders import Orders
 from labkit.ray_cluster.placement import STRATEGIES
 from labkit.ray_cluster.ray_job import RayJob
 
 
-class Ray:
+class Ray(Target):
     """Where to launch: `world_size` ranks on a Ray cluster, each in a place of its own in one placement group.
 
     Args:
@@ -38,10 +40,11 @@ class Ray:
             notebook's folder along, {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
-    Every node needs labkit, with the versions of Python and Ray that the notebook has.
+    Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
+    that the notebook has imported come along (`help("labkit.on_ranks")`).
     """
 
-    is_here = False
+    has_files = False
 
     def __init__(
         self,
@@ -84,12 +87,7 @@ class Ray:
         self.address, self.placement, self.max_restarts, self.folder = address, placement, max_restarts, folder
         self.grow_s, self.connect_s = grow_s, connect_s
         self.runtime_env = dict(runtime_env or {})
-        self._world_size = world_size
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._world_size
+        self.world_size = world_size
 
     def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
         """Return what carries one run."""
@@ -97,8 +95,20 @@ class Ray:
 
     def job(self, name: str, timeout_s: float | None) -> RayJob:
         """Return a job for one run or session; it is not started yet."""
-        about = {"name": name, "timeout_s": timeout_s}
-        return RayJob(self.world_size, new_directory(self.folder, name), about, self)
+        directory = new_directory(self.folder, name)
+        orders = Orders(
+            str(directory.path),
+            self.address,
+            self.world_size,
+            self.each,
+            self.placement,
+            self.max_restarts,
+            self.grow_s,
+            self.connect_s,
+            self.runtime_env,
+            name,
+        )
+        return RayJob(orders, directory, {"name": name, "timeout_s": timeout_s})
 
     def __repr__(self) -> str:
         return f"Ray(address={self.address!r}, world_size={self.world_size}, max_restarts={self.max_restarts})"

@@ -19,6 +19,7 @@ from labkit.failures.stacks import Stacks
 from labkit.monitor.companion import Asked, companions
 from labkit.monitor.run import Run, WorkerFailed
 from labkit.plugins.report.lines import print_output
+from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pages import more
@@ -170,7 +171,7 @@ class CellRuns:
             cells=dict(self._cells),
             group=self._group,
             argv=kernel.command_line("ranks"),
-            search=Search.here(self._reserve.is_here),
+            search=Search.here(self._reserve.is_here, modules.of_reader()),
             device=self._device,
             spared_gpus=self._placement.spared,
         )

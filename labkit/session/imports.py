@@ -44,15 +44,7 @@ class _Change(NamedTuple):
     after: Any
 
 
-class _File(NamedTuple):
-    """A module's file as it was imported."""
-
-    path: str
-    stamp: tuple[int, ...] | None
-
-
 _changes: list[_Change] = []
-_files: dict[str, _File] = {}
 
 
 def watch(all_settings: Mapping[str, Setting]) -> None:
@@ -73,12 +65,12 @@ def watch(all_settings: Mapping[str, Setting]) -> None:
             after = settings.read(watched)
             _changes.extend(_Change(n, before[n], after[n]) for n in before if n in after and before[n] != after[n])
             if isinstance(spec.origin, str) and modules.is_readers(os.path.abspath(spec.origin)):
-                _note_files()
+                modules.of_reader()  # which keeps the stamps of their files
 
     # Python leaves frames of this file out of the traceback of an import that fails.
     load_and_note.__code__ = load_and_note.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     bootstrap._load_unlocked = load_and_note
-    _note_files()
+    modules.of_reader()
 
 
 def do_again(all_settings: Mapping[str, Setting]) -> None:
@@ -101,38 +93,23 @@ def _merged(now: Any, before: Any, after: Any) -> Any:
     return after
 
 
-def _note_files() -> None:
-    for name, own in modules.of_reader().items():
-        if name not in _files:
-            _files[name] = _File(own.file, _stamp(own.file))
-
-
-def _stamp(file: str) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 def forget_edited() -> None:
     """Forget the reader's modules whose files have changed since they were imported, and those that use them."""
-    _note_files()
-    edited = {name for name, file in _files.items() if _stamp(file.path) not in (None, file.stamp)}
+    own = modules.of_reader()
+    edited = {name for name, each in own.items() if modules.stamp(each.file) not in (None, each.stamp)}
     if not edited:
         return
     dropped = set(edited)
-    while more := {name for name in _files.keys() - dropped if _uses(sys.modules.get(name), dropped)}:
+    while more := {name for name in own.keys() - dropped if _uses(sys.modules.get(name), dropped)}:
         dropped |= more
     for name in edited:
         # Python compares a compiled file's time in seconds.
         with contextlib.suppress(OSError, NotImplementedError):
-            os.remove(importlib.util.cache_from_source(_files[name].path))
+            os.remove(importlib.util.cache_from_source(own[name].file))
     importlib.invalidate_caches()
     linecache.checkcache()
     for name in dropped:
         sys.modules.pop(name, None)
-        del _files[name]
 
 
 def _uses(module: types.ModuleType | None, others: set[str]) -> bool:

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.cluster import job_events
-from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
+from labkit.cluster.directory_engine import folder_gone
 from labkit.failures.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
+from labkit.session.cluster_ranks import KILL_S, ClusterRanks, ReservedJobEngine
 from labkit.session.isolation import Folder
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
 
-if TYPE_CHECKING:
-    from labkit.session.cluster_reserve import ClusterReserve
-
 FAILURE_GRACE_S = 2.0
 """How long the other ranks may still report after the first has failed: what they write may be seen late."""
-
-KILL_S = 10.0
-"""How long a rank may take to be ended by its supervisor; then its node counts as lost."""
 
 OUTSIDE_S = 30.0
 """How long the launcher may take to say why it has ended a rank."""
 
 
-class JobEngine(DirectoryEngine):
+class JobEngine(ReservedJobEngine):
     """Carries one launched function.
 
     A rank ends in one of four ways, of which only the first two are final when they are read: it did its part; it was
@@ -43,21 +37,18 @@ class JobEngine(DirectoryEngine):
 
     def __init__(
         self,
-        reserve: ClusterReserve,
+        reserve: ClusterRanks,
         only: Sequence[int],
         world_size: int,
         turn: Turn,
         about: dict[str, Any],
         number: int = 0,
     ) -> None:
-        self.number = number or reserve.directory.newest_job() + 1
-        """Of the job, among those of the session."""
-        super().__init__(world_size, reserve.directory.of_job(self.number))
+        number = number or reserve.directory.newest_job() + 1
+        super().__init__(world_size, reserve.directory.of_job(number), number)
         self.about = {"launcher": "session", "world_size": world_size, **about}
         """What is kept in the job's directory."""
         self.outlives_notebook = reserve.outlives_notebook
-        self.closed = threading.Event()
-        """Set once the ranks are given back."""
         self._reserve, self._only, self._turn = reserve, list(only), turn
         self._is_given = self._is_killed = False
         self._ended_by_us: set[int] = set()
@@ -67,7 +58,6 @@ class JobEngine(DirectoryEngine):
         """Of ranks that the launcher has ended, until it is known why."""
         self._patience_s = OUTSIDE_S
         self._withhold_until_s = self._no_answer_s = float("inf")
-        self._ending: job_events.JobEnded | None = None
         self._is_told = False
 
     # For the run
@@ -165,13 +155,6 @@ class JobEngine(DirectoryEngine):
         self._reserve.give_back(self)
         self._turn.give_back(self)
         self.closed.set()
-
-    # For the reserve
-
-    def end_with(self, ending: job_events.JobEnded) -> None:
-        """Take notice that the launcher has ended the ranks."""
-        with self._lock:
-            self._ending = ending
 
     def _still(self) -> list[int]:
         return [rank for rank in self._only if rank not in self._exits]

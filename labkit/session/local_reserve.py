@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.cluster import job_events
+from labkit.engines import standby
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
-from labkit.plugins import standby
-from labkit.process_table.holders import unique_bytes
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import more
+from labkit.protocol.system import unique_bytes
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words

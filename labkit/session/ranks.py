@@ -30,6 +30,18 @@ class ReservedRank(NamedTuple):
     """Since when it is there, if it is not the first."""
 
 
+class SessionFacts(NamedTuple):
+    """What the live view shows of a session."""
+
+    world_size: int
+    is_over: bool
+    why_over: str
+    busy_with: str
+    idle_left_s: float
+    notices: list[str]
+    ranks: list[ReservedRank]
+
+
 def replaced_in_words(new: Sequence[Replaced]) -> str:
     """Return which ranks are new, and why: "rank 1 is new (its process had ended: SIGKILL)"."""
     is_one = len(new) == 1

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.engines.base import Engine
+from labkit.engines.arguments import naming
+from labkit.engines.base import Engine, Target
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
-from labkit.plugins.arguments import naming
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
-from labkit.session.ranks import ReservedRank
+from labkit.session.ranks import ReservedRank, SessionFacts
 from labkit.session.turns import Turns
 from labkit.ui import kernel
 
@@ -43,7 +43,7 @@ def holders() -> list[Session]:
     return list(_open)
 
 
-class Session:
+class Session(Target):
     """Reserved ranks: processes that stay, so that what is launched on them begins in tens of milliseconds.
 
     >>> ranks = labkit.Session(4)
@@ -88,7 +88,7 @@ class Session:
         on: Slurm | Torchrun | Ray | None = None,
         device: str | None = None,
     ) -> None:
-        from labkit.plugins.arguments.checks import check_backend, check_device, check_world_size, ranks_on
+        from labkit.engines.arguments import check_backend, check_device, check_world_size, ranks_on
 
         with naming("bad_argument"):
             if isinstance(on, Session):
@@ -252,6 +252,11 @@ class Session:
 
     # Looking at the ranks, and ending them
 
+    def _facts(self) -> SessionFacts:
+        return SessionFacts(
+            self.world_size, self.over, self.why_over, self.busy_with, self.idle_left_s, self.notices, self.ranks
+        )
+
     @property
     def over(self) -> bool:
         """Whether the ranks are gone, or going."""
@@ -330,7 +335,7 @@ class Session:
     def _ipython_display_(self) -> None:
         from labkit.session import view
 
-        view.show(self)
+        view.show(self._facts, self.ended, self.close)
 
     # As a holder of processes, for `labkit.processes`
 
@@ -372,7 +377,7 @@ class Session:
             )
 
 
-class FirstRanks:
+class FirstRanks(Target):
     """The first ranks of a session, as `labkit.launch` takes them."""
 
     def __init__(self, session: Session, world_size: int) -> None:

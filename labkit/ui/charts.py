@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
 from labkit.protocol import plugins
-from labkit.ui import kernel
+from labkit.ui import kernel, pictures
 from labkit.ui.tables import INK
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -82,8 +82,8 @@ class Chart(go.Figure):
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
         if kernel.is_interactive() and kernel.draws_plotly():
             return bundle
-        if (picture := plugins.first("picture", self)) is not None:
-            return {**bundle, "image/png": picture}
+        if pictures.has_matplotlib():
+            return {**bundle, "image/png": pictures.picture(self)}
         return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
 
     def to_plotly_json_small(self) -> dict[str, Any]:

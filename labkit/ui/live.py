@@ -18,7 +18,7 @@ import ipywidgets as widgets
 from labkit.monitor.history import SAMPLES
 from labkit.monitor.run import Run
 from labkit.protocol import plugins
-from labkit.ui import kernel, words
+from labkit.ui import kernel, prewarm, words
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -96,7 +96,7 @@ class LiveView(threading.Thread):
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
         if {"starting", "queued"} & set(self._run.states):
-            self._attempt(lambda: plugins.first("charts_are_ready"))  # soon: it begins
+            self._attempt(prewarm.begin)
         while not self._run.over.is_set():
             began = time.monotonic()
             self._attempt(self._draw)
@@ -157,11 +157,10 @@ class LiveView(threading.Thread):
         self._chart_due_s = min(self._chart_due_s, time.monotonic() + CHART_AFTER_S)
         if time.monotonic() < self._chart_due_s:
             return
-        if plugins.first("charts_are_ready") is False:
+        prewarm.begin()
+        if not prewarm.is_done():
             return  # the states are to be seen meanwhile, and the end, should it come
-        import plotly.graph_objects as go
-
-        from labkit.ui import charts
+        from labkit.ui import charts, live_chart
 
         if self._figure is not None:
             if not self._came_up_empty and charts.refresh(self._figure, history, self._asking.ranks):
@@ -171,7 +170,7 @@ class LiveView(threading.Thread):
             self._replaced.append(self._figure)
         self._came_up_empty = False
         figure = charts.logged(history, ranks=self._asking.ranks)
-        self._figure = plugins.first("live_chart", figure) or go.FigureWidget(figure)
+        self._figure = live_chart.chart_widget(figure)
         self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
         # layout, which its JavaScript sends under a wrong name.

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from labkit import exercises
-from labkit.exercises.base import Exercise, table
-from labkit.exercises.checking import try_answer
+from course import exercises
+from course.exercises.base import Exercise, table
+from course.exercises.checking import try_answer
 
 
 def seconds(exercise: Exercise, answer: Callable[..., Any], repeat: int) -> list[float]:

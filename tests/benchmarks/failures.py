@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its table too
 
 import labkit  # noqa: E402
-from labkit.plugins import standby  # noqa: E402
+from labkit.engines import standby  # noqa: E402
 from tests.failures import ROWS, trial  # noqa: E402
 
 

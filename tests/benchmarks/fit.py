@@ -1,4 +1,4 @@
-"""Hold the memory that `labkit.scaling.memory` predicts against what ranks really hold, by part, for every strategy.
+"""Hold the memory that `course.scaling.memory` predicts against what ranks really hold, by part, for every strategy.
 
 Parameters, gradients and optimizer state by `labkit.profiling.memory`, activations by `labkit.profiling.activations`;
 buffers of communication are what is handed to collectives and messages (`Buffers`), and the gradients that zero bubble
@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import labkit
+from course.scaling import Memory, memory
+from course.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
 from labkit import profiling
-from labkit.scaling import Memory, memory
-from labkit.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
 from tests.benchmarks.transformer import OPTIMIZER, strategies_for
 
 BATCH_SIZE, TIME = 8, 32

@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 import torch
 
-from labkit.comparing.recorded import COMMAND, Recorded, add
+from course.recorded import COMMAND, Recorded, add
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 FILE = FOLDER / "recorded" / "compare.json"

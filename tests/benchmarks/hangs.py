@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its table too
 
 import labkit  # noqa: E402
-from labkit.plugins import standby  # noqa: E402
+from labkit.engines import standby  # noqa: E402
 from tests.hangs import ROWS, Judged, is_recorded, judge, report  # noqa: E402
 
 BEFORE = (1, 5, 40, 411)

@@ -20,11 +20,11 @@ import plotly.graph_objects as go
 
 from labkit.failures.stacks import RankStack, Stacks, parse
 from labkit.monitor.run import Run
-from labkit.plugins.ahead import charts as ahead
 from labkit.plugins.report import summary
 from labkit.protocol.events import Log, Output, Started
 from labkit.protocol.job import Cell
 from labkit.ui import charts, live
+from labkit.ui import prewarm as ahead
 from tests.fake_engine import FakeEngine
 
 CALLS_A_S = 10

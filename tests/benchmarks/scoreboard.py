@@ -37,7 +37,7 @@ import psutil
 from jupyter_client import KernelManager
 
 from labkit import charts
-from labkit.plugins.png.drawing import picture
+from labkit.ui.pictures import picture
 from tests.benchmarks.launch import free_port, time_logging
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import labkit
-from labkit.plugins import standby
+from labkit.engines import standby
 from tests.benchmarks.launch import free_port
 
 

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+import course
 import labkit
+from course.strategies import ALL
 from labkit import benchmark
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
-from labkit.strategies import ALL
 from tests import resumable
 from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
 
@@ -247,7 +248,7 @@ def batches(device):
 
 def network():
     torch.manual_seed(5)
-    return labkit.models.ConvNet().double()
+    return course.models.ConvNet().double()
 
 
 def run_one(worker, title):

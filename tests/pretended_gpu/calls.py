@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import labkit
-from labkit import benchmark, strategies, transformer
+from course import strategies, transformer
+from labkit import benchmark
 from tests import prefork
 from tests.pretended_gpu import recorded
 

@@ -1,15 +1,13 @@
 """What the first launch, step and chart need, got while the notebook is idle and the reader reads.
 
 Begun by `import labkit` in a notebook's kernel. The ranks come first: a chart has a second's time once its run has
-begun. `charts` has what live charts need imported, in any case while a run's ranks start; `first_step` is the ranks'.
+begun. `labkit.ui.prewarm` imports what live charts need, in any case while a run's ranks start; `first_step` is for
+ranks.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import threading
-from typing import Any
 
 
 def rank_waits() -> None:
@@ -27,30 +25,22 @@ def begin() -> None:
     threading.Thread(target=_get, args=(kernel.is_interactive(),), name="labkit-ahead", daemon=True).start()
 
 
-def charts_are_ready() -> bool:
-    """Begin to import what live charts need, if nobody has; return whether one can be drawn without an import."""
-    from labkit.plugins.ahead import charts
-
-    charts.begin()
-    return charts.is_done()
-
-
 def _get(is_interactive: bool) -> None:
-    from labkit.ui import kernel
+    from labkit.engines import standby
+    from labkit.ui import kernel, prewarm
 
-    standby, live_chart, png = map(_plugin, ("standby", "live_chart", "png"))
-    if standby is not None:
-        if (shell := kernel.shell()) is not None:
-            shell.events.register("post_run_cell", lambda _: standby.renew())
-        if is_interactive:
-            standby.ahead_of_the_first_launch()
-        standby.idle.wait()
-    importlib.import_module("labkit.plugins.ahead.charts").wait()
+    if (shell := kernel.shell()) is not None:
+        shell.events.register("post_run_cell", lambda _: standby.renew())
+    if is_interactive:
+        standby.ahead_of_the_first_launch()
+    standby.idle.wait()
+    prewarm.wait()
     # Where a person watches, the browser draws, and nobody needs a picture.
-    if (draws := live_chart if is_interactive else png) is not None:
-        draws.get_ready()
+    if is_interactive:
+        from labkit.ui import live_chart
 
+        live_chart.get_ready()
+    else:
+        from labkit.ui import pictures
 
-def _plugin(name: str) -> Any:
-    found = importlib.util.find_spec(f"labkit.plugins.{name}")
-    return importlib.import_module(f"labkit.plugins.{name}") if found else None
+        pictures.get_ready()

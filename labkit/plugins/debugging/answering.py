@@ -9,8 +9,8 @@ import select
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
 
+from labkit.engines.base import Engine
 from labkit.ui import kernel
 
 PANEL, WAITER = "panel", "waiter"
@@ -19,7 +19,7 @@ LOOK_EVERY_S = 0.1
 """Time between two looks whether the run is over, while somebody is asked for a line."""
 
 
-def answerer(engine: Any, live: bool | None, wait: bool) -> tuple[str, str]:
+def answerer(engine: Engine, live: bool | None, wait: bool) -> tuple[str, str]:
     """Return who can answer, `PANEL` or `WAITER`, and ""; or "" and why nobody can.
 
     `live` and `wait` are those of `labkit.launch`. The panel answers while its cell runs where the kernel has subshells
@@ -27,7 +27,7 @@ def answerer(engine: Any, live: bool | None, wait: bool) -> tuple[str, str]:
     thread, asks by `input`.
     """
     waits = wait and threading.current_thread() is threading.main_thread()
-    if not hasattr(engine, "say"):
+    if not engine.sends_words:
         return "", "its ranks are on a cluster, or torchrun's, and are reached through files"
     if kernel.is_interactive():
         if live in (None, True) and (kernel.has_subshells() or not wait):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from labkit.monitor.companion import Asked, Companion
 from labkit.plugins.debugging import answering
 from labkit.plugins.debugging.debugger import Debugger
 from labkit.plugins.debugging.hooks import Hooks
 from labkit.protocol.job import Job
-
-if TYPE_CHECKING:
-    pass
 
 MENTIONS = (b"breakpoint", b"set_trace")
 """Names by which a function that was sent by value shows that it may stop."""
@@ -28,7 +23,7 @@ class Beginning(Companion):
     def begin(self, job: Job) -> Job:
         """Return the job with what its ranks need to be debugged."""
         run = self.run
-        if hasattr(run.engine, "work"):  # in this process, where Python's own debugger is at hand
+        if run.engine.runs_in_this_process:  # in this process, where Python's own debugger is at hand
             return job
         way, why_nobody = answering.answerer(run.engine, self._asked.live, self._asked.wait)
         if way:

@@ -1,7 +1,8 @@
 """More ranks than can be drawn and listed one by one: a band, the few that stand apart, and those that one asks for.
 
-    many_history what the ranks logged, by a `band` for each name instead of a curve for each rank
-    listing      which few of them are drawn and listed, and what is said of all
+    many_history what the ranks logged, by a `band` for each name instead of a curve for each rank, and which few ranks
+                 are drawn and listed
+    listing      the ranks and the lines of output that the reader asks for
     searching    words looked for in what all ranks have printed
     boxes        two boxes in the live view: ranks to show besides, and words to find in all ranks' output
 

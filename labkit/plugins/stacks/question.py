@@ -88,9 +88,11 @@ class Asking(Companion):
         self._silences.take(event)
         if isinstance(event, Failure):
             self._failed.add(event.rank)
-        # A process that stays is asked after its rank has failed, too: it has left the group by then.
-        if isinstance(event, Attached) and event.kind == KIND and event.rank not in self._failed:
-            self._said[event.rank] = Collectives(*pickle.loads(event.blob))
+        if isinstance(event, Attached) and event.kind == KIND:
+            said = Collectives(*pickle.loads(event.blob))
+            # A process that stays is asked after its rank has failed, too, and has left the group by then.
+            if said.unknown != NO_GROUP or event.rank not in self._failed or event.rank not in self._said:
+                self._said[event.rank] = said
         if isinstance(event, Attached) and event.kind == THREADS:
             deep, other = pickle.loads(event.blob)
             self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]

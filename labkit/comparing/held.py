@@ -1,0 +1,143 @@
+"""What a rank's tensors hold in a step, by owner: each storage once, and the most of each kind.
+
+A rank holds more than its optimizer knows: a network of which it uses half, DDP's buckets, a layer that FSDP2 has
+gathered. So all tensors that Python's garbage collector knows are looked at, when the network has been called, after
+the backward pass and when the optimizer has stepped. Two kinds are not among them. DDP's buckets lie in C++; they are
+as large as the gradients, unless these lie in them. What autograd keeps is counted as it is saved and let go
+(`labkit.profiling.activations`).
+
+What still is not seen: what is there only between two looks, such as the buffer of a message on its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from labkit.plugins.tracing.phases import Phases
+from labkit.profiling import activations, local, saved_now, size_bytes
+
+KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
+"""Of memory. "gathered": parameters that FSDP2 has put together from all ranks for a moment; "replicas": copies of the
+weights for other devices that the backward pass needs; "other": buffers, batches, data, whatever else
+the rank has tensors of."""
+
+
+class Held:
+    """The most bytes of each kind that a rank has held at any look."""
+
+    def __init__(self) -> None:
+        self.most = dict.fromkeys(KINDS, 0)
+        self._sharded: list[Any] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at what FSDP2 has gathered whenever a layer has been called: later it may be sharded again."""
+        self._sharded = _sharded(gc.get_objects())
+        hook = register_module_forward_hook(lambda *_: self._look_at_gathered())
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _look_at_gathered(self) -> None:
+        if self._sharded:
+            self.most["gathered"] = max(self.most["gathered"], _count(_gathered(self._sharded), set()))
+
+    def look(self, optimizer: Any) -> None:
+        """Look at what is held now. `activations` is to be counting."""
+        gc.collect()  # what nobody refers to any more may still lie in cycles
+        now = held(optimizer)
+        self.most = {kind: max(self.most[kind], now[kind]) for kind in KINDS}
+
+
+def held(optimizer: Any) -> dict[str, int]:
+    """Return the bytes that this process's tensors hold now, by kind; what autograd keeps while `activations` counts.
+
+    Args:
+        optimizer: whose state it is; None before there is one.
+    """
+    objects = gc.get_objects()
+    tensors = [each for each in objects if issubclass(type(each), Tensor)]
+    modules = [each for each in objects if issubclass(type(each), nn.Module)]
+    gathered = _gathered(_sharded(objects))
+    parameters = [each for each in tensors if isinstance(each, nn.Parameter)]
+    saved, copies = saved_now()
+    found = dict.fromkeys(KINDS, 0)
+    counted = {*saved, *copies}
+    found["activations"], found["replicas"] = sum(saved.values()), sum(copies.values())
+    for kind, some in (
+        ("gathered", gathered),
+        ("parameters", parameters),
+        ("gradients", (parameter.grad for parameter in parameters if parameter.grad is not None)),
+        ("optimizer state", _state(optimizer)),
+        ("other", tensors),
+    ):
+        found[kind] = _count(some, counted)
+    for model in modules:
+        if issubclass(type(model), DistributedDataParallel):
+            if model.gradient_as_bucket_view:  # gradients lie in buckets, which stay when these are set to None
+                found["other"] -= _trained_bytes(model, lambda parameter: parameter.grad is None)
+            else:
+                found["buckets"] += _trained_bytes(model)
+    return found
+
+
+def _count(tensors: Iterable[Tensor], counted: set[int]) -> int:
+    """Return the bytes of the storages of tensors that are not among those counted, which then have them."""
+    total = 0
+    for tensor in tensors:
+        try:
+            storage = local(tensor).untyped_storage()
+            size = storage.nbytes() if storage.device.type != "meta" else 0
+        except (NotImplementedError, RuntimeError):  # sparse ones, and those of transformations, have none
+            continue
+        if storage._cdata not in counted:
+            counted.add(storage._cdata)
+            total += size
+    return total
+
+
+def _state(optimizer: Any) -> Iterator[Tensor]:
+    own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps its shard's in `optim`
+    for state in own.state.values() if own is not None else ():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _sharded(objects: Iterable[Any]) -> list[Any]:
+    """Return what FSDP2 has of each of its parameters."""
+    return [each for each in objects if type(each).__name__ == "FSDPParam"]
+
+
+def _gathered(sharded: Iterable[Any]) -> list[Tensor]:
+    """Return the parameters that FSDP2 has put together; their storages are empty when they are sharded again."""
+    unsharded = (getattr(each, "_unsharded_param", None) for each in sharded)
+    return [each for each in unsharded if isinstance(each, Tensor)]
+
+
+def _trained_bytes(model: DistributedDataParallel, which: Callable[[Tensor], bool] = lambda parameter: True) -> int:
+    left_out = getattr(model, "parameters_to_ignore", ())
+    trained = [p for name, p in model.module.named_parameters() if p.requires_grad and name not in left_out]
+    return size_bytes(parameter for parameter in trained if which(parameter))
+
+
+@contextlib.contextmanager
+def most_held(model: nn.Module, optimizer: Any) -> Iterator[dict[str, int]]:
+    """Give the most bytes of each kind that are held in the step inside, once that is over."""
+    looks, found = Held(), dict.fromkeys(KINDS, 0)
+
+    def look(what: str, began_s: float) -> None:
+        looks.look(optimizer)
+
+    with activations(model) as kept:
+        with looks.watching(), Phases(time.time, look, lambda stepped: None).watching():
+            yield found
+        found.update(looks.most)
+    found.update(kept)

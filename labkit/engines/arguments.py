@@ -1,0 +1,220 @@
+"""The arguments of `labkit.launch` and its like, checked before any process exists.
+
+What is wrong is refused in words: what was found, what was expected, and the page that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import itertools
+import math
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from labkit.engines.base import Target
+from labkit.protocol.modules import HERE
+from labkit.protocol.pages import more
+from labkit.protocol.pickling import name_of
+
+
+class _DefaultSeed(int):
+    """Tells the seed that nobody gave from a 0 that somebody gave."""
+
+
+DEFAULT_SEED = _DefaultSeed(0)
+
+
+class Asked(NamedTuple):
+    """The arguments of one `labkit.launch`."""
+
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    world_size: Any = 0
+    live: bool | None = None
+    wait: bool = True
+    log_to: Any = None
+    trace: Any = None
+    backend: Any = None
+    timeout_s: Any = None
+    seed: Any = None
+    name: Any = None
+    on: Any = None
+    watch: Any = None
+    device: Any = None
+
+
+@contextlib.contextmanager
+def naming(page: str) -> Iterator[None]:
+    """Have a TypeError or ValueError that is raised in here name its page, unless it does already."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "labkit.errors." not in str(error):
+            error.args = (f"{error}\n{more(page)}",)
+        raise
+
+
+@naming("bad_argument")
+def check(asked: Asked, gpus: int | None) -> None:
+    """Raise TypeError or ValueError for what `labkit.launch` cannot do; `gpus` are this machine's, None for others."""
+    own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
+    own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}
+    own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace", "device")}
+    check_call(asked.function, asked.args, asked.kwargs, own)
+    if asked.on is None:
+        world_size = check_world_size(asked.world_size, gpus or 0)
+    else:
+        world_size = ranks_on(asked.on, asked.world_size).world_size
+    check_backend(asked.backend, world_size, gpus)
+    check_device(asked.device, asked.backend, gpus)
+    check_options(asked.timeout_s, asked.seed, asked.name, asked.live, asked.watch)
+
+
+def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: dict[str, Any]) -> None:
+    """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
+    if not callable(fn):
+        raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
+    title = name_of(fn)
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{title} is an async function; launch() takes an ordinary one (def, not async def)")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some built-in functions do not say
+        return
+    check_first_parameter(title, signature)
+    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
+    if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        name = taken[0]
+        raise ValueError(
+            f"{title} has a parameter called {name!r}, but launch() keeps {name}=… for itself and does not pass it on. "
+            f"Rename it in {title}, or bind it: functools.partial({title}, {name}=…)"
+        )
+    try:
+        signature.bind(object(), *args, **kwargs)
+    except TypeError as error:
+        given = ", ".join(["worker", *(f"{a!r:.30}" for a in args), *(f"{k}=…" for k in kwargs)])
+        raise TypeError(
+            f"{title}{signature} cannot be called as {title}({given}): {error}. "
+            "Its first parameter is the worker; launch() passes on all arguments that are not its own "
+            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace, device)"
+        ) from None
+
+
+NUMBERS = {"rank", "_rank", "global_rank", "local_rank", "node_rank", "rank_id", "proc_id", "process_id"}
+NUMBERS |= {"gpu", "gpu_id", "local_gpu", "cuda_id", "device_id", "device_index", "index", "idx", "i"}
+"""Names of the first parameter of a function that was written for `mp.spawn`: a number."""
+
+
+def check_first_parameter(title: str, signature: inspect.Signature) -> None:
+    """Refuse a function that takes the rank first: it would get the worker, and `rank == 0` would never hold."""
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return
+    is_plain = first.annotation is inspect.Parameter.empty
+    if (is_plain and first.name in NUMBERS) or first.annotation in (int, "int"):
+        raise TypeError(
+            f"{title}{signature} takes a number first, {first.name!r}, but launch() passes the worker: the first "
+            "parameter is the worker; write worker.rank for the rank. To leave the function as it is, wrap it: "
+            f"labkit.launch(lambda worker, *args: {title}(worker.rank, *args), …)"
+        )
+
+
+def ranks_on(on: Any, world_size: Any) -> Target:
+    """Return where to launch, which is the first ranks of a session if fewer are wanted than it has."""
+    if not isinstance(on, Target):
+        raise TypeError(f"on is labkit.Slurm(…), Ray(…), Torchrun(…), a Session or labkit.Here(), got {on!r:.80}")
+    return on if world_size is None else on.first(check_world_size(world_size, 0))
+
+
+def check_world_size(world_size: Any, gpus: int) -> int:
+    """Return the number of ranks, by default one per GPU, or 2. Raises TypeError or ValueError for what is none."""
+    if world_size is None:
+        return gpus or 2
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is a whole number of ranks, got {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, got {world_size}")
+    return world_size
+
+
+def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None:
+    """Return the backend that was asked for. Raises TypeError or ValueError for one that cannot be used."""
+    if gpus == 0:
+        _say_once_that_tpus_are_not_used()
+    if backend is None:
+        return None
+    if not isinstance(backend, str):
+        raise TypeError(f"backend is a name such as 'gloo' or 'nccl', got {backend!r}")
+    known = [str(b) for b in dist.Backend.backend_list if b != "undefined"]
+    for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
+        library = part.rpartition(":")[2].lower()
+        if library == "xla":
+            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
+        if library not in known:
+            raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
+        if not dist.is_backend_available(library):
+            raise ValueError(f"backend {backend!r} is not built into this PyTorch; use 'gloo'")
+        if library == "nccl" and gpus is not None and gpus < world_size:
+            raise ValueError(
+                f"backend {backend!r} needs a GPU of its own for each of the {world_size} ranks; "
+                f"found {gpus}. Use backend='gloo'"
+            )
+    return backend.lower()
+
+
+def check_device(device: Any, backend: str | None, gpus: int | None) -> None:
+    """Raise TypeError or ValueError for a device on which ranks cannot compute."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(
+            f"device is 'cpu', 'cuda' (a GPU, shared if there are fewer than ranks) or None, got {device!r:.60}. "
+            "Which GPU a rank has is worker.device"
+        )
+    if device == "cuda" and gpus == 0:
+        raise ValueError("device='cuda' needs a GPU, and this machine has none that can be used")
+    if device == "cpu" and backend is not None and "nccl" in backend.lower():
+        raise ValueError(f"device='cpu', but backend {backend!r} takes CUDA tensors; use 'gloo'")
+
+
+def check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
+    """Raise TypeError or ValueError for any of these that is of no use."""
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise TypeError(f"seed is a whole number or None, got {seed!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name is a text, got {name!r}")
+    if live not in (True, False, None):
+        raise TypeError(f"live is True, False or None (where a person watches), got {live!r}")
+    if watch not in ("nan", None):
+        raise ValueError(f"watch is 'nan', which ends the run at the first NaN or Inf, or None; got {watch!r:.60}")
+
+
+@functools.cache
+def _say_once_that_tpus_are_not_used() -> None:
+    if has_tpu():
+        said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
+        ours = itertools.takewhile(
+            lambda at: at[0].f_code.co_filename.startswith(HERE), traceback.walk_stack(sys._getframe())
+        )
+        warnings.warn(said, stacklevel=1 + len(list(ours)))
+
+
+def has_tpu() -> bool:
+    """Return whether this machine has a TPU, by what is installed and what the environment says.
+
+    PyTorch/XLA's own `PJRT_DEVICE` (https://docs.pytorch.org/xla), and what Cloud TPU machines set: `TPU_NAME` and its
+    like.
+    """
+    is_named = os.environ.get("PJRT_DEVICE") == "TPU" or any(name.startswith("TPU_") for name in os.environ)
+    return is_named and importlib.util.find_spec("torch_xla") is not None

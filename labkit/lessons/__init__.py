@@ -1,1 +1,0 @@
-"""The data and models of the course."""

@@ -1,0 +1,55 @@
+"""Plotly and its widgets, imported and tried before the first chart needs them.
+
+That takes half a second; two where Jupyter's server has brought `rfc3987_syntax`, because Plotly's widgets import
+nbformat, and with it jsonschema, which parses that package's grammar. Every other thread of the kernel gets on slowly
+meanwhile, because one at a time runs Python: a run that was stopped just then took one to two seconds to end. So it is
+done while a run's ranks start, when the kernel only waits for them (`LiveView`), or while the notebook is idle.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+
+_lock = threading.Lock()
+_importing: threading.Thread | None = None
+_done = threading.Event()
+
+
+def begin() -> None:
+    """Begin to import what live charts need, in the background, if that has not been begun."""
+    global _importing
+    with _lock:
+        if _importing is None:
+            _importing = threading.Thread(target=_import, name="labkit-plotly", daemon=True)
+            _importing.start()
+
+
+def is_done() -> bool:
+    """Return whether a live chart can be drawn without an import."""
+    return _done.is_set()
+
+
+def wait() -> None:
+    """Import what live charts need, and return when that is done."""
+    begin()
+    _done.wait()
+
+
+def _import() -> None:
+    try:
+        import ipywidgets  # noqa: F401
+        import plotly.graph_objects as go
+
+        go.FigureWidget  # noqa: B018 - imported when it is first asked for
+
+        from labkit.monitor.history import History
+        from labkit.protocol.events import Log
+        from labkit.ui import charts
+
+        # The first chart is four times as dear as the next, which find its template and checks made.
+        history = History(1)
+        history.add(Log(0, ("loss",), array("q", [0]), array("d", [0.0]), array("d", [0.0])))
+        charts.logged(history)
+    finally:
+        _done.set()  # who needs it imports it again, and gets the error

@@ -1,0 +1,71 @@
+"""The course: what its lessons import, and nothing that labkit needs.
+
+    exercises     what learners write, tried on ranks kept for it (`check`), one a module; and `predict`
+    pitfalls      the museum of mistakes of lessons 16a to 16f, one exhibit a module
+    strategies    ways to train in parallel, one a module; `labkit.benchmark` measures them
+    transformer   a small GPT, and ways to train it in parallel
+    scaling       how much memory each of these takes, by a model; `labkit.scaling` has the time
+    datasets, models          the data and the networks
+    pictures, scaling_plots, explore, recorded    what lessons draw
+    overview      where the reader is, and the same training without labkit
+
+A folder beside the notebooks: a lesson finds it because a notebook's kernel starts in the notebook's own folder. Ranks
+find it as they find any module of the reader's. It is imported on ranks too, so its parts are imported on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit import importing
+
+if TYPE_CHECKING:  # `as` tells type checkers that a name is public
+    from course import datasets as datasets
+    from course import exercises as exercises
+    from course import models as models
+    from course import pictures as pictures
+    from course import pitfalls as pitfalls
+    from course import scaling as scaling
+    from course import strategies as strategies
+    from course import transformer as transformer
+    from course.exercises import tally as tally
+    from course.exercises.checking import check as check
+    from course.exercises.predicting import predict as predict
+    from course.overview import progress as progress
+    from course.overview import script as script
+    from course.overview import strip as strip
+    from course.tables import sortable as sortable
+
+_HOMES = {
+    "check": "exercises.checking",
+    "predict": "exercises.predicting",
+    "progress": "overview",
+    "script": "overview",
+    "sortable": "tables",
+    "strip": "overview",
+    "tally": "exercises",
+}
+"""The module of each public name …"""
+
+_MODULES = {
+    name: name
+    for name in (
+        "datasets",
+        "exercises",
+        "models",
+        "pictures",
+        "pitfalls",
+        "scaling",
+        "strategies",
+        "transformer",
+    )
+}
+"""… and the public modules."""
+
+__all__ = sorted([*_HOMES, *_MODULES])
+
+__getattr__ = importing(__name__, _HOMES, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,164 @@
+"""Exercise: average the gradients in buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="05",
+    title="As few calls as buckets allow",
+    statement="""
+    Average the gradients as before, but in buckets: copy neighbouring gradients, in the order of
+    `model.parameters()`, into one flat tensor, as many as `bucket_bytes` can hold, and call `dist.all_reduce` once
+    for each bucket.
+
+    A gradient that is larger than a bucket gets one of its own. The mean must come back into `parameter.grad`. All
+    parameters have a gradient.
+    """,
+    hints=(
+        "Go through the parameters and keep a list; when the next gradient would make it too large, send the "
+        "list first.",
+        "And after the loop: the last list is to be sent, too.",
+        "`torch.cat([p.grad.flatten() for p in bucket])`, all-reduce, divide, then `split` and `copy_` back.",
+    ),
+    why="A call costs something however little it carries; a limit on the bucket lets the first leave before the last "
+    "gradient is there.",
+    allowed=("all_reduce",),
+    cases=(
+        {"sizes": (4, 8, 8, 2), "bucket_bytes": 400},
+        {"sizes": (3, 3, 3), "bucket_bytes": 10_000},
+        {"sizes": (4, 3), "bucket_bytes": 60},
+        {"sizes": (16, 16, 4, 4), "bucket_bytes": 200},
+    ),
+)
+
+
+@EXERCISE.reference
+def average_in_buckets(model, bucket_bytes):
+    """Replace every gradient of `model` by its mean over the ranks, `bucket_bytes` bytes at a time."""
+    buckets, room = [], 0
+    for parameter in model.parameters():
+        size = parameter.grad.nbytes
+        if size > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(parameter.grad)
+        room -= size
+    for bucket in buckets:
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        means = flat.split([gradient.numel() for gradient in bucket])
+        for gradient, mean in zip(bucket, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+
+def _model(sizes: tuple[int, ...]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)))
+
+
+def fewest(sizes: list[int], bucket_bytes: int) -> int:
+    """Return how many buckets these bytes need, in this order."""
+    count, room = 0, -1
+    for size in sizes:
+        if size > room:
+            count, room = count + 1, bucket_bytes
+        room -= size
+    return count
+
+
+@EXERCISE.trial
+def trial(t: Trial, sizes: tuple[int, ...], bucket_bytes: int) -> None:
+    """Give a model gradients, call it, compare, and look at the buckets."""
+    model = _model(sizes)
+    named = dict(model.named_parameters())
+    given = [{name: t.numbers(*p.shape, of=r, salt=name) for name, p in named.items()} for r in range(t.world_size)]
+    for name, parameter in named.items():
+        parameter.grad = given[t.rank][name].clone()
+    t.call(model, bucket_bytes)
+    for name, parameter in named.items():
+        total = torch.stack([gradients[name] for gradients in given]).sum(0)
+        known = {"summed, not averaged?": total} if t.world_size > 1 else {}
+        t.equal(f"{name}.grad", parameter.grad, total / t.world_size, given[t.rank][name], known)
+    nbytes = [p.grad.nbytes for p in named.values() if p.grad is not None]
+    calls, least = t.traffic.count("all_reduce"), fewest(nbytes, bucket_bytes)
+    if t.world_size > 1:  # one rank sends nothing, by the formula
+        largest = max(event.bytes for event in t.traffic.events) * t.world_size // (t.world_size - 1) // 2
+        most = max(bucket_bytes, *nbytes)
+        t.require(largest <= most, f"a bucket holds {largest} B, expected {most} B at most")
+    t.require(calls <= least, f"called all_reduce {calls} times, expected {least}")
+
+
+@EXERCISE.best
+def best(world_size: int, sizes: tuple[int, ...], bucket_bytes: int) -> Cost:
+    """Return a call per bucket."""
+    nbytes = [4 * p.numel() for p in _model(sizes).parameters()]
+    return Cost(fewest(nbytes, bucket_bytes), sum(nbytes) * (world_size - 1) // world_size * 2)
+
+
+def _average(gradients: list[Any], divide: bool = True) -> None:
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    if divide:
+        flat /= dist.get_world_size()
+    means = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+@EXERCISE.wrong("called all_reduce 6 times, expected 2")
+def one_by_one(model: Any, bucket_bytes: int) -> None:
+    """No buckets."""
+    for parameter in model.parameters():
+        _average([parameter.grad])
+
+
+@EXERCISE.wrong("a bucket holds 520 B, expected 400 B at most")
+def one_for_all(model: Any, bucket_bytes: int) -> None:
+    """One bucket."""
+    _average([parameter.grad for parameter in model.parameters()])
+
+
+@EXERCISE.wrong("nothing has changed it")
+def forgets_the_last_bucket(model: Any, bucket_bytes: int) -> None:
+    """What is left after the loop."""
+    bucket: list[Any] = []
+    for parameter in model.parameters():
+        if bucket and sum(g.nbytes for g in bucket) + parameter.grad.nbytes > bucket_bytes:
+            _average(bucket)
+            bucket = []
+        bucket.append(parameter.grad)
+
+
+@EXERCISE.wrong("summed, not averaged?")
+def sums(model: Any, bucket_bytes: int) -> None:
+    """No division."""
+    _average([parameter.grad for parameter in model.parameters()], divide=False)
+
+
+@EXERCISE.wrong("a bucket holds")
+def looks_too_late(model: Any, bucket_bytes: int) -> None:
+    """A bucket is sent once it is too large."""
+    bucket: list[Any] = []
+    for parameter in model.parameters():
+        bucket.append(parameter.grad)
+        if sum(g.nbytes for g in bucket) > bucket_bytes:
+            _average(bucket)
+            bucket = []
+    if bucket:
+        _average(bucket)
+
+
+@EXERCISE.wrong("nothing has changed it")
+def does_not_copy_back(model: Any, bucket_bytes: int) -> None:
+    """The means stay in the bucket."""
+    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    dist.all_reduce(flat)

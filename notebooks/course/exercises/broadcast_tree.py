@@ -1,0 +1,113 @@
+"""Exercise: broadcast along a tree."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import POINT_TO_POINT, Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="03",
+    title="Broadcast along a tree",
+    statement="""
+    Copy rank 0's tensor into the tensor of every rank, in place, with `send` and `recv` (or `isend` and `irecv`)
+    only.
+
+    Were rank 0 to send to all others, it would send n − 1 times while they wait. Whoever has the tensor can pass it
+    on: in the first round 0 → 1, in the second 0 → 2 and 1 → 3, then 0 → 4 … 3 → 7. So no rank sends more than ⌈log₂
+    n⌉ times. The number of ranks need not be a power of two.
+    """,
+    hints=(
+        "In round k, which ranks have the tensor already? Those below 2ᵏ.",
+        "With `distance = 1, 2, 4, …`: ranks below `distance` send to `rank + distance`, if there is such a rank.",
+        "Ranks from `distance` up to `2 * distance - 1` receive from `rank - distance`. All others wait for a "
+        "later round.",
+    ),
+    why="After each round twice as many ranks have the tensor, so ⌈log₂ n⌉ rounds are enough for any n.",
+    allowed=POINT_TO_POINT,
+    cases=({"shape": (5,)}, {"shape": (3, 7)}, {"shape": (1,)}),
+)
+
+
+@EXERCISE.reference
+def broadcast_tree(tensor, rank, world_size):
+    """Make `tensor` (any shape, the same on every rank) equal to rank 0's, in place. Called on every rank."""
+    distance = 1
+    while distance < world_size:
+        if rank < distance:
+            if rank + distance < world_size:
+                dist.send(tensor, rank + distance)
+        elif rank < 2 * distance:
+            dist.recv(tensor, rank - distance)
+        distance *= 2
+
+
+@EXERCISE.trial
+def trial(t: Trial, shape: tuple[int, ...]) -> None:
+    """Call it, then compare with rank 0's tensor and count the messages."""
+    tensor, before = t.numbers(*shape), t.numbers(*shape)
+    t.call(tensor, t.rank, t.world_size)
+    t.equal("tensor", tensor, t.numbers(*shape, of=0), before)
+    most = ceil(log2(t.world_size))
+    sent = t.traffic.count("send")
+    t.require(sent <= most, f"sent {sent} messages; along a tree no rank sends more than ⌈log₂ n⌉ = {most}")
+
+
+@EXERCISE.best
+def best(world_size: int, shape: tuple[int, ...]) -> Cost:
+    """Return what rank 0 sends."""
+    rounds = ceil(log2(world_size))
+    return Cost(rounds, rounds * 4 * torch.Size(shape).numel())
+
+
+@EXERCISE.wrong("sent 3 messages; along a tree no rank sends more than ⌈log₂ n⌉ = 2")
+def rank_0_sends_to_all(tensor: Any, rank: int, world_size: int) -> None:
+    """Right, and slow: seen with four ranks."""
+    if rank == 0:
+        for other in range(1, world_size):
+            dist.send(tensor, other)
+    else:
+        dist.recv(tensor, 0)
+
+
+@EXERCISE.wrong("calls dist.broadcast, which this exercise does not allow; it allows")
+def calls_the_collective(tensor: Any, rank: int, world_size: int) -> None:
+    """Leave it to torch."""
+    dist.broadcast(tensor, 0)
+
+
+@EXERCISE.wrong("calls dist.send with rank 3, but the ranks are 0 … 2")
+def takes_a_power_of_two_for_granted(tensor: Any, rank: int, world_size: int) -> None:
+    """No look at whether there is such a rank."""
+    distance = 1
+    while distance < world_size:
+        if rank < distance:
+            dist.send(tensor, rank + distance)
+        elif rank < 2 * distance:
+            dist.recv(tensor, rank - distance)
+        distance *= 2
+
+
+@EXERCISE.wrong("nothing has changed it")
+def receives_into_a_copy(tensor: Any, rank: int, world_size: int) -> None:
+    """The copy is thrown away."""
+    distance = 1
+    while distance < world_size:
+        if rank < distance and rank + distance < world_size:
+            dist.send(tensor, rank + distance)
+        elif distance <= rank < 2 * distance:
+            dist.recv(tensor.clone(), rank - distance)
+        distance *= 2
+
+
+@EXERCISE.wrong("waits in send for rank")
+def all_send_first(tensor: Any, rank: int, world_size: int) -> None:
+    """In a circle, each waits until the next one receives."""
+    if world_size > 1:
+        dist.send(tensor, (rank + 1) % world_size)
+        dist.recv(tensor, (rank - 1) % world_size)

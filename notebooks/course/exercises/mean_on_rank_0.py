@@ -1,0 +1,97 @@
+"""Exercise: a hang to mend, a collective that only one rank calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="14",
+    title="A hang to mend: a collective on one rank",
+    statement="""
+    Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it; and waits. Mend it: return
+    the mean on rank 0, and None on the others.
+    """,
+    hints=(
+        "What waits for whom? A collective is everybody's call.",
+        "What only rank 0 does is *use* the result.",
+    ),
+    why="All ranks make the call, and only what follows from it may depend on the rank.",
+    allowed=("all_reduce", "reduce"),
+    cases=({"salt": "a"}, {"salt": "b"}),
+    given={
+        "body": """
+        if dist.get_rank() == 0:
+            total = torch.tensor(value)
+            dist.all_reduce(total)
+            return total.item() / dist.get_world_size()
+        return None
+        """
+    },
+)
+
+
+@EXERCISE.reference
+def mean_on_rank_0(value):
+    """Return the mean of all ranks' values (float) on rank 0, and None on the others."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    if dist.get_rank() == 0:
+        return total.item() / dist.get_world_size()
+    return None
+
+
+@EXERCISE.trial
+def trial(t: Trial, salt: str) -> None:
+    """Call it, and compare."""
+    values = [t.numbers(1, of=rank, salt=salt).item() for rank in range(t.world_size)]
+    found = t.call(values[t.rank])
+    if t.rank:
+        t.require(found is None, f"returned {found!r}, expected None on all ranks but 0")
+        return
+    t.require(isinstance(found, float), f"returned {found!r}, expected a float")
+    known = {"the sum, not the mean": torch.tensor(sum(values)), "rank 0's own value": torch.tensor(values[0])}
+    expected = torch.tensor(sum(values) / t.world_size)
+    t.equal("returned", torch.tensor(found), expected, None, known if t.world_size > 1 else None)
+
+
+@EXERCISE.wrong("a hang: rank 0 waits in all_reduce for the other ranks")
+def as_it_was(value: Any) -> Any:
+    """The hang."""
+    if dist.get_rank() == 0:
+        total = torch.tensor(value)
+        dist.all_reduce(total)
+        return total.item() / dist.get_world_size()
+    return None
+
+
+@EXERCISE.wrong("the sum, not the mean")
+def sums(value: Any) -> Any:
+    """No division."""
+    mean = mean_on_rank_0(value)
+    return None if mean is None else mean * dist.get_world_size()
+
+
+@EXERCISE.wrong("rank 0's own value")
+def asks_nobody(value: Any) -> Any:
+    """No hang, and no mean."""
+    return value if dist.get_rank() == 0 else None
+
+
+@EXERCISE.wrong("expected None on all ranks but 0")
+def returns_everywhere(value: Any) -> Any:
+    """Everybody reports."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@EXERCISE.wrong("returned None, expected a float")
+def nobody_returns(value: Any) -> None:
+    """No return."""
+    dist.all_reduce(torch.tensor(value))

@@ -1,0 +1,141 @@
+"""Exercise: the order of forward and backward passes in a 1F1B pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="08",
+    title="One forward, one backward",
+    statement="""
+    Return the order in which `stage` (0 … stages − 1) of a pipeline works: a list of `("F", i)` and `("B", i)`, one
+    of each for every micro-batch i.
+
+    `("F", i)` needs the previous stage's, `("B", i)` needs the next stage's and the stage's own `("F", i)`. A stage
+    keeps the activations of a micro-batch from F to B, and of at most `stages - stage` micro-batches at a time.
+    Within that limit no stage waits longer than it must.
+    """,
+    hints=(
+        "The last stage can begin with B as soon as it has done one F: F0 B0 F1 B1 …",
+        "The stage before it has done one F more by then; stage s begins with `stages - stage - 1` F's, if there "
+        "are as many micro-batches.",
+        "Then F and B take turns until no F is left, and the remaining B's follow.",
+    ),
+    why="A stage's first B comes back after the later stages have done one F each; so many F's fill the time "
+    "until then, and from there each B frees the memory that the next F takes.",
+    world_sizes=(),
+    imports=(),
+    cases=tuple({"stages": p, "micro_batches": m} for p in (2, 3, 4, 1) for m in (4, 3, 7, 2, 1)),
+)
+
+
+@EXERCISE.reference
+def one_forward_one_backward(stage, stages, micro_batches):
+    """Return the order of this stage's passes: [("F", 0), …], 2 × micro_batches of them."""
+    ahead = min(stages - stage - 1, micro_batches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        if i + ahead < micro_batches:
+            order.append(("F", i + ahead))
+        order.append(("B", i))
+    return order
+
+
+def _check_alone(t: Trial, stage: int, order: Any, stages: int, micro_batches: int) -> None:
+    """Look at one stage's list by itself."""
+    t.require(isinstance(order, list), f"stage {stage}: a {type(order).__name__}, expected a list")
+    wanted = {(kind, i) for kind in "FB" for i in range(micro_batches)}
+    for step in order:
+        t.require(step in wanted, f"stage {stage}: {step!r} is no pass of {micro_batches} micro-batches")
+        t.require(order.count(step) == 1, f"stage {stage}: {step!r} is there {order.count(step)} times")
+    missing = sorted(wanted - set(order), reverse=True)
+    t.require(not missing, f"stage {stage}: {(missing or [('', 0)])[0]!r} is missing")
+    alive: set[int] = set()
+    for kind, i in order:
+        if kind == "B":
+            t.require(i in alive, f"stage {stage}: ('B', {i}) comes before ('F', {i})")
+            alive.discard(i)
+        else:
+            alive.add(i)
+        most = stages - stage
+        t.require(
+            len(alive) <= most,
+            f"stage {stage} keeps {len(alive)} activations after ('F', {i}), expected {most} at most",
+        )
+
+
+def ticks(t: Trial, orders: list[list[tuple[str, int]]]) -> int:
+    """Return when the last stage is done if every pass takes one tick; end the trial if the stages wait in a circle."""
+    done: dict[tuple[str, int, int], int] = {}
+    free = [0] * len(orders)
+    left = [list(order) for order in orders]
+    while any(left):
+        moved = False
+        for stage, order in enumerate(left):
+            if not order:
+                continue
+            kind, i = order[0]
+            before = stage - 1 if kind == "F" else stage + 1
+            needs = [(kind, i, before)] if 0 <= before < len(orders) else []
+            if all(need in done for need in needs):
+                free[stage] = done[(kind, i, stage)] = max([free[stage], *(done[need] for need in needs)]) + 1
+                order.pop(0)
+                moved = True
+        if not moved:
+            waits = "; ".join(f"stage {s} waits for its {order[0]!r}" for s, order in enumerate(left) if order)
+            t.fail(f"the stages wait for each other: {waits}")
+    return max(free)
+
+
+@EXERCISE.trial
+def trial(t: Trial, stages: int, micro_batches: int) -> None:
+    """Call it for every stage, look at each list, then let them run against each other."""
+    orders = [t.call(stage, stages, micro_batches) for stage in range(stages)]
+    for stage, order in enumerate(orders):
+        _check_alone(t, stage, order, stages, micro_batches)
+    took, least = ticks(t, orders), 2 * (micro_batches + stages - 1)
+    t.require(took <= least, f"takes {took} ticks, expected {least}: a stage waits though it could work")
+
+
+@EXERCISE.wrong("keeps 3 activations after ('F', 2), expected 2 at most")
+def gpipe(stage: int, stages: int, micro_batches: int) -> Any:
+    """All forward, then all backward."""
+    return [("F", i) for i in range(micro_batches)] + [("B", i) for i in range(micro_batches)]
+
+
+@EXERCISE.wrong("ticks, expected")
+def one_at_a_time(stage: int, stages: int, micro_batches: int) -> Any:
+    """As the last stage, on every stage."""
+    return [(kind, i) for i in range(micro_batches) for kind in "FB"]
+
+
+@EXERCISE.wrong("is missing")
+def forgets_the_last_backwards(stage: int, stages: int, micro_batches: int) -> Any:
+    """It stops when no forward is left."""
+    order = one_forward_one_backward(stage, stages, micro_batches)
+    return order[: len(order) - (stages - stage - 1)]
+
+
+@EXERCISE.wrong("is no pass of 1 micro-batches")
+def warms_up_with_what_is_not_there(stage: int, stages: int, micro_batches: int) -> Any:
+    """Fewer micro-batches than stages."""
+    ahead = stages - stage - 1
+    order = [("F", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        order += [("F", i + ahead)] * (i + ahead < micro_batches) + [("B", i)]
+    return order
+
+
+@EXERCISE.wrong("keeps 3 activations after ('F', 2), expected 2 at most")
+def one_too_many(stage: int, stages: int, micro_batches: int) -> Any:
+    """Off by one in the warm-up."""
+    return one_forward_one_backward(stage - 1, stages, micro_batches)
+
+
+@EXERCISE.wrong("comes before")
+def backward_first(stage: int, stages: int, micro_batches: int) -> Any:
+    """The order within a pair."""
+    return [(kind, i) for i in range(micro_batches) for kind in "BF"]

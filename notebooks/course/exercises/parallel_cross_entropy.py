@@ -1,0 +1,131 @@
+"""Exercise: cross-entropy over a vocabulary that lies in parts on the ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="22",
+    title="Cross-entropy over a vocabulary in parts",
+    statement="""
+    Of the logits for each position every rank has some columns: rank r those of the tokens from r · size on, `size` of
+    them. Return the mean cross-entropy over the positions, on every rank. Sending the logits would cost the whole
+    vocabulary; three all-reduces with one number a position are enough. Logits may be large: take the greatest off
+    before you take the exponential.
+    """,
+    hints=(
+        "The loss of a position is log(sum of exp(logits)) − the target's logit.",
+        "The greatest logit over all ranks: `dist.all_reduce(greatest, dist.ReduceOp.MAX)`.",
+        "Only one rank has the target's logit. Let the others put 0 there, and add up.",
+    ),
+    why="Greatest, sum and target are each one number a position, and each can be put together from the ranks' own.",
+    allowed=("all_reduce",),
+    cases=({"positions": 9, "size": 3}, {"positions": 4, "size": 1}),
+)
+
+
+@EXERCISE.reference
+def parallel_cross_entropy(logits, targets, rank):
+    """Return the mean loss, shape (). `logits` are this rank's, (positions, size); `targets` (positions,), of all."""
+    size = logits.shape[1]
+    greatest = logits.max(1).values
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    total = (logits - greatest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    column = targets - rank * size
+    is_mine = (column >= 0) & (column < size)
+    picked = logits.gather(1, column.clamp(0, size - 1)[:, None]).squeeze(1) * is_mine
+    dist.all_reduce(picked)
+    return (total.log() + greatest - picked).mean()
+
+
+@EXERCISE.trial
+def trial(t: Trial, positions: int, size: int) -> None:
+    """Call it, and compare with the loss over the whole vocabulary."""
+    n = t.world_size
+    parts = [(t.numbers(positions, size, of=rank, salt="logits") - 50) * 4 / 10 for rank in range(n)]
+    parts = [part + 60 * (rank + 1) * (t.case + 1) / n for rank, part in enumerate(parts)]  # exp() of that overflows
+    # Every token once, at least, the first and the last of every part among them.
+    targets = torch.arange(positions) * (1 if size * n <= positions else 2) % (size * n)
+    given = parts[t.rank].clone()
+    found = t.call(given, targets.clone(), t.rank)
+    whole = torch.cat(parts, 1)
+    known = {"not a mean over the positions, but their sum": cross_entropy(whole, targets, reduction="sum")}
+    if n > 1:
+        column = targets - t.rank * size
+        own = parts[t.rank].gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
+        total = whole.logsumexp(1)
+        clamped = sum(
+            part.gather(1, (targets - rank * size).clamp(0, size - 1)[:, None])[:, 0] for rank, part in enumerate(parts)
+        )
+        known["only the rank that has a target knows its logit"] = (total - own).mean()
+        known["ranks that do not have the target's logit add another one"] = (total - clamped).mean()
+        known["this rank's part of the vocabulary only"] = (parts[t.rank].logsumexp(1) - own).mean()
+    t.equal("the loss", found, cross_entropy(whole, targets), None, known, tolerance=1e-4)
+    t.unchanged("logits", given, parts[t.rank])
+    sent, least = t.traffic.bytes_sent, best(n, positions, size).bytes
+    t.require(sent <= least, f"{sent} B sent, expected {least} B: three numbers a position")
+
+
+@EXERCISE.best
+def best(world_size: int, positions: int, size: int) -> Cost:
+    """Return three all-reduces of one number a position."""
+    return Cost(3, 3 * (4 * positions * (world_size - 1) // world_size * 2))
+
+
+@EXERCISE.wrong("not a finite number")
+def overflows(logits: Any, targets: Any, rank: int) -> Any:
+    """No greatest taken off."""
+    total = (logits * 10).exp().sum(1)
+    dist.all_reduce(total)
+    return total.log().mean()
+
+
+@EXERCISE.wrong("only the rank that has a target knows its logit")
+def forgets_the_last_sum(logits: Any, targets: Any, rank: int) -> Any:
+    """Two all-reduces."""
+    size = logits.shape[1]
+    greatest = logits.max(1).values
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    total = (logits - greatest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    column = targets - rank * size
+    picked = logits.gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
+    return (total.log() + greatest - picked).mean()
+
+
+@EXERCISE.wrong("ranks that do not have the target's logit add another one")
+def forgets_whose_it_is(logits: Any, targets: Any, rank: int) -> Any:
+    """Clamped, and not masked."""
+    size = logits.shape[1]
+    greatest = logits.max(1).values
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    total = (logits - greatest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    picked = logits.gather(1, (targets - rank * size).clamp(0, size - 1)[:, None])[:, 0]
+    dist.all_reduce(picked)
+    return (total.log() + greatest - picked).mean()
+
+
+@EXERCISE.wrong("this rank's part of the vocabulary only")
+def no_communication(logits: Any, targets: Any, rank: int) -> Any:
+    """As if there were no other ranks."""
+    size = logits.shape[1]
+    column = targets - rank * size
+    picked = logits.gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
+    return (logits.logsumexp(1) - picked).mean()
+
+
+@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
+def gathers_the_logits(logits: Any, targets: Any, rank: int) -> Any:
+    """The whole vocabulary on every rank."""
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, logits)
+    return cross_entropy(torch.cat(parts, 1), targets)

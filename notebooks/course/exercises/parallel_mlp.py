@@ -1,0 +1,115 @@
+"""Exercise: two linear layers, cut by columns and by rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="09",
+    title="Column-parallel, then row-parallel",
+    statement="""
+    The network is `outputs = relu(inputs @ first.T) @ second.T + bias`. The hidden units are shared out: each rank
+    has its rows of `first` and the columns of `second` that belong to the same units; `bias` it has whole, and all
+    ranks have the same `inputs`. Return the whole outputs on every rank, with a single `dist.all_reduce`.
+    """,
+    hints=(
+        "A rank can compute its own hidden units, relu included, from the inputs alone.",
+        "What its units contribute to the outputs has the outputs' shape; the contributions add up.",
+        "How often is the bias in the sum if every rank adds it before?",
+    ),
+    why="Relu works on each hidden unit alone, so nothing need be exchanged between the layers, and the sum over "
+    "hidden units is one all-reduce.",
+    allowed=("all_reduce",),
+    cases=(
+        {"batch": 3, "features": 4, "hidden": 2, "outputs": 5},
+        {"batch": 1, "features": 2, "hidden": 3, "outputs": 1},
+    ),
+)
+
+
+@EXERCISE.reference
+def parallel_mlp(inputs, first, second, bias):
+    """Return (batch, outputs). `first` is (hidden / n, features), `second` (outputs, hidden / n), `bias` (outputs,)."""
+    hidden = torch.relu(inputs @ first.T)
+    outputs = hidden @ second.T
+    dist.all_reduce(outputs)
+    return outputs + bias
+
+
+@EXERCISE.trial
+def trial(t: Trial, batch: int, features: int, hidden: int, outputs: int) -> None:
+    """Call it, and compare with the network in one piece."""
+    n = t.world_size
+    inputs = t.numbers(batch, features, of=0, salt="inputs") - 50
+    bias = t.numbers(outputs, of=0, salt="bias")
+    firsts = [t.numbers(hidden, features, of=rank, salt="first") - 50 for rank in range(n)]
+    seconds = [t.numbers(outputs, hidden, of=rank, salt="second") - 50 for rank in range(n)]
+    product = inputs @ torch.cat(firsts).T
+    whole = torch.relu(product) @ torch.cat(seconds, 1).T
+    given = inputs.clone()
+    found = t.call(given, firsts[t.rank].clone(), seconds[t.rank].clone(), bias.clone())
+    known = {
+        "the relu is missing": product @ torch.cat(seconds, 1).T + bias,
+        "the bias is missing": whole,
+    }
+    if n > 1:
+        known["the bias is added once on every rank"] = whole + n * bias
+        known["this rank's hidden units only"] = torch.relu(inputs @ firsts[t.rank].T) @ seconds[t.rank].T + bias
+        known["averaged, where the contributions add up"] = whole / n + bias
+    t.equal("outputs", found, whole + bias, None, known)
+    t.unchanged("inputs", given, inputs)
+    calls, sent = t.traffic.count("all_reduce"), t.traffic.bytes_sent
+    t.require(calls <= 1, f"called all_reduce {calls} times, expected once")
+    least = best(n, batch, features, hidden, outputs).bytes
+    t.require(sent <= least, f"all-reduces more than the outputs: {sent} B sent, expected {least} B")
+
+
+@EXERCISE.best
+def best(world_size: int, batch: int, features: int, hidden: int, outputs: int) -> Cost:
+    """Return one all-reduce of the outputs."""
+    return Cost(1, 4 * batch * outputs * (world_size - 1) // world_size * 2)
+
+
+@EXERCISE.wrong("the bias is added once on every rank")
+def adds_the_bias_everywhere(inputs: Any, first: Any, second: Any, bias: Any) -> Any:
+    """Before the sum."""
+    outputs = torch.relu(inputs @ first.T) @ second.T + bias
+    dist.all_reduce(outputs)
+    return outputs
+
+
+@EXERCISE.wrong("the relu is missing")
+def no_relu(inputs: Any, first: Any, second: Any, bias: Any) -> Any:
+    """Linear."""
+    outputs = inputs @ first.T @ second.T
+    dist.all_reduce(outputs)
+    return outputs + bias
+
+
+@EXERCISE.wrong("this rank's hidden units only")
+def no_communication(inputs: Any, first: Any, second: Any, bias: Any) -> Any:
+    """Part of the sum."""
+    return torch.relu(inputs @ first.T) @ second.T + bias
+
+
+@EXERCISE.wrong("averaged, where the contributions add up")
+def averages(inputs: Any, first: Any, second: Any, bias: Any) -> Any:
+    """As for gradients."""
+    outputs = torch.relu(inputs @ first.T) @ second.T
+    dist.all_reduce(outputs)
+    return outputs / dist.get_world_size() + bias
+
+
+@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
+def gathers_the_hidden_units(inputs: Any, first: Any, second: Any, bias: Any) -> Any:
+    """More than need be."""
+    hidden = torch.relu(inputs @ first.T)
+    parts = [torch.empty_like(hidden) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, hidden)
+    return torch.cat(parts, 1) @ second.T + bias

@@ -1,0 +1,178 @@
+"""Exercise: all-reduce around a ring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import POINT_TO_POINT, Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="03",
+    title="All-reduce around a ring",
+    statement="""
+    Replace `tensor` on every rank by the sum over all ranks, in place, with messages to and from the two neighbours
+    only (`isend` and `irecv`; rank n − 1 is the neighbour of rank 0).
+
+    Cut the tensor into n pieces, nearly equal. In n − 1 steps every rank passes a piece to the right and adds the one
+    that comes from the left; then each rank has one piece whole. In n − 1 more steps the whole pieces go round. Each
+    rank so sends about 2(n − 1)/n of the tensor, however many ranks there are.
+
+    The tensor may have any shape, a size that n does not divide, and need not be contiguous.
+    """,
+    hints=(
+        "`tensor_split(world_size)` cuts a flat tensor into nearly equal pieces, as views: adding to a piece "
+        "changes the whole.",
+        "In step s rank r sends piece r − s and receives piece r − s − 1, both modulo n; in the first n − 1 "
+        "steps it adds what arrives, later it copies.",
+        "Begin with `isend`, then receive, then wait for both: if all ranks wait in `send`, nobody receives.",
+        "`reshape(-1)` of a tensor that is not contiguous is a copy: at the end, copy it back.",
+    ),
+    why="Every piece goes once around to be summed and once around to be spread, and all links carry a piece at "
+    "the same time, so no rank sends more than twice the tensor.",
+    allowed=POINT_TO_POINT,
+    cases=(
+        {"shape": (12,)},
+        {"shape": (7,)},
+        {"shape": (5, 3), "contiguous": False},
+        {"shape": (2,)},
+        {"shape": (1201,)},
+    ),
+)
+
+
+@EXERCISE.reference
+def ring_all_reduce(tensor, rank, world_size):
+    """Replace `tensor` (one shape on all ranks) by its sum over the ranks, in place. Called on every rank."""
+    flat = tensor.reshape(-1)  # a copy where the memory has gaps
+    pieces = flat.tensor_split(world_size)
+    right, left = (rank + 1) % world_size, (rank - 1) % world_size
+    for step in range(2 * (world_size - 1)):
+        piece = pieces[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(piece)
+        sending = dist.isend(pieces[(rank - step) % world_size], right)
+        dist.irecv(arrived, left).wait()
+        sending.wait()
+        if step < world_size - 1:
+            piece += arrived
+        else:
+            piece.copy_(arrived)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@EXERCISE.trial
+def trial(t: Trial, shape: tuple[int, ...], contiguous: bool = True) -> None:
+    """Call it, then compare with the sum, and look at who was sent how much."""
+    given = [t.numbers(*shape, of=rank) for rank in range(t.world_size)]
+    total = torch.stack(given).sum(0)
+    tensor = given[t.rank].clone()
+    if not contiguous:
+        tensor = tensor.t().contiguous().t()
+    t.call(tensor, t.rank, t.world_size)
+    known = {
+        "averaged, where the sum is asked for": total / t.world_size,
+        "the sum of a neighbour's tensor and its own": given[t.rank] + given[t.rank - 1],
+        "a neighbour's tensor": given[t.rank - 1],
+    }
+    t.equal("tensor", tensor, total, given[t.rank], known if t.world_size > 2 else None)
+    strangers = set(t.traffic.sent_to) - {(t.rank + 1) % t.world_size, (t.rank - 1) % t.world_size}
+    t.require(not strangers, f"sent to rank {min(strangers, default=0)}, which is no neighbour in the ring")
+    most = best(t.world_size, shape).bytes
+    sent = t.traffic.bytes_sent
+    t.require(
+        sent <= most,
+        f"sent {sent:,} B; around a ring no rank sends more than 2(n − 1)/n of the tensor, here {most:,} B",
+    )
+
+
+@EXERCISE.best
+def best(world_size: int, shape: tuple[int, ...], contiguous: bool = True) -> Cost:
+    """Return what a rank sends whose pieces are the larger ones."""
+    steps = 2 * (world_size - 1)
+    whole, more = divmod(torch.Size(shape).numel(), world_size)
+    # Of all pieces a rank sends each twice, but for two that it sends once: at best the smaller ones.
+    sizes = sorted([whole + 1] * more + [whole] * (world_size - more))
+    return Cost(steps, 4 * (2 * sum(sizes) - sizes[0] - sizes[min(1, world_size - 1)]) if steps else 0)
+
+
+def _ring(tensor: Any, rank: int, world_size: int, steps: int, adding: int) -> None:
+    flat = tensor.reshape(-1)
+    pieces = flat.tensor_split(world_size)
+    for step in range(steps):
+        piece = pieces[(rank - step - 1) % world_size]
+        arrived = torch.empty_like(piece)
+        sending = dist.isend(pieces[(rank - step) % world_size], (rank + 1) % world_size)
+        dist.recv(arrived, (rank - 1) % world_size)
+        sending.wait()
+        if step < adding:
+            piece += arrived
+        else:
+            piece.copy_(arrived)
+    tensor.copy_(flat.view_as(tensor))
+
+
+@EXERCISE.wrong("averaged, where the sum is asked for")
+def averages(tensor: Any, rank: int, world_size: int) -> None:
+    """A division too many: seen with three ranks."""
+    ring_all_reduce(tensor, rank, world_size)
+    if world_size > 2:
+        tensor /= world_size
+
+
+@EXERCISE.wrong("`tensor[0]` is")
+def stops_half_way(tensor: Any, rank: int, world_size: int) -> None:
+    """The whole pieces do not go round."""
+    _ring(tensor, rank, world_size, world_size - 1, world_size - 1)
+
+
+@EXERCISE.wrong("`tensor[")
+def always_adds(tensor: Any, rank: int, world_size: int) -> None:
+    """In the second half, too."""
+    _ring(tensor, rank, world_size, 2 * (world_size - 1), 2 * world_size)
+
+
+@EXERCISE.wrong("around a ring no rank sends more than 2(n − 1)/n of the tensor")
+def passes_whole_tensors_on(tensor: Any, rank: int, world_size: int) -> None:
+    """Everybody's tensor goes around: right, but n − 1 tensors are sent."""
+    passing = tensor.clone(memory_format=torch.contiguous_format)
+    for _ in range(world_size - 1):
+        arrived = torch.empty_like(passing)
+        sending = dist.isend(passing, (rank + 1) % world_size)
+        dist.recv(arrived, (rank - 1) % world_size)
+        sending.wait()
+        tensor += arrived
+        passing = arrived
+
+
+@EXERCISE.wrong("calls dist.all_reduce, which this exercise does not allow")
+def calls_the_collective(tensor: Any, rank: int, world_size: int) -> None:
+    """Leave it to torch."""
+    dist.all_reduce(tensor)
+
+
+@EXERCISE.wrong("waits in send for rank")
+def sends_before_it_receives(tensor: Any, rank: int, world_size: int) -> None:
+    """All wait in send, nobody receives."""
+    if world_size > 1:
+        dist.send(tensor, (rank + 1) % world_size)
+        dist.recv(tensor, (rank - 1) % world_size)
+
+
+@EXERCISE.wrong("returned with an isend to rank")
+def forgets_to_wait(tensor: Any, rank: int, world_size: int) -> None:
+    """The piece may be overwritten before it was sent."""
+    if world_size > 1:
+        arrived = torch.empty_like(tensor)
+        dist.isend(tensor.clone(), (rank + 1) % world_size)
+        dist.recv(arrived, (rank - 1) % world_size)
+        tensor += arrived
+
+
+@EXERCISE.wrong("shape=(5, 3), contiguous=False: `tensor[")
+def leaves_the_copy(tensor: Any, rank: int, world_size: int) -> None:
+    """A tensor with gaps was summed in a copy."""
+    flat = tensor.reshape(-1)
+    ring_all_reduce(flat, rank, world_size)

@@ -1,0 +1,140 @@
+"""Exercise: to the experts and back, however many positions want to go where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="25",
+    title="To the experts and back",
+    statement="""
+    Without capacity nothing is dropped, but nobody knows how much will come. Each rank has one expert: `work`, which
+    takes (any number, width) and returns as many. Position i of this rank wants to go to the expert of rank
+    `chosen[i]`. Return what the experts make of this rank's positions, in the order of the positions.
+
+    Nobody gets what he has not been chosen for. Three `dist.all_to_all_single` are enough.
+    """,
+    hints=(
+        "All that goes to one rank must lie together: `order = chosen.argsort(stable=True)`, then `x[order]`.",
+        "First tell each rank how many will come: `chosen.bincount(minlength=n)` is n numbers, one for each.",
+        "`dist.all_to_all_single(arrived, x[order], arriving, leaving)` takes the sizes as lists. On the way back they "
+        "change places.",
+        "`found[order] = back` undoes `back = x[order]`.",
+    ),
+    why="Sizes must be known before the rows can be received, and what the positions were sorted by must be undone.",
+    allowed=("all_to_all_single",),
+    cases=({"positions": 7, "width": 2}, {"positions": 5, "width": 1}, {"positions": 12, "width": 3}),
+)
+
+
+@EXERCISE.reference
+def through_experts(x, chosen, work):
+    """Return (positions, width). `x` is (positions, width); `chosen` (positions,), whole numbers, are ranks."""
+    order = chosen.argsort(stable=True)
+    leaving = chosen.bincount(minlength=dist.get_world_size())
+    arriving = torch.empty_like(leaving)
+    dist.all_to_all_single(arriving, leaving)
+    leaving, arriving = leaving.tolist(), arriving.tolist()
+    arrived = x.new_empty(sum(arriving), x.shape[1])
+    dist.all_to_all_single(arrived, x[order], arriving, leaving)
+    back = torch.empty_like(x)
+    dist.all_to_all_single(back, work(arrived), leaving, arriving)
+    found = torch.empty_like(x)
+    found[order] = back
+    return found
+
+
+def chosen_by(rank: int, world_size: int, positions: int, case: int) -> torch.Tensor:
+    """Return where the positions of a rank want to go: everywhere; in the second case, all to rank 0."""
+    places = torch.arange(positions)
+    return torch.zeros_like(places) if case == 1 else (places * places + 2 * places + rank) % world_size
+
+
+@EXERCISE.trial
+def trial(t: Trial, positions: int, width: int) -> None:
+    """Call it with experts of which each multiplies by its own number."""
+    n = t.world_size
+    x = t.numbers(positions, width)
+    chosen = chosen_by(t.rank, n, positions, t.case)
+    wanted = sum(int((chosen_by(rank, n, positions, t.case) == t.rank).sum()) for rank in range(n))
+    rows: list[int] = []
+
+    def work(arrived: Any) -> Any:
+        t.require(isinstance(arrived, torch.Tensor), f"the expert got a {type(arrived).__name__}, expected a tensor")
+        t.require(
+            arrived.dim() == 2 and arrived.shape[1] == width,
+            f"the expert got shape {tuple(arrived.shape)}, expected (any number, {width})",
+        )
+        rows.append(len(arrived))
+        return arrived * (t.rank + 2)
+
+    given, asked = x.clone(), chosen.clone()
+    found = t.call(given, asked, work)
+    expected, order = x * (chosen + 2)[:, None], chosen.argsort(stable=True)
+    known = {}
+    if n > 1:
+        known["this rank's own expert did it"] = x * (t.rank + 2)
+        known["in the order in which they were sent, not in that of the positions"] = expected[order]
+        known["sorted twice: `found[order] = back` undoes `x[order]`"] = expected[order][order]
+    t.equal("found", found, expected, None, known)
+    t.unchanged("x", given, x)
+    t.unchanged("chosen", asked, chosen)
+    t.require(sum(rows) == wanted, f"the expert got {sum(rows)} positions; {wanted} had chosen it")
+
+
+@EXERCISE.best
+def best(world_size: int, positions: int, width: int) -> Cost:
+    """Return three all-to-alls: a number to each rank; every position there, and as many back (if all are even)."""
+    size = 8 * world_size + 2 * 4 * positions * width
+    return Cost(3, size * (world_size - 1) // world_size)
+
+
+@EXERCISE.wrong("this rank's own expert did it")
+def stays_at_home(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+    """No communication."""
+    return work(x)
+
+
+@EXERCISE.wrong("in the order in which they were sent, not in that of the positions")
+def forgets_the_order(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+    """Comes back sorted by experts."""
+    return through_experts(x, chosen, work)[chosen.argsort(stable=True)]
+
+
+@EXERCISE.wrong("sorted twice")
+def sorts_twice(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+    """By the same order again."""
+    order = chosen.argsort(stable=True)
+    return through_experts(x, chosen, work)[order][order]
+
+
+@EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
+def gathers_all(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+    """Every position to every rank."""
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    return work(x)
+
+
+@EXERCISE.wrong("failed: RuntimeError")
+def equal_parts(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+    """As if as many came as go."""
+    n = dist.get_world_size()
+    order = chosen.argsort(stable=True)
+    leaving = chosen.bincount(minlength=n).tolist()
+    arrived = x.new_empty(x.shape[0] // n * n, x.shape[1])
+    dist.all_to_all_single(arrived, x[order], None, leaving)
+    return work(arrived)
+
+
+@EXERCISE.wrong("no return?")
+def returns_nothing(x: Any, chosen: Any, work: Callable[..., Any]) -> None:
+    """No return."""
+    through_experts(x, chosen, work)

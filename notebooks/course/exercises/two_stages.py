@@ -1,0 +1,154 @@
+"""Exercise: forward and backward over two stages."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from course.exercises.base import POINT_TO_POINT, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="07",
+    title="Forward and backward over two stages",
+    statement="""
+    A network is cut in two: rank 0 has the first `stage` and the `inputs`, rank 1 the second `stage` and the
+    `targets` (what a rank does not have is None). Do one forward and one backward pass with `send` and `recv`:
+    afterwards every parameter of both stages has its gradient. Rank 1 returns the loss, `mse_loss(outputs, targets)`,
+    as a float, rank 0 None.
+
+    What travels between the stages has the shape `hidden_shape`, there and back.
+    """,
+    hints=(
+        "`send` carries numbers, not the graph of operations: rank 1's tensor is a new leaf, and must ask for a "
+        "gradient.",
+        "After `loss.backward()` on rank 1 the gradient of what it received is in `hidden.grad`.",
+        "Rank 0 goes on with `hidden.backward(gradient)`.",
+    ),
+    why="The gradient with respect to what was sent is all that the first stage needs to know of the second.",
+    allowed=POINT_TO_POINT,
+    imports=("import torch", "import torch.distributed as dist", "from torch.nn.functional import mse_loss"),
+    world_sizes=(2,),
+    cases=({"batch": 5, "width": 3}, {"batch": 1, "width": 4}),
+)
+
+
+@EXERCISE.reference
+def two_stages(stage, inputs, targets, hidden_shape, rank):
+    """Do one step; return the loss on rank 1, None on rank 0. `stage` is this rank's module."""
+    if rank == 0:
+        hidden = stage(inputs)
+        dist.send(hidden.detach(), 1)
+        gradient = torch.empty(hidden_shape)
+        dist.recv(gradient, 1)
+        hidden.backward(gradient)
+        return None
+    hidden = torch.empty(hidden_shape)
+    dist.recv(hidden, 0)
+    hidden.requires_grad_()
+    loss = mse_loss(stage(hidden), targets)
+    loss.backward()
+    dist.send(hidden.grad, 0)
+    return loss.item()
+
+
+@EXERCISE.trial
+def trial(t: Trial, batch: int, width: int) -> None:
+    """Call it, then compare with the whole network on one process."""
+    torch.manual_seed(batch)
+    stages = [nn.Sequential(nn.Linear(4, width), nn.Tanh()), nn.Sequential(nn.Linear(width, 2))]
+    inputs, targets = t.numbers(batch, 4, of=0) / 50, t.numbers(batch, 2, of=1) / 50
+    whole = copy.deepcopy(stages)
+    loss = mse_loss(whole[1](whole[0](inputs)), targets)
+    loss.backward()
+    stage = stages[t.rank]
+    given = (inputs, None) if t.rank == 0 else (None, targets)
+    found = t.call(stage, *given, (batch, width), t.rank)
+    for (name, parameter), true in zip(stage.named_parameters(), whole[t.rank].parameters(), strict=True):
+        what = f"stage.{name}.grad"
+        t.require(parameter.grad is not None, f"`{what}` is None: backward has not come to this stage")
+        assert true.grad is not None
+        t.equal(what, parameter.grad, true.grad)
+    if t.rank == 0:
+        t.same("returned", found, None)
+    else:
+        t.require(isinstance(found, float), f"returned a {type(found).__name__}, expected the loss as a float")
+        t.equal("loss", torch.tensor(found), loss.detach())
+
+
+@EXERCISE.wrong("`stage.0.weight.grad` is None: backward has not come to this stage")
+def no_backward_on_rank_0(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """The first stage never learns."""
+    if rank == 0:
+        hidden = stage(inputs)
+        dist.send(hidden.detach(), 1)
+        dist.recv(torch.empty(hidden_shape), 1)
+        return None
+    return two_stages(stage, inputs, targets, hidden_shape, rank)
+
+
+@EXERCISE.wrong("raised")
+def no_gradient_for_what_came(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """What was received is no leaf that asks for a gradient."""
+    if rank == 0:
+        return two_stages(stage, inputs, targets, hidden_shape, rank)
+    hidden = torch.empty(hidden_shape)
+    dist.recv(hidden, 0)
+    loss = mse_loss(stage(hidden), targets)
+    loss.backward()
+    dist.send(hidden.grad, 0)
+    return loss.item()
+
+
+@EXERCISE.wrong("`stage.0.weight.grad[0, 0]` is")
+def sends_ones_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """As if the loss were the sum of what was sent."""
+    if rank == 0:
+        return two_stages(stage, inputs, targets, hidden_shape, rank)
+    hidden = torch.empty(hidden_shape)
+    dist.recv(hidden, 0)
+    hidden.requires_grad_()
+    loss = mse_loss(stage(hidden), targets)
+    loss.backward()
+    dist.send(torch.ones(hidden_shape), 0)
+    return loss.item()
+
+
+@EXERCISE.wrong("a hang: rank")
+def nothing_comes_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """Rank 1 keeps the gradient to itself."""
+    if rank == 0:
+        return two_stages(stage, inputs, targets, hidden_shape, rank)
+    hidden = torch.empty(hidden_shape)
+    dist.recv(hidden, 0)
+    hidden.requires_grad_()
+    loss = mse_loss(stage(hidden), targets)
+    loss.backward()
+    return loss.item()
+
+
+@EXERCISE.wrong("returned a Tensor, expected the loss as a float")
+def returns_a_tensor(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """No float."""
+    loss = two_stages(stage, inputs, targets, hidden_shape, rank)
+    return None if loss is None else torch.tensor(loss)
+
+
+@EXERCISE.wrong("5 times what it should be")
+def sends_the_sum_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
+    """A mean over the batch is forgotten."""
+    if rank == 0:
+        return two_stages(stage, inputs, targets, hidden_shape, rank)
+    hidden = torch.empty(hidden_shape)
+    dist.recv(hidden, 0)
+    hidden.requires_grad_()
+    loss = mse_loss(stage(hidden), targets)
+    loss.backward()
+    assert hidden.grad is not None
+    dist.send(hidden.grad * len(hidden), 0)
+    return loss.item()

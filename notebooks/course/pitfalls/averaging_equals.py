@@ -1,0 +1,65 @@
+"""Averaging what is equal: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import course
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat, part_of, spread, steps_of
+
+EXHIBIT = Exhibit(
+    wing="gradients",
+    title="Averaging what is equal",
+    story="""
+    One text averages the parameters after every step, with DDP, "so that all GPUs have the same
+    parameters". What does that change?
+    """,
+    choices=(
+        "nothing, and it costs thousands of bytes",
+        "it repairs rounding errors",
+        "it averages the weights",
+    ),
+    shows=1,
+    kind="slow",
+)
+
+
+@EXHIBIT.broken
+def averaging_equals(on_ranks, images, labels):
+    def train(worker):
+        model = DistributedDataParallel(course.models.linear(images[0].numel()))
+        steps_of(model, part_of(worker, images), part_of(worker, labels))
+        before, sent = flat(model.parameters()).clone(), 0
+        with torch.no_grad():
+            for parameter in model.parameters():
+                dist.all_reduce(parameter)
+                parameter /= worker.world_size
+                sent += parameter.nbytes
+        return (flat(model.parameters()) - before).abs().max().item(), sent
+
+    changes, sent = zip(*on_ranks(train), strict=True)
+    return max(changes), sent[0]
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen[0] < 1e-06 and seen[1] > 1000
+
+
+@EXHIBIT.right
+def right(on_ranks, images, labels):
+    """Equal weights and equal gradients make equal steps, momentum included. A check now
+    and then is worth its bytes."""
+
+    def train(worker):
+        model = DistributedDataParallel(course.models.linear(images[0].numel()))
+        optimizer = steps_of(model, part_of(worker, images), part_of(worker, labels))
+        momentum = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+        return torch.cat([flat(model.parameters()), flat(momentum)])
+
+    apart = spread(on_ranks(train))
+    assert apart == 0
+    return apart

@@ -1,0 +1,60 @@
+"""BatchNorm on a few images: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="BatchNorm on a few images",
+    story="""
+    At 8 ranks [the text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has 16 images per
+    rank, and `BatchNorm` sees only these. The gradient is averaged over eight parts of a batch
+    of 128. How far is it from that of the whole batch?
+    """,
+    choices=(
+        "equal up to rounding",
+        "another gradient",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+def error_in_parts(norm, images, labels, seed):
+    torch.manual_seed(seed)
+    first, last = nn.Linear(images[0].numel(), 16), nn.Linear(16, 10)
+    model = nn.Sequential(nn.Flatten(), first, norm, nn.ReLU(), last).double()
+
+    def gradient(parts):
+        model.zero_grad()
+        x, y = images[:128].double().chunk(parts), labels[:128].chunk(parts)
+        sum(cross_entropy(model(a), b) / parts for a, b in zip(x, y, strict=True)).backward()
+        return flat(parameter.grad for parameter in model.parameters())
+
+    return ((gradient(8) - gradient(1)).norm() / gradient(1).norm()).item()
+
+
+@EXHIBIT.broken
+def batch_norm_on_few(images, labels, seed):
+    return round(error_in_parts(nn.BatchNorm1d(16), images, labels, seed), 4)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0.01
+
+
+@EXHIBIT.right
+def right(images, labels, seed):
+    """A normalisation that looks at one image at a time does not mind the cut; on GPUs
+    `nn.SyncBatchNorm` takes the mean over all ranks. Lesson 12 has both in full."""
+    error = error_in_parts(nn.GroupNorm(1, 16), images, labels, seed)
+    assert error < 1e-9
+    return round(error, 9)

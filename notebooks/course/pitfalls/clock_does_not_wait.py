@@ -1,0 +1,64 @@
+"""A clock that does not wait: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="machines",
+    title="A clock that does not wait",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) reads the clock
+    before and after a step on the GPU. How much of the time that a large matrix product
+    takes does such a clock see?
+    """,
+    choices=(
+        "all of it",
+        "a small part",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+    needs="1 GPU",
+)
+
+
+def timed(x):
+    """Seconds until the call returned, and until it was done."""
+    x @ x  # the first call prepares
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    x @ x
+    returned = time.perf_counter() - began
+    torch.cuda.synchronize()
+    return returned, time.perf_counter() - began
+
+
+@EXHIBIT.broken
+def clock_does_not_wait():
+    x = torch.randn(8192, 8192, device="cuda")
+    seen, waited = timed(x)
+    return round(seen / waited, 3)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen < 0.5
+
+
+@EXHIBIT.right
+def right():
+    """A call to the GPU returns when it has been handed over. `torch.cuda.synchronize()`
+    waits until it is done."""
+    x = torch.randn(8192, 8192, device="cuda")
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    x @ x
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    assert seconds > timed(x)[0]
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,64 @@
+"""A flag, one step too late: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import course
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import far_from_one_process, flat, part_of
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="A flag, one step too late",
+    story="""
+    A video lecture's code on GPT-2 set `require_backward_grad_sync` after the forward pass,
+    until [a reader mended it](https://github.com/karpathy/build-nanogpt/pull/30). Below,
+    gradients of four micro-batches are added up, and averaged over ranks once. How far are
+    they from those of one process?
+    """,
+    choices=(
+        "equal up to rounding",
+        "wrong",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+def accumulated(worker, images, labels, when):
+    """Gradients of four micro-batches, averaged over ranks once."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(course.models.linear(images[0].numel()).double())
+    x, y = part_of(worker, images[:240]).double().chunk(4), part_of(worker, labels[:240]).chunk(4)
+    for index in range(4):
+        if when == "before forward":
+            model.require_backward_grad_sync = index == 3
+        loss = cross_entropy(model(x[index]), y[index]) / 4
+        if when == "after forward":
+            model.require_backward_grad_sync = index == 3
+        loss.backward()
+    return flat(parameter.grad for parameter in model.parameters())
+
+
+@EXHIBIT.broken
+def flag_too_late(on_ranks, images, labels):
+    found = on_ranks(lambda worker: accumulated(worker, images, labels, "after forward"))[0]
+    return round(far_from_one_process(found, images, labels), 3)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0.05
+
+
+@EXHIBIT.right
+def right(on_ranks, images, labels):
+    """DDP decides in `forward` whether the coming `backward` averages. Lesson 12 has four
+    ways to write it."""
+    found = on_ranks(lambda worker: accumulated(worker, images, labels, "before forward"))[0]
+    error = far_from_one_process(found, images, labels)
+    assert error < 1e-6
+    return round(error, 9)

@@ -1,0 +1,55 @@
+"""A function that only the notebook has: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import python
+
+EXHIBIT = Exhibit(
+    wing="starting",
+    title="A function that only the notebook has",
+    story="""
+    A function from a cell is sent to a fresh process by `pickle`, as `mp.spawn` and
+    `mp.Process` do. What happens there?
+    """,
+    choices=(
+        "it prints 42",
+        "an error: no such attribute",
+        "a SyntaxError",
+    ),
+    shows=2,
+    kind="error",
+)
+
+
+def work():
+    print(6 * 7)
+
+
+@EXHIBIT.broken
+def function_of_the_notebook():
+    by_name = pickle.dumps(work)
+    return python("import pickle, sys; pickle.load(sys.stdin.buffer)()", by_name)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return "Can't get attribute 'work'" in seen[1]
+
+
+@EXHIBIT.right
+def right():
+    """`pickle` sends the name of a function, `cloudpickle` its code. `labkit` uses the
+    latter; without it, put the function into a file that both sides can import."""
+
+    def work():
+        print(6 * 7)
+
+    by_value = cloudpickle.dumps(work)
+    code, said = python("import pickle, sys; pickle.load(sys.stdin.buffer)()", by_value)
+    assert (code, said) == (0, "42")
+    return said

@@ -1,0 +1,42 @@
+"""An image is not a row: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="An image is not a row",
+    story="""
+    Batches of MNIST, (64, 1, 28, 28), go straight into `nn.Linear(784, 10)`. What comes out?
+    """,
+    choices=(
+        "(64, 10)",
+        "(64, 1, 28, 10)",
+        "an error about shapes",
+    ),
+    shows=3,
+    kind="error",
+)
+
+
+@EXHIBIT.broken
+def image_is_no_row():
+    return nn.Linear(784, 10)(torch.zeros(64, 1, 28, 28)).shape
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return "1792x28 and 784x10" in seen
+
+
+@EXHIBIT.right
+def right():
+    """`Linear` multiplies the last dimension, here a row of 28. Flatten everything after
+    the batch first."""
+    logits = nn.Linear(784, 10)(torch.zeros(64, 1, 28, 28).flatten(1))
+    assert logits.shape == (64, 10)
+    return tuple(logits.shape)

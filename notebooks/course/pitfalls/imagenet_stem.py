@@ -1,0 +1,56 @@
+"""ImageNet's first layers on small images: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+import torchvision
+
+import course
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="ImageNet's first layers on small images",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) gives the 32 × 32
+    images of CIFAR-10 to an unchanged `resnet50`. How large are the feature maps of its
+    last stage?
+    """,
+    choices=(
+        "1 × 1",
+        "4 × 4",
+        "8 × 8",
+    ),
+    shows=1,
+    kind="wrong, in silence",
+)
+
+
+def last_picture(model):
+    sizes = []
+    model.layer4.register_forward_hook(
+        lambda layer, before, after: sizes.append(tuple(after.shape[2:]))
+    )
+    model.to("meta")(torch.zeros(2, 3, 32, 32, device="meta"))
+    return sizes[0]
+
+
+@EXHIBIT.broken
+def imagenet_stem():
+    return last_picture(torchvision.models.resnet50(weights=None))
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == (1, 1)
+
+
+@EXHIBIT.right
+def right():
+    """The first layers shrink a picture to a quarter of its height and width. For small
+    ones they are replaced by a 3 × 3 convolution of stride 1, as in the paper's own
+    experiments with CIFAR-10."""
+    size = last_picture(course.models.resnet50(cifar_stem=True))
+    assert size == (4, 4)
+    return size

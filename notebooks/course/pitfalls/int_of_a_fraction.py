@@ -1,0 +1,43 @@
+"""int(fraction × length): an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="int(fraction × length)",
+    story="""
+    [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) cuts 60,000
+    images into equal parts of `int(1 / size * 60_000)` each. How many images are in no
+    part, for 2 to 14 ranks?
+    """,
+    choices=(
+        "none",
+        "a few, for some numbers of ranks",
+        "1 for each rank",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def int_of_a_fraction():
+    return {n: 60_000 - n * int(1.0 / n * 60_000) for n in (2, 4, 7, 8, 9, 14)}
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == {2: 0, 4: 0, 7: 3, 8: 0, 9: 6, 14: 10}
+
+
+@EXHIBIT.right
+def right():
+    """`tensor_split` deals out the remainder, and nothing is lost."""
+    parts = {n: torch.arange(60_000).tensor_split(n) for n in (7, 9, 14)}
+    assert all(sum(map(len, part)) == 60_000 for part in parts.values())
+    return {n: sorted({len(part) for part in parts[n]}) for n in parts}

@@ -1,0 +1,48 @@
+"""The last batch speaks for the epoch: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch.nn.functional import cross_entropy
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import ten_orders
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="The last batch speaks for the epoch",
+    story="""
+    Both examples of one text print `loss.item()` after the loop over the batches, as the
+    epoch's loss. Below, the network does not change, so the epoch's loss is one number;
+    only the order of the batches is left to chance. By how much does the printed loss
+    differ over ten orders?
+    """,
+    choices=(
+        "not at all",
+        "below 0.01",
+        "more",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def last_batch_for_the_epoch(network, images, labels, seed):
+    losses = cross_entropy(network(images), labels, reduction="none").detach()
+    last = [order.split(64)[-1].mean().item() for order in ten_orders(losses, seed)]
+    return round(max(last) - min(last), 3)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0.01
+
+
+@EXHIBIT.right
+def right(network, images, labels, seed):
+    """Add up the losses of all images, and divide by how many there were: the same in every
+    order."""
+    losses = cross_entropy(network(images), labels, reduction="none").detach().double()
+    means = [order.sum().item() / len(order) for order in ten_orders(losses, seed)]
+    assert max(means) - min(means) < 1e-9
+    return round(max(means) - min(means), 9)

@@ -1,0 +1,70 @@
+"""A listing that nobody ran: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import symtable
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import python
+
+EXHIBIT = Exhibit(
+    wing="starting",
+    title="A listing that nobody ran",
+    story="""
+    One text shows a class that lost its indentation, an optimizer that is never made and a
+    `world_size` that is never set. Run the listing in a fresh Python: how many of the three
+    mistakes are you told about?
+    """,
+    choices=(
+        "none",
+        "one",
+        "all three",
+    ),
+    shows=2,
+    kind="error",
+)
+
+
+LISTING = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+def forward(self, x):
+    return x
+
+weight = torch.ones(2)
+optimizer.zero_grad()
+weight /= world_size
+"""
+
+
+@EXHIBIT.broken
+def listing_nobody_ran():
+    exit_code, said = python(LISTING)
+    return [word for word in ("IndentationError", "optimizer", "world_size") if word in said]
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == ["IndentationError"]
+
+
+@EXHIBIT.right
+def right():
+    """A run stops at the first mistake. A tool that only reads the code finds the others
+    too: `ruff check` reads every cell of this course, and the tests run them."""
+
+    def undefined(text):
+        names = symtable.symtable(text, "listing", "exec").get_symbols()
+        return {
+            name.get_name()
+            for name in names
+            if name.is_referenced() and not (name.is_assigned() or name.is_imported())
+        }
+
+    indented = LISTING.replace("def forward", "    def forward").replace("return x", "    return x")
+    found = undefined(indented)
+    assert found == {"optimizer", "world_size"}
+    assert not undefined(f"optimizer, world_size = torch.optim.SGD([], 0.1), 2\n{indented}")
+    return sorted(found)

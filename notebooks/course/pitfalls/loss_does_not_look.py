@@ -1,0 +1,54 @@
+"""A loss that does not look: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="A loss that does not look",
+    story="""
+    The script of *Whose images?* takes the mean of `log_softmax(output).sum(dim=1)` for its
+    loss. How much does it change if every label is replaced by another?
+    """,
+    choices=(
+        "much",
+        "not at all",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def loss_does_not_look(images, labels, network):
+    def loss_of(targets):
+        return nn.functional.log_softmax(network(images), dim=1).sum(dim=1).mean().item()
+
+    return abs(loss_of(labels) - loss_of(9 - labels))
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 0
+
+
+@EXHIBIT.right
+def right(images, labels, network):
+    """The target must be in it: take the logarithm at the target's place, which is what
+    `cross_entropy` does."""
+
+    def loss_of(targets):
+        return (
+            -nn.functional.log_softmax(network(images), dim=1)
+            .gather(1, targets[:, None])
+            .mean()
+            .item()
+        )
+
+    assert abs(loss_of(labels) - cross_entropy(network(images), labels).item()) < 1e-5
+    assert loss_of(labels) != loss_of(9 - labels)
+    return round(abs(loss_of(labels) - loss_of(9 - labels)), 3)

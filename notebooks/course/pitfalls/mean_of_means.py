@@ -1,0 +1,48 @@
+"""A mean of means: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch.nn.functional import cross_entropy
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import ten_orders
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="A mean of means",
+    story="""
+    [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) adds up the
+    mean losses of the batches and divides by the number of batches. The last batch is
+    shorter. The images come in ten orders: by how much do the ten losses differ?
+    """,
+    choices=(
+        "by rounding only",
+        "by more",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def mean_of_means(network, images, labels, seed):
+    losses = cross_entropy(network(images), labels, reduction="none").detach()
+    batches = [order.split(500) for order in ten_orders(losses, seed)]
+    means = [sum(b.mean().item() for b in epoch) / len(epoch) for epoch in batches]
+    return round(max(means) - min(means), 4)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0.0001
+
+
+@EXHIBIT.right
+def right(network, images, labels, seed):
+    """Weight each mean by its number of images."""
+    losses = cross_entropy(network(images), labels, reduction="none").detach().double()
+    batches = [order.split(500) for order in ten_orders(losses, seed)]
+    means = [sum(b.mean().item() * len(b) for b in epoch) / len(losses) for epoch in batches]
+    assert max(means) - min(means) < 1e-9
+    return round(max(means) - min(means), 9)

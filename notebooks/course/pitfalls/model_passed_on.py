@@ -1,0 +1,53 @@
+"""A model passed to processes: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="A model passed to processes",
+    story="""
+    One text passes its model to spawned processes. On a CPU, what does the parent's model do
+    when a child writes to its own?
+    """,
+    choices=(
+        "it stays as it is",
+        "it changes too",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def model_passed_on():
+    model = nn.Linear(2, 1)
+    before = flat(model.parameters()).clone()
+    child = torch.multiprocessing.get_context("spawn").Process(
+        target=nn.init.ones_, args=(model.weight,)
+    )
+    child.start()
+    child.join(60)
+    return (flat(model.parameters()) - before).abs().max().item()
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0
+
+
+@EXHIBIT.right
+def right(on_ranks):
+    """`torch.multiprocessing` puts CPU tensors into memory that both share, so that all
+    processes write to one model, in no order. (A child's `.cuda()` would be a copy of its
+    own again.) `labkit` sends copies; lesson 02 has sharing on purpose."""
+    model = nn.Linear(2, 1)
+    before = flat(model.parameters()).clone()
+    on_ranks(lambda worker: nn.init.ones_(model.weight).sum().item())
+    assert torch.equal(flat(model.parameters()), before)
+    return "unchanged"

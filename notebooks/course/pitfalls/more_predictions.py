@@ -1,0 +1,55 @@
+"""More predictions than images: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.utils.data import DistributedSampler
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="More predictions than images",
+    story="""
+    Accelerate's page on
+    [notebooks](https://huggingface.co/docs/accelerate/basic_tutorials/notebook) gathers
+    predictions with `gather`, and divides by how many came. One of the texts splits its
+    data "evenly" with no word on how. Here the test set does not divide by the ranks, and
+    rank 0 gathers: how many predictions too many does it get?
+    """,
+    choices=(
+        "none",
+        "one or more",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+def gathered(worker, count):
+    """The images that each prediction belongs to, as they come back from all ranks."""
+    mine = list(DistributedSampler(range(count), worker.world_size, worker.rank, shuffle=False))
+    parts = [None] * worker.world_size
+    dist.all_gather_object(parts, mine)
+    return [index for together in zip(*parts, strict=True) for index in together]
+
+
+@EXHIBIT.broken
+def more_predictions(on_ranks, world_size):
+    count = 10 * world_size + 1
+    return len(on_ranks(lambda worker: gathered(worker, count))[0]) - count
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0
+
+
+@EXHIBIT.right
+def right(on_ranks, world_size):
+    """The sampler fills up with images from the beginning. Cut what was gathered to the
+    size of the set, in its order, or use `gather_for_metrics`, which does."""
+    count = 10 * world_size + 1
+    found = on_ranks(lambda worker: gathered(worker, count))[0][:count]
+    assert found == list(range(count))
+    return len(found) - count

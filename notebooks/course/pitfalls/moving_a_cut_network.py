@@ -1,0 +1,52 @@
+"""Moving a network that was cut: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="machines",
+    title="Moving a network that was cut",
+    story="""
+    One text cuts a network in two, a half on each of two GPUs, and then moves all of it to
+    the first, `.to("cuda:0")`. What does it compute then?
+    """,
+    choices=(
+        "the second half stays",
+        "an error: two devices",
+    ),
+    shows=2,
+    kind="error",
+    needs="2 GPUs",
+)
+
+
+class Cut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2).to("cuda:0"), nn.Linear(2, 2).to("cuda:1")
+
+    def forward(self, x):
+        return self.last(self.first(x.to("cuda:0")).to("cuda:1"))
+
+
+@EXHIBIT.broken
+def moving_a_cut_network():
+    return Cut().to("cuda:0")(torch.ones(4, 2)).shape
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return "same device" in seen
+
+
+@EXHIBIT.right
+def right():
+    """A network that places its own parts must not be moved;
+    `DistributedDataParallel(model)` takes it as it is."""
+    output = Cut()(torch.ones(4, 2))
+    assert output.device == torch.device("cuda:1")
+    return output.device

@@ -1,0 +1,50 @@
+"""NCCL without a GPU: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.distributed as dist
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="machines",
+    title="NCCL without a GPU",
+    story="""
+    Three of the five texts say `"nccl"`, whatever the machine has. This one has no GPU:
+    what happens?
+    """,
+    choices=(
+        "gloo takes its place",
+        "an error",
+        "it works on the CPU, slowly",
+    ),
+    shows=2,
+    kind="error",
+    needs="no GPU",
+)
+
+
+@EXHIBIT.broken
+def nccl_without_gpu():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return re.search("CUDA|GPU|NCCL", seen) and "Error" in seen
+
+
+@EXHIBIT.right
+def right():
+    """NCCL moves tensors between GPUs and nothing else. Choose the backend by the
+    device."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == backend
+        return dist.get_backend()
+    finally:
+        dist.destroy_process_group()

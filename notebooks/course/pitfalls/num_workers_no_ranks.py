@@ -1,0 +1,45 @@
+"""num_workers is not the number of ranks: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch.utils.data import DataLoader, DistributedSampler
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="num_workers is not the number of ranks",
+    story="""
+    One text says that `num_workers` makes each process see its own part of the data. Two ranks
+    have loaders with two workers each, over 100 samples. How many samples do both ranks get?
+    """,
+    choices=(
+        "none",
+        "50",
+        "100",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def num_workers_no_ranks():
+    rank_0, rank_1 = ({int(x) for x in DataLoader(range(100), num_workers=2)} for rank in range(2))
+    return len(rank_0 & rank_1)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 100
+
+
+@EXHIBIT.right
+def right():
+    """`num_workers` are helpers of one rank. Who gets what is the sampler's business."""
+    rank_0, rank_1 = (
+        {int(x) for x in DataLoader(range(100), sampler=DistributedSampler(range(100), 2, rank))}
+        for rank in range(2)
+    )
+    assert not rank_0 & rank_1
+    return len(rank_0 & rank_1)

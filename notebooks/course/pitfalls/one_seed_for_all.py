@@ -1,0 +1,54 @@
+"""One seed for all ranks: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="One seed for all ranks",
+    story="""
+    [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) seeds every
+    rank with 1234, so that all begin with the same weights. How many dropout masks are
+    there?
+    """,
+    choices=(
+        "one for all ranks",
+        "one for each rank",
+    ),
+    shows=1,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def one_seed_for_all(on_ranks):
+    def kept(worker):
+        torch.manual_seed(1234)
+        return nn.functional.dropout(torch.ones(20), 0.5).bool().int().tolist()
+
+    masks = on_ranks(kept)
+    return len({tuple(mask) for mask in masks})
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 1
+
+
+@EXHIBIT.right
+def right(on_ranks, world_size):
+    """Seed with seed + rank. Equal weights come from a broadcast, which DDP does when it is
+    made."""
+
+    def kept(worker):
+        torch.manual_seed(1234 + worker.rank)
+        return nn.functional.dropout(torch.ones(20), 0.5).bool().int().tolist()
+
+    masks = {tuple(mask) for mask in on_ranks(kept)}
+    assert len(masks) == world_size
+    return len(masks)

@@ -1,0 +1,58 @@
+"""Which part of the model is mine: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch.nn.parallel import DistributedDataParallel
+
+import course
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="gradients",
+    title="Which part of the model is mine?",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) says that DDP
+    partitions the parameters between the nodes. What share of the parameters does a rank of
+    DDP have?
+    """,
+    choices=(
+        "one part for each rank",
+        "all of them",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def part_of_the_model(on_ranks, images):
+    def share(worker):
+        model = course.models.linear(images[0].numel())
+        count = sum(p.numel() for p in model.parameters())
+        return sum(p.numel() for p in DistributedDataParallel(model).parameters()) / count
+
+    return on_ranks(share)[-1]
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 1
+
+
+@EXHIBIT.right
+def right(on_ranks, images):
+    """DDP cuts the data, and every rank has the whole model. What cuts the model is FSDP:
+    lesson 09."""
+
+    def share(worker):
+        from torch.distributed.fsdp import fully_shard
+
+        model = course.models.linear(images[0].numel())
+        count = sum(p.numel() for p in model.parameters())
+        return sum(p.to_local().numel() for p in fully_shard(model).parameters()) / count
+
+    shares = on_ranks(share)
+    assert abs(sum(shares) - 1) < 1e-9
+    assert max(shares) < 1
+    return [round(share, 3) for share in shares]

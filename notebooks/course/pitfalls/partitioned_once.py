@@ -1,0 +1,53 @@
+"""Partitioned once: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="Partitioned once",
+    story="""
+    [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) gives each rank
+    its part of the images at the start, for good. What share of all images does rank 0 see in
+    ten epochs?
+    """,
+    choices=(
+        "nearly all of them",
+        "one part of them",
+        "one image in ten",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def partitioned_once(world_size):
+    part = torch.randperm(1000, generator=torch.Generator().manual_seed(1234)).tensor_split(
+        world_size
+    )[0]
+    seen = {int(index) for epoch in range(10) for index in part}
+    return len(seen) / 1000
+
+
+@EXHIBIT.symptom
+def symptom(seen, world_size):
+    return abs(seen - 1 / world_size) < 0.01
+
+
+@EXHIBIT.right
+def right(world_size, seed):
+    """A sampler that shuffles all images before it deals them out gives every rank others
+    each epoch."""
+    sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
+    seen = set()
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        seen |= set(sampler)
+    assert len(seen) > 1.5 * 1000 / world_size
+    return len(seen) / 1000

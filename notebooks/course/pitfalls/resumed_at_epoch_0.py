@@ -1,0 +1,70 @@
+"""Resumed at epoch 0: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import course
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat, steps_of
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="Resumed at epoch 0",
+    story="""
+    The checkpoint of [the text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has weights, and no
+    epoch. A run of 4 epochs is killed after 2, resumed, and goes on to the end. How many epochs
+    has it trained in all?
+    """,
+    choices=(
+        "2",
+        "4",
+        "6",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+def train(file, until, keeps_epoch, images, labels):
+    """Go on from what the file holds up to epoch `until`; give the epochs trained now, and the weights."""
+    torch.manual_seed(0)
+    model, trained = course.models.linear(images[0].numel()), []
+    saved = torch.load(file) if file.exists() else {"model": model.state_dict()}
+    model.load_state_dict(saved["model"])
+    for epoch in range(saved.get("epoch", 0), until):
+        steps_of(model, images, labels, steps=1)
+        trained.append(epoch)
+        kept = {"model": model.state_dict()} | ({"epoch": epoch + 1} if keeps_epoch else {})
+        torch.save(kept, file)
+    return trained, flat(model.parameters())
+
+
+@EXHIBIT.broken
+def resumed_at_epoch_0(folder, images, labels):
+    file = Path(tempfile.mkdtemp(dir=folder)) / "weights.pt"
+    killed, _ = train(file, 2, False, images, labels)
+    resumed, _ = train(file, 4, False, images, labels)
+    return len(killed) + len(resumed)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 6
+
+
+@EXHIBIT.right
+def right(folder, images, labels):
+    """Save the epoch too, and with it whatever else changes: optimizer, schedule, random
+    numbers. Lesson 13 does."""
+    place = Path(tempfile.mkdtemp(dir=folder))
+    killed, _ = train(place / "killed.pt", 2, True, images, labels)
+    resumed, weights = train(place / "killed.pt", 4, True, images, labels)
+    whole, never_killed = train(place / "whole.pt", 4, True, images, labels)
+    assert killed + resumed == whole
+    assert torch.equal(weights, never_killed)
+    return f"{len(killed)} + {len(resumed)} epochs, and the weights of a run that was never killed"

@@ -1,0 +1,52 @@
+"""A sampler for data that differ: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="A sampler for data that differ",
+    story="""
+    In PyTorch's own DDP series
+    ([datautils.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/datautils.py))
+    every rank makes up its own random data set, and a `DistributedSampler` deals out the
+    indices. Is index 0 the same sample on every rank?
+    """,
+    choices=(
+        "yes",
+        "no",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def sampler_for_other_data(on_ranks):
+    def first_sample(worker):
+        torch.seed()  # as a fresh process is
+        return torch.rand(8, 20)[0].tolist()
+
+    samples = on_ranks(first_sample)
+    return all(sample == samples[0] for sample in samples)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen is False
+
+
+@EXHIBIT.right
+def right(on_ranks, seed):
+    """Dealing out indices makes sense only if all ranks have the same data. Random data
+    need a seed that all share."""
+
+    def first_sample(worker):
+        return torch.rand(8, 20, generator=torch.Generator().manual_seed(seed))[0].tolist()
+
+    samples = on_ranks(first_sample)
+    assert all(sample == samples[0] for sample in samples)
+    return True

@@ -1,0 +1,57 @@
+"""A series that never trains: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat, steps_of
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="A series that never trains",
+    story="""
+    The code of PyTorch's own DDP series
+    ([multigpu.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/multigpu.py))
+    trains `nn.Linear(20, 1)` with `F.cross_entropy`. By how much do the weights move in ten
+    steps?
+    """,
+    choices=(
+        "as they should",
+        "not at all",
+        "until they are infinite",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def series_never_trains():
+    model, x, y = nn.Linear(20, 1), torch.rand(32, 20), torch.rand(32, 1)
+    before = flat(model.parameters()).clone()
+    steps_of(model, x, y, steps=10)
+    return (flat(model.parameters()) - before).abs().max().item()
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 0
+
+
+@EXHIBIT.right
+def right():
+    """Softmax over one output is 1, its logarithm 0, and so are loss and gradients. One
+    output wants another loss."""
+    model, x, y = nn.Linear(20, 1), torch.rand(32, 20), torch.rand(32, 1)
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    return f"{losses[0]:.3f} to {losses[-1]:.3f}"

@@ -1,0 +1,48 @@
+"""set_epoch, forgotten: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from torch.utils.data import DistributedSampler
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="set_epoch, forgotten",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has a
+    `DistributedSampler`, which shuffles, and never tells it the epoch. How many different
+    orders are there in three epochs?
+    """,
+    choices=(
+        "3",
+        "2",
+        "1",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def set_epoch_forgotten(world_size, seed):
+    sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
+    return len({tuple(sampler) for epoch in range(3)})
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen == 1
+
+
+@EXHIBIT.right
+def right(world_size, seed):
+    """The sampler shuffles by seed + epoch, and does not count epochs itself."""
+    sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
+    orders = set()
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        orders.add(tuple(sampler))
+    assert len(orders) == 3
+    return len(orders)

@@ -1,0 +1,61 @@
+"""A learning rate of 0.0001: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import course
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import accuracy
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="A learning rate of 0.0001",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) trains with plain
+    SGD, a rate of 1e-4 and two epochs, 782 steps. Here a small network takes as many steps
+    on digits. What is its test accuracy?
+    """,
+    choices=(
+        "about .1, by chance",
+        "about .5",
+        "about .9",
+    ),
+    shows=1,
+    kind="wrong, in silence",
+)
+
+
+def take_782_steps(images, labels, seed, **options):
+    torch.manual_seed(seed)
+    model = course.models.ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    for _ in range(782):
+        chosen = torch.randint(len(images), (8,))
+        optimizer.zero_grad()
+        cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    return model
+
+
+@EXHIBIT.broken
+def small_learning_rate(images, labels, test_images, test_labels, seed):
+    model = take_782_steps(images, labels, seed, lr=1e-4, momentum=0.0)
+    return round(accuracy(model, test_images, test_labels), 2)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen < 0.3
+
+
+@EXHIBIT.right
+def right(images, labels, test_images, test_labels, seed):
+    """Plain SGD wants rates a hundred times as large, and momentum; try some before the
+    long run."""
+    model = take_782_steps(images, labels, seed, lr=0.01, momentum=0.9)
+    found = accuracy(model, test_images, test_labels)
+    assert found > 0.6
+    return round(found, 2)

@@ -1,0 +1,64 @@
+"""A snapshot without the optimizer: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+
+import course
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat, spread, steps_of
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="A snapshot without the optimizer",
+    story="""
+    PyTorch's page on [fault
+    tolerance](https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html) says
+    that a snapshot can hold the optimizer's state; the code there saves the weights and the
+    epoch. Five steps, a snapshot, five steps more: how far from ten steps without a break, with
+    momentum?
+    """,
+    choices=(
+        "equal",
+        "not equal",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+def after_a_break(with_optimizer, folder, images, labels, seed):
+    def start():
+        torch.manual_seed(seed)
+        return course.models.linear(images[0].numel())
+
+    whole, model = start(), start()
+    steps_of(whole, images, labels, steps=10)
+    optimizer = steps_of(model, images, labels, steps=5)
+    file = folder / "snapshot.pt"
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+
+    snapshot, resumed = torch.load(file), start()
+    resumed.load_state_dict(snapshot["model"])
+    state = snapshot["optimizer"] if with_optimizer else None
+    steps_of(resumed, images, labels, steps=5, state=state)
+    return spread([flat(resumed.parameters()), flat(whole.parameters())])
+
+
+@EXHIBIT.broken
+def snapshot_without_optimizer(folder, images, labels, seed):
+    return round(after_a_break(False, folder, images, labels, seed), 4)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 0.001
+
+
+@EXHIBIT.right
+def right(folder, images, labels, seed):
+    """Momentum is part of where training stands. With the optimizer's state the run goes on
+    as if nothing had happened."""
+    apart = after_a_break(True, folder, images, labels, seed)
+    assert apart == 0
+    return apart

@@ -1,0 +1,45 @@
+"""The standard deviation of CIFAR-10: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="data",
+    title="The standard deviation of CIFAR-10",
+    story="""
+    [The text on ResNet-50 and
+    SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) normalises with
+    (0.2023, 0.1994, 0.2010), as many do. They are not standard deviations of the pixels,
+    but the mean of each image's own. The same is done here with this lesson's images: what
+    is the standard deviation of the pixels after dividing?
+    """,
+    choices=(
+        "less than 1",
+        "exactly 1",
+        "more than 1",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def standard_deviation(images):
+    pixels = images.flatten(1).double()
+    return round((pixels / pixels.std(1).mean()).std().item(), 3)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 1.001
+
+
+@EXHIBIT.right
+def right(images):
+    """Take the deviation over all pixels of all images. The mistake is small, and harmless;
+    the number is just not what its name says."""
+    pixels = images.flatten(1).double()
+    normal = (pixels / pixels.std()).std().item()
+    assert abs(normal - 1) < 1e-9
+    return round(normal, 3)

@@ -1,0 +1,66 @@
+"""A sum is not a mean: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import flat, part_of
+
+EXHIBIT = Exhibit(
+    wing="gradients",
+    title="A sum is not a mean",
+    story="""
+    One text warns that `all_reduce` may make gradients explode. How many times too large is
+    a gradient that is added up over ranks and never divided?
+    """,
+    choices=(
+        "it is right",
+        "as many times as there are ranks",
+        "it grows with every step",
+    ),
+    shows=2,
+    kind="wrong, in silence",
+)
+
+
+def gradient_of(network, x, y):
+    network.zero_grad()
+    cross_entropy(network(x), y).backward()
+    return flat(parameter.grad for parameter in network.parameters())
+
+
+@EXHIBIT.broken
+def sum_is_no_mean(on_ranks, network, images, labels, world_size):
+    even = len(images) // world_size * world_size  # equal parts for all
+    x, y = images[:even], labels[:even]
+
+    def summed(worker):
+        gradient = gradient_of(network, part_of(worker, x), part_of(worker, y))
+        dist.all_reduce(gradient)
+        return gradient
+
+    return round((on_ranks(summed)[0].norm() / gradient_of(network, x, y).norm()).item(), 3)
+
+
+@EXHIBIT.symptom
+def symptom(seen, world_size):
+    return abs(seen - world_size) < 0.01
+
+
+@EXHIBIT.right
+def right(on_ranks, network, images, labels, world_size):
+    """Divide by the number of ranks. There is no more to it; `all_reduce` makes nothing
+    explode by itself."""
+    even = len(images) // world_size * world_size
+    x, y = images[:even], labels[:even]
+
+    def averaged(worker):
+        gradient = gradient_of(network, part_of(worker, x), part_of(worker, y))
+        dist.all_reduce(gradient)
+        return gradient / worker.world_size
+
+    ours, whole = on_ranks(averaged)[0], gradient_of(network, x, y)
+    assert (ours - whole).abs().max() < 1e-5
+    return round((ours.norm() / whole.norm()).item(), 3)

@@ -1,0 +1,49 @@
+"""Two layers that are one: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="learning",
+    title="Two layers that are one",
+    story="""
+    To show model parallelism one text puts a `Linear` on each of two GPUs, and nothing between
+    them. Is there a single `Linear` that computes the same?
+    """,
+    choices=(
+        "yes, with fewer weights",
+        "no",
+    ),
+    shows=1,
+    kind="wrong, in silence",
+)
+
+
+@EXHIBIT.broken
+def two_layers_in_one():
+    first, last = nn.Linear(8, 64).double(), nn.Linear(64, 3).double()
+    one = nn.Linear(8, 3).double()
+    one.weight.data = last.weight.data @ first.weight.data
+    one.bias.data = last.weight.data @ first.bias.data + last.bias.data
+    x = torch.randn(100, 8).double()
+    return (last(first(x)) - one(x)).abs().max().item()
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen < 1e-09
+
+
+@EXHIBIT.right
+def right():
+    """A product of matrices is a matrix. Something that is not linear must stand between
+    the two."""
+    first, last = nn.Linear(8, 64).double(), nn.Linear(64, 3).double()
+    network, x = nn.Sequential(first, nn.ReLU(), last), torch.randn(100, 8).double()
+    middle = (network(x) + network(-x)) / 2 - network(torch.zeros_like(x))
+    assert middle.abs().max() > 0.01
+    return f"bent by {middle.abs().max().item():.2f}"

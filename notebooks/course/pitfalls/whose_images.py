@@ -1,0 +1,57 @@
+"""Whose images: an exhibit of the museum of pitfalls."""
+
+from __future__ import annotations
+
+from course.pitfalls.base import Exhibit
+
+EXHIBIT = Exhibit(
+    wing="well_known",
+    title="Whose images?",
+    story="""
+    A script of the University of Amsterdam's course
+    ([single_layer.py](https://github.com/phlippe/uvadlc_notebooks/blob/master/docs/tutorial_notebooks/DL2/High-performant_DL/Multi_GPU/scripts/single_layer.py))
+    lets a rank take 128 images from `world_size * rank` on. How many of them do two ranks
+    share?
+    """,
+    choices=(
+        "none",
+        "two",
+        "nearly all",
+    ),
+    shows=3,
+    kind="wrong, in silence",
+)
+
+
+def shared(ours, theirs):
+    """Count the images that are in both."""
+    return int((ours[:, None] == theirs[None]).flatten(2).all(2).any(1).sum())
+
+
+@EXHIBIT.broken
+def whose_images(on_ranks, images):
+    def take(worker):
+        first = worker.world_size * worker.rank
+        return images[first : first + 128]
+
+    rank_0, rank_1, *_ = on_ranks(take)
+    return shared(rank_0, rank_1)
+
+
+@EXHIBIT.symptom
+def symptom(seen):
+    return seen > 100
+
+
+@EXHIBIT.right
+def right(on_ranks, images):
+    """A rank's first image is its number times what a rank takes."""
+
+    def take(worker):
+        first = 128 * worker.rank
+        return images[first : first + 128]
+
+    rank_0, rank_1, *_ = on_ranks(take)
+    assert len(rank_0) == len(rank_1) == 128
+    assert shared(rank_0, rank_1) == 0
+    return shared(rank_0, rank_1)

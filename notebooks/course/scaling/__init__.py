@@ -1,0 +1,18 @@
+"""Whether ranks can hold a training, and which way to train is the fastest of those that fit: calculated, with no rank.
+
+    memory_model       bytes by part and rank, for every strategy of `course.transformer`
+    capacity           the largest batch that fits, the fewest ranks, the fastest of those that fit
+    published_figures  what others say of their models, against what is predicted for them
+
+Below them, `local_parts` is what of a GPT a rank has, `parameters` who has which of its parameters, `counting` how a
+forward pass is counted without computing it, and `schedules` what a pipeline's rank holds of which micro-batches. How
+long a step takes is `labkit.scaling`'s.
+"""
+
+from __future__ import annotations
+
+from course.scaling.capacity import fastest, fewest_ranks, fits, largest_batch
+from course.scaling.memory_model import Memory, memory
+from course.scaling.published_figures import published
+
+__all__ = ["Memory", "fastest", "fewest_ranks", "fits", "largest_batch", "memory", "published"]

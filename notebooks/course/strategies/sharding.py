@@ -1,0 +1,178 @@
+"""Less on every rank: the optimizer's state (ZeRO-1), parameters and gradients too (FSDP2), or layers cut across.
+
+ZeRO: Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054). FSDP: Zhao et al. 2023
+(https://arxiv.org/abs/2304.11277). Tensor parallel: Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from course.strategies.base import DataParallelStrategy, equal_part, has_parameters
+from course.strategies.ddp import DDP
+from labkit.profiling import size_bytes
+
+LESSON = "09"
+
+
+def zero_redundancy(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return PyTorch's `ZeroRedundancyOptimizer` of what is a `functools.partial` of an optimizer's class."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    kind: Any = optimizer
+    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=kind.func, **kind.keywords)
+
+
+def one_by_one(model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return an optimizer that steps each parameter by itself, where some are cut (DTensors) and others are whole.
+
+    On a GPU the default, `foreach`, steps all of them in a few kernels, and raises where the two are mixed.
+    """
+    return optimizer(model.parameters(), foreach=False)
+
+
+class ZeRO1(DDP):
+    """DDP whose optimizer keeps state for a part of the parameters on each rank and broadcasts what it has stepped."""
+
+    title = "ZeRO-1"
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Shard the optimizer, which must be a `functools.partial` of its class."""
+        return zero_redundancy(self.model, optimizer)
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """DDP's, and every parameter once from its owner to n − 1 ranks: the mean over ranks."""
+        n = self.worker.world_size
+        return super().bytes_expected(batch_size) + (n - 1) / n * self.parameter_bytes
+
+
+class FSDP2(DataParallelStrategy):
+    """`fully_shard`: a part of every parameter on each rank, gathered layer by layer when it is needed."""
+
+    title = "FSDP2"
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Shard every child, then what is left of the whole."""
+        self.whole_bytes = size_bytes(network.parameters())
+        shard(network, self._mesh("dp"))
+        return network
+
+    def _mesh(self, *names: str) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        shape = (self.worker.world_size,) if len(names) == 1 else (self.worker.world_size // 2, 2)
+        return init_device_mesh(self.worker.device.type, shape, mesh_dim_names=names)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Gather the whole weights."""
+        return {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """All-gather before forward and before backward, reduce-scatter after: (n − 1) / n of the whole each."""
+        n = self.worker.world_size
+        return (2 + reduce_scatters()) * (n - 1) / n * self.whole_bytes
+
+
+class TensorParallel(FSDP2):
+    """`parallelize_module`: linear layers in pairs, the first cut by columns, the second by rows.
+
+    Every rank sees the whole batch. An all-reduce of the second's outputs forward and one of the gradients of the
+    first's inputs backward make it whole.
+    """
+
+    title = "tensor parallel"
+
+    def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """Have it step each parameter by itself; see `one_by_one`."""
+        return one_by_one(self.model, optimizer)
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Cut the linear layers over all ranks."""
+        self.travels = split_linear_layers(network, self._mesh("tp"))
+        return network
+
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the whole batch, (batch_size, …)."""
+        return batch
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """Two all-reduces for each pair: of its outputs, and of its inputs' gradients."""
+        n = self.worker.world_size
+        return 2 * (n - 1) / n * batch_size * self.travels * self.itemsize
+
+
+class FSDP2TensorParallel(FSDP2):
+    """Tensor parallel in pairs of ranks, FSDP2 over the pairs: a 2-D mesh."""
+
+    title = "FSDP2 × tensor parallel"
+
+    @classmethod
+    def ranks(cls, world_size: int) -> int:
+        """At least 2 × 2."""
+        return max(4, world_size - world_size % 2)
+
+    def prepare(self, network: nn.Module) -> nn.Module:
+        """Cut the linear layers within a pair, then shard over the pairs."""
+        mesh = self._mesh("dp", "tp")
+        self.travels = split_linear_layers(network, mesh["tp"])
+        shard(network, mesh["dp"])
+        return network
+
+    def local_batch(self, batch: Tensor) -> Tensor:
+        """Return the pair's part, (batch_size / pairs, …)."""
+        return equal_part(batch, self.worker.rank // 2, self.worker.world_size // 2)
+
+    def bytes_expected(self, batch_size: int) -> float:
+        """FSDP2's over the pairs, of what this rank holds when gathered; and a pair's all-reduces."""
+        pairs = self.worker.world_size // 2
+        gathered = self.parameter_bytes * pairs
+        within_pairs = batch_size / pairs * self.travels * self.itemsize
+        return (2 + reduce_scatters()) * (pairs - 1) / pairs * gathered + within_pairs
+
+
+def reduce_scatters() -> int:
+    """How many (n − 1) / n of a tensor a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
+    return 2 if dist.get_backend() == "gloo" else 1
+
+
+def shard(network: nn.Module, mesh: Any) -> None:
+    """Apply `fully_shard` to every child that has parameters, then to the whole."""
+    from torch.distributed.fsdp import fully_shard
+
+    for child in network.children():
+        if has_parameters(child):
+            fully_shard(child, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+
+
+def split_linear_layers(network: nn.Module, mesh: Any) -> int:
+    """Cut linear layers in pairs over a mesh; return how many numbers per sample their all-reduces carry, in all."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
+    first_parameter = next(network.parameters())
+    plan: dict[str, Any] = {}
+    travels = 0
+    for (first, a), (second, b) in zip(linear[::2], linear[1::2], strict=False):
+        # What lies between the two must know that it has a shard: of 50 columns, 4 ranks do not have equal ones.
+        plan |= {first: ColwiseParallel(use_local_output=False), second: RowwiseParallel()}
+        inputs_are_data = a.weight is first_parameter  # which want no gradient
+        travels += b.out_features + (0 if inputs_are_data else a.in_features)
+    if len(linear) % 2:
+        name, layer = linear[-1]
+        plan[name] = ColwiseParallel(output_layouts=Replicate())
+        travels += layer.in_features
+    parallelize_module(network, mesh, plan)
+    return travels
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that is sharded over ranks, in its whole shape. Called on all ranks at once."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full

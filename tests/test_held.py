@@ -1,0 +1,158 @@
+"""What a rank holds, by owner, against a walk over all tensors that Python knows: in this process, a group of one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from course.strategies.data_parallel import ThreadedDataParallel
+from labkit.comparing.held import KINDS, held, most_held
+
+WIDTH, BATCH_SIZE = 256, 32
+WEIGHTS = 4 * 3 * (WIDTH * WIDTH + WIDTH)
+"""Bytes."""
+INPUTS = 4 * BATCH_SIZE * WIDTH
+
+
+@pytest.fixture(autouse=True, scope="module")  # meshes refer to it for ever, and gloo listens as long
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())))
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def alone():
+    model = network()
+    return model, momentum(model.parameters())
+
+
+def data_parallel():
+    model = ThreadedDataParallel(network())
+    return model, momentum(model.parameters())
+
+
+def ddp(**options):
+    model = DistributedDataParallel(network(), **options)
+    return model, momentum(model.parameters())
+
+
+def ddp_with_views():
+    return ddp(gradient_as_bucket_view=True)
+
+
+def half_of_a_whole():
+    whole = network()
+    model = whole[:2]
+    model.keeps = [whole]  # as a training function does that builds the whole network and trains a part
+    return model, momentum(model.parameters())
+
+
+def zero_1():
+    model = network()
+    return model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.01, momentum=0.9)
+
+
+def fsdp():
+    model = network()
+    mesh = init_device_mesh("cpu", (1,))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, momentum(model.parameters())
+
+
+def tensor_parallel():
+    model = network()
+    parallelize_module(model, init_device_mesh("cpu", (1,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model, momentum(model.parameters())
+
+
+def most(make):
+    """Take steps, and return the most that is held in the third, besides what is there without them."""
+    gc.collect()
+    before = held(None)
+    model, optimizer = make()
+    inputs = torch.randn(BATCH_SIZE, WIDTH)
+
+    def step():
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(2):
+        step()
+    with most_held(model, optimizer) as found:
+        step()
+    return {kind: found[kind] - before[kind] for kind in KINDS}
+
+
+@pytest.mark.parametrize(
+    "make", [alone, data_parallel, ddp, ddp_with_views, half_of_a_whole, zero_1, fsdp, tensor_parallel]
+)
+def test_what_is_held_has_an_owner_but_for_two_percent(make):
+    found = most(make)
+    assert found["other"] - INPUTS <= 0.02 * sum(found.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (alone, {}),
+        (data_parallel, {"replicas": 2 * 2 * 4 * WIDTH * WIDTH}),  # the first layer's inputs need no gradient
+        (ddp, {"buckets": WEIGHTS}),
+        (ddp_with_views, {}),
+        (half_of_a_whole, {"gradients": WEIGHTS / 3, "optimizer state": WEIGHTS / 3}),
+        (zero_1, {}),
+        (tensor_parallel, {}),
+    ],
+)
+def test_each_kind_has_its_bytes(make, expected):
+    found = most(make)
+    three = ("parameters", "gradients", "optimizer state")
+    assert {kind: found[kind] for kind in (*three, "buckets", "replicas", "gathered")} == {
+        **dict.fromkeys(three, WEIGHTS),
+        **dict.fromkeys(("buckets", "replicas", "gathered"), 0),
+        **expected,
+    }
+
+
+def test_buckets_are_as_large_as_pytorch_says():
+    model, _ = ddp()
+    assert sum(map(int, model._get_ddp_logging_data()["bucket_sizes"].split(","))) == WEIGHTS
+    del model
+    assert most(ddp)["buckets"] == WEIGHTS
+
+
+def test_a_layer_that_fsdp_has_gathered_counts_apart():
+    found = most(fsdp)
+    assert found["parameters"] == WEIGHTS
+    assert found["gathered"] >= WEIGHTS / 3
+
+
+def test_a_storage_counts_once():
+    def twice():
+        model = network()
+        model.shares = copy.copy(model[0])  # the same weights, in two modules
+        return model[:6], momentum(model[:6].parameters())
+
+    assert most(twice)["parameters"] == WEIGHTS
