@@ -1,4 +1,4 @@
-"""Operators that PyTorch has for CUDA alone, in terms of others: those of `nn.SyncBatchNorm`'s forward pass."""
+"""Operators that PyTorch has for CUDA alone, in terms of others: those of `nn.SyncBatchNorm`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,45 @@ def batch_norm_gather_stats_with_counts(
 
 def batch_norm_elemt(x: Tensor, weight: Any, bias: Any, mean: Tensor, scale: Tensor, eps: float) -> Tensor:
     """Return the normalised values."""
-    shape = [1, -1] + [1] * (x.dim() - 2)
+    shape = _by_channel(x)
     found = (x - mean.view(shape)) * scale.view(shape)
     return found if weight is None else found * weight.view(shape) + bias.view(shape)
 
 
+def batch_norm_backward_reduce(
+    gradient: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Any, of_x: bool, of_weight: bool, of_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the sums, by channel, of the gradient and of its products with x − mean; the weight's and bias's."""
+    total = _flat(gradient).sum(0)
+    product = (_flat(gradient) * (_flat(x) - mean)).sum(0)
+    return total, product, product * scale, total.clone()
+
+
+def batch_norm_backward_elemt(
+    gradient: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Any,
+    total: Tensor,
+    product: Tensor,
+    counts: Tensor,
+) -> Tensor:
+    """Return the gradient of x, by the sums of all ranks."""
+    shape, count = _by_channel(x), counts.sum()
+    along = (x - mean.view(shape)) * (product / count * scale**2).view(shape)
+    factor = scale if weight is None else scale * weight
+    return (gradient - (total / count).view(shape) - along) * factor.view(shape)
+
+
+def _by_channel(x: Tensor) -> list[int]:
+    """Return the shape in which values by channel are to be seen."""
+    return [1, -1] + [1] * (x.dim() - 2)
+
+
+BATCH_NORM = (batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt)
 KERNELS = {
     getattr(torch.ops.aten, function.__name__).default: function
-    for function in (batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt)
+    for function in (*BATCH_NORM, batch_norm_backward_reduce, batch_norm_backward_elemt)
 }
 """By operator."""
