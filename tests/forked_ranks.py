@@ -47,6 +47,9 @@ class Stays:
     def join(self, part):
         return main.join(part)
 
+    def keep_group(self):
+        return False
+
     def give_memory_back(self):
         pass
 

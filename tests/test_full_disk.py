@@ -17,6 +17,7 @@ from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.sender import FileSender, printing_never_fails
 from labkit.protocol import events
 from labkit.protocol.events import Warned
+from labkit.protocol.pickling import loads
 from tests.conftest import wait_until
 from tests.test_directory_engine import a_job, log
 
@@ -175,7 +176,7 @@ def test_a_result_waits_for_room(there, small_disk):
     os.unlink(small_disk / "filling")
     waiting.join(10)
     found = reader.read()
-    assert [event.blob for event in found if isinstance(event, events.Result)] == [bytes(6_000_000)]
+    assert [event.blob.to_bytes() for event in found if isinstance(event, events.Result)] == [bytes(6_000_000)]
     assert warnings(found) == [""], "no more to say"
     assert len(list(there.ranks.glob("*.blob"))) == 1
     rank.close()
@@ -252,5 +253,5 @@ def test_a_large_result_crosses_the_folder_in_a_file_of_its_own(directory):
     rank.close()
     assert directory.file(0, 0, "records").stat().st_size < 100
     (result,) = DirectoryReader(directory).read()
-    assert cloudpickle.loads(result.blob) == value
+    assert loads(result.blob) == value
     assert sorted(path.name for path in directory.ranks.iterdir()) == ["0.0.1.blob", "0.0.records", "0.0.reserve"]
