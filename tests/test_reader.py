@@ -43,17 +43,21 @@ def warnings(found):
 # Large values
 
 
+def in_one_piece(found):
+    return [e._replace(blob=e.blob.to_bytes()) if isinstance(e, events.Result) else e for e in found]
+
+
 def test_of_large_results_one_is_read_at_a_look_so_that_memory_stays_bounded(directory):
     sent = [result(rank, 5_000_000) for rank in range(3)]
     for each in sent:
         FileSender(directory.file(each.rank, 0, "records")).send(each)
     FileSender(directory.file(3, 0, "records")).send(events.Started(3))
     looks = DirectoryReader(directory)
-    first = looks.read()
+    first = in_one_piece(looks.read())
     assert first == [sent[0], events.Started(3)], "what is small need not wait"
     assert looks.has_more
     assert looks.is_behind
-    assert looks.read() + looks.read() == sent[1:]
+    assert in_one_piece(looks.read() + looks.read()) == sent[1:]
 
 
 def test_a_result_whose_file_is_seen_late_keeps_its_place(directory):
