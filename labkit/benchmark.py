@@ -44,7 +44,7 @@ class Measured(NamedTuple):
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
-    """The most bytes held of each kind (`labkit.comparing.held.KINDS`)."""
+    """The most bytes held of each kind (`KINDS` in `labkit/comparing/held.py`)."""
     device_step_s: float
     """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
     GPU's."""

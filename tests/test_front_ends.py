@@ -165,6 +165,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     if is_colab:
         hosted.run("import google.colab.output as output")
     hosted.run("from labkit.engines import arguments as checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("globals().pop('__warningregistry__', None)")  # Python, too, warns once at a place
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(
@@ -178,6 +179,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     assert "spin: stopped" in cell.html
     assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
     assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
+    assert "\n  run = labkit.launch(spin)" in cell.stderr, "the reader's own line"
     again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
     assert "[rank 1] cpu" in again.stdout
     assert "TPU" not in again.stderr, "said once"

@@ -42,7 +42,7 @@ NO_BROWSER = re.search(r"`(make lab LAB_OPTIONS=.*?)`", README)[1]
 JUPYTER_LAB = "jupyter lab notebooks/00_start_here.ipynb"
 
 OPEN = """
-import os, re, signal, subprocess, sys, urllib.request
+import os, re, signal, subprocess, sys, time, urllib.error, urllib.request
 
 options = {"shell": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 command = subprocess.Popen(sys.argv[1], start_new_session=True, **options)
@@ -57,8 +57,15 @@ try:
     server, page, token = found.groups()
     assert page == "lab/tree/00_start_here.ipynb", page
     for path in (page, "api/contents/00_start_here.ipynb"):
-        with urllib.request.urlopen(f"{server}/{path}?{token}") as answer:
-            assert answer.status == 200, path
+        for left in reversed(range(100)):  # the address is printed a moment before the server listens
+            try:
+                with urllib.request.urlopen(f"{server}/{path}?{token}") as answer:
+                    assert answer.status == 200, path
+                break
+            except urllib.error.URLError as error:
+                if not left or not isinstance(error.reason, ConnectionRefusedError):
+                    raise
+                time.sleep(0.2)
 finally:
     os.killpg(command.pid, signal.SIGTERM)
     command.stdout.read()

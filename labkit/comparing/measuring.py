@@ -88,7 +88,7 @@ class Measured:
     bytes_expected: float
     """Per step: what theory says of the collectives and messages that were called."""
     memory: dict[str, int]
-    """The most bytes held of each kind (`labkit.comparing.held.KINDS`)."""
+    """The most bytes held of each kind (`KINDS` in `labkit/comparing/held.py`)."""
     busy_s: float = math.nan
     """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
     buffers: frozenset[str] = frozenset()

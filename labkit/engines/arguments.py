@@ -9,11 +9,8 @@ import contextlib
 import functools
 import importlib.util
 import inspect
-import itertools
 import math
 import os
-import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +18,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.protocol.modules import HERE
+from labkit.protocol.modules import reader_stacklevel
 from labkit.protocol.pages import more
 from labkit.protocol.pickling import name_of
 
@@ -204,10 +201,7 @@ def check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -
 def _say_once_that_tpus_are_not_used() -> None:
     if has_tpu():
         said = "labkit: TPUs are not supported; the ranks compute on this machine's CPU cores"
-        ours = itertools.takewhile(
-            lambda at: at[0].f_code.co_filename.startswith(HERE), traceback.walk_stack(sys._getframe())
-        )
-        warnings.warn(said, stacklevel=1 + len(list(ours)))
+        warnings.warn(said, stacklevel=reader_stacklevel())
 
 
 def has_tpu() -> bool:

@@ -19,10 +19,8 @@ class Target:
     """Whether the ranks are processes of this machine, which share its GPUs and cores."""
     has_files = True
     """Whether the ranks see the notebook's files."""
-    world_size: int
-    """Number of ranks."""
-    device: str | None = None
-    """Where ranks compute, as asked: "cpu", "cuda" or None."""
+    world_size: int  # number of ranks
+    device: str | None = None  # where ranks compute, as asked: "cpu", "cuda" or None
     reserved = 0
     """Number of ranks that share the GPUs, where that is more than `world_size`."""
 

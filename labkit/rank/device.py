@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from labkit.protocol.modules import reader_stacklevel
 from labkit.protocol.pages import more
 
 if TYPE_CHECKING:
@@ -146,10 +145,7 @@ _said: set[str] = set()
 def _say_once(why: str) -> None:
     if why not in _said:
         _said.add(why)
-        own = str(Path(__file__).parent.parent)
-        frames = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe()))
-        depth = sum(1 for _ in itertools.takewhile(lambda file: file.startswith(own), frames))
-        warnings.warn(f"labkit: {why}\n{more('gpu')}", stacklevel=1 + depth)
+        warnings.warn(f"labkit: {why}\n{more('gpu')}", stacklevel=reader_stacklevel())
 
 
 # In a rank

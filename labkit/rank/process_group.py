@@ -49,7 +49,12 @@ def native(store: dist.Store) -> dist.Store:
 
 
 def leave_together(
-    job: Job, info: RankInfo, store: dist.Store, has_failed: bool, alone: Callable[[], None], keeps: Callable[[], bool]
+    job: Job,
+    info: RankInfo,
+    store: dist.Store,
+    has_failed: bool,
+    alone: Callable[[], None],
+    keeps: Callable[[], bool] = lambda: False,
 ) -> None:
     """Wait a moment for the other ranks to return, then leave the process group, unless this rank `keeps` it.
 
