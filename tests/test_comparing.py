@@ -114,7 +114,9 @@ def the_picker_draws_what_is_ticked(compared):
         patch.setattr(kernel, "is_interactive", lambda: True)
         patch.setattr(kernel, "display", lambda thing, **options: shown.append(thing))
         patch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
-        view = View(compared.titles, compared.runs, lambda: compared.is_over, compared.pictures, compared.table)
+        view = View(
+            lambda: compared.titles, lambda: compared.runs, lambda: compared.is_over, compared.pictures, compared.table
+        )
         view.run()
 
         def drawn():

@@ -316,7 +316,13 @@ class Comparison:
         if kernel.is_interactive():
             from labkit.comparing.view import View
 
-            View(self.titles, self.runs, lambda: self.is_over, self.pictures, self.table).start()
+            View(
+                titles=lambda: self.titles,
+                runs=lambda: self.runs,
+                is_over=lambda: self.is_over,
+                pictures=self.pictures,
+                table=self.table,
+            ).start()
             return
         first, *others = self.pictures()
         if self._first_picture is None:

@@ -49,8 +49,8 @@ class View(threading.Thread):
 
     def __init__(
         self,
-        titles: Sequence[str],
-        runs: Mapping[str, Run],
+        titles: Callable[[], Sequence[str]],
+        runs: Callable[[], Mapping[str, Run]],
         is_over: Callable[[], bool],
         pictures: Callable[[Sequence[str], bool], Sequence[Any]],
         table: Callable[[Sequence[str]], Any],
@@ -58,19 +58,19 @@ class View(threading.Thread):
         """Show widgets in the cell.
 
         Args:
-            titles: of all runs, also of those that are still to come.
-            runs: those that have begun, by title; more may be added.
+            titles: returns those of all runs, also of those that are still to come.
+            runs: returns those that have begun, by title.
             is_over: returns whether no run is going on, or to come.
             pictures: returns the charts of these runs, by this machine's clock or the devices'.
             table: returns the table of these runs.
         """
         super().__init__(name="labkit-comparison", daemon=True)
-        self._titles, self._runs, self._is_over = titles, runs, is_over
+        self._get_titles, self._get_runs, self._is_over = titles, runs, is_over
         self._pictures, self._table_of = pictures, table
         self._drawing, self._has_failed = threading.Lock(), False
         layout = widgets.Layout(width="auto", margin="0 18px 0 0")
         self._boxes = {
-            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout) for title in titles
+            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout) for title in titles()
         }
         self._clock = widgets.ToggleButtons(options=[ON_DEVICES, HERE], layout=widgets.Layout(display="none"))
         self._clock.style.button_width = "auto"
@@ -83,6 +83,14 @@ class View(threading.Thread):
         self._places = [Place() for _ in range(4)]
         self._table = kernel.reserve()
         self._now = ""
+
+    @property
+    def _titles(self) -> Sequence[str]:
+        return self._get_titles()
+
+    @property
+    def _runs(self) -> Mapping[str, Run]:
+        return self._get_runs()
 
     def run(self) -> None:
         """Draw until nothing is going on any more."""
