@@ -8,6 +8,7 @@ in their environment. Each says where it is known from what they send, and when 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import warnings
@@ -179,7 +180,7 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     assert "spin: stopped" in cell.html
     assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
     assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
-    assert "\n  run = labkit.launch(spin)" in cell.stderr, "the reader's own line"
+    assert not re.search(r"(contextlib|labkit/\w+)\.py:\d+: UserWarning", cell.stderr), "it is the reader's own line"
     again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
     assert "[rank 1] cpu" in again.stdout
     assert "TPU" not in again.stderr, "said once"
