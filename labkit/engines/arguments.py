@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.protocol.modules import reader_stacklevel
-from labkit.protocol.pages import more
+from labkit.protocol.pages import more, reader_stacklevel
 from labkit.protocol.pickling import name_of
 
 

@@ -10,19 +10,16 @@ files of those modules that a search along it would not find, or find elsewhere.
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import itertools
 import os
 import re
 import site
 import struct
 import sys
 import sysconfig
-import traceback
 import types
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,14 +60,6 @@ class Own(NamedTuple):
 _seen: dict[str, types.ModuleType] = {}
 _own: dict[str, Own] = {}
 """The reader's modules among those seen, by name."""
-
-
-def reader_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning of the caller points at the reader's line, not at one of labkit."""
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    # Decorators of contextlib are between our own functions.
-    ours = itertools.takewhile(lambda file: file.startswith(HERE) or file == contextlib.__file__, files)
-    return 1 + sum(1 for _ in ours)
 
 
 def is_readers(file: str, cells: Container[str] = ()) -> bool:

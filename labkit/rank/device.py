@@ -33,8 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.modules import reader_stacklevel
-from labkit.protocol.pages import more
+from labkit.protocol.pages import more, reader_stacklevel
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
