@@ -122,7 +122,7 @@ def launch(
         device=device,
         spared_gpus=placement.spared,
         imported=modules.imported(cell.text for cell in kernel.cells().values()),
-        search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack()),
+        search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack(own)),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
     )

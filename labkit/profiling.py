@@ -139,12 +139,18 @@ def size_bytes(tensors: Iterable[Tensor]) -> int:
 def memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes on this rank of a model's "parameters", their "gradients" and the "optimizer state"."""
     parameters = list(model.parameters())
-    state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer keeps its shard's in `optim`
     return {
         "parameters": size_bytes(parameters),
         "gradients": size_bytes(p.grad for p in parameters if p.grad is not None),
-        "optimizer state": size_bytes(v for s in state.values() for v in s.values() if isinstance(v, Tensor)),
+        "optimizer state": size_bytes(state_of(optimizer)),
     }
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield the tensors that an optimizer keeps on this rank."""
+    own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps its shard's in `optim`
+    for state in own.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 _ledgers: list[_Ledger] = []

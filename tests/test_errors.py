@@ -336,7 +336,6 @@ ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError", "NobodyAnswers"
 
 SAY_IT_ALL = {
     "exporting/script.py": "an exported training is without pages",
-    "lessons/datasets.py": "who downloads what",
     "here.py": "one line each",
     "rank/device.py": "a GPU that has gone since: the message has every step",
     "cluster/rank_entry.py": "said by a rank, in a failure that names rank_failed",

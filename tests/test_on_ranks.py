@@ -216,7 +216,11 @@ def test_a_rank_without_the_notebooks_files_has_its_modules_all_the_same(folder)
     sys.path.insert(0, str(folder / "b"))
     for name in ("alone", "my_package"):
         importlib.import_module(name)
-    archives = {name: archive for name, archive in module_archives.pack().items() if name in ("alone", "my_package")}
+    archives = {
+        name: archive
+        for name, archive in module_archives.pack(modules.of_reader()).items()
+        if name in ("alone", "my_package")
+    }
     with zipfile.ZipFile(io.BytesIO(archives["my_package"])) as archive:
         assert sorted(archive.namelist()) == sorted(
             name for name in files if name.startswith("my_package/") and ".g" not in name
@@ -242,10 +246,10 @@ def test_of_a_package_that_is_too_large_the_sources_travel_or_nothing(folder, mo
     sys.path.insert(0, str(folder / "a" / "lib"))
     importlib.import_module("heavy")
     monkeypatch.setattr(module_archives, "MOST_BYTES", 50)
-    with zipfile.ZipFile(io.BytesIO(module_archives.pack()["heavy"])) as archive:
+    with zipfile.ZipFile(io.BytesIO(module_archives.pack(modules.of_reader())["heavy"])) as archive:
         assert archive.namelist() == ["heavy/__init__.py"]
     monkeypatch.setattr(module_archives, "MOST_BYTES", 5)
-    assert "heavy" not in module_archives.pack()
+    assert "heavy" not in module_archives.pack(modules.of_reader())
 
 
 def test_what_is_sent_of_modules_names_none_of_a_library():

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.protocol import module_archives
+from labkit.protocol import module_archives, modules
 from labkit.ray_cluster import driver
 from labkit.ray_cluster.attempt import Attempt
 from labkit.ray_cluster.orders import Orders
@@ -80,8 +80,8 @@ def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(l
         "from pathlib import Path\ndef table():\n    return (Path(__file__).parent / 'table.csv').read_text()\n"
     )
     importlib.import_module("lay_there")
-    archives = module_archives.pack()
-    monkeypatch.setattr(module_archives, "pack", lambda: archives)
+    archives = module_archives.pack(modules.of_reader())
+    monkeypatch.setattr(module_archives, "pack", lambda own: archives)
     shutil.rmtree(package)  # the nodes are processes of this machine
     run = launch(elsewhere.where_it_is)
     run.wait(LONG_S)

@@ -1,8 +1,8 @@
 """What a rank's tensors hold in a step, by owner: each storage once, and the most of each kind.
 
-A rank holds more than its optimizer knows: a network of which it uses half, DDP's buckets, a layer that FSDP2 has
-gathered. So all tensors that Python's garbage collector knows are looked at, when the network has been called, after
-the backward pass and when the optimizer has stepped. Two kinds are not among them. DDP's buckets lie in C++; they are
+A rank holds more than its optimizer knows: a network only half of which it uses, DDP's buckets, a layer that FSDP2 has
+gathered. So all tensors that Python's garbage collector tracks are counted, when the network has been called, after the
+backward pass and when the optimizer has stepped. Two kinds are not among them. DDP's buckets lie in C++; they are
 as large as the gradients, unless these lie in them. What autograd keeps is counted as it is saved and let go
 (`labkit.profiling.activations`).
 
@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.plugins.tracing.phases import Phases
-from labkit.profiling import activations, local, saved_now, size_bytes
+from labkit.profiling import activations, local, saved_now, size_bytes, state_of
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
 """Of memory. "gathered": parameters that FSDP2 has put together from all ranks for a moment; "replicas": copies of the
@@ -38,12 +38,17 @@ class Held:
         self._sharded: list[Any] = []
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Look at what FSDP2 has gathered whenever a layer has been called: later it may be sharded again."""
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Count what autograd keeps for this model, and what FSDP2 has gathered whenever a layer has been called.
+
+        Later that may be sharded again, and what autograd has kept, let go.
+        """
         self._sharded = _sharded(gc.get_objects())
         hook = register_module_forward_hook(lambda *_: self._look_at_gathered())
         try:
-            yield
+            with activations(model) as kept:
+                yield
+            self.most.update(kept)
         finally:
             hook.remove()
 
@@ -52,7 +57,7 @@ class Held:
             self.most["gathered"] = max(self.most["gathered"], _count(_gathered(self._sharded), set()))
 
     def look(self, optimizer: Any) -> None:
-        """Look at what is held now. `activations` is to be counting."""
+        """Look at what is held now, while watching."""
         gc.collect()  # what nobody refers to any more may still lie in cycles
         now = held(optimizer)
         self.most = {kind: max(self.most[kind], now[kind]) for kind in KINDS}
@@ -77,7 +82,7 @@ def held(optimizer: Any) -> dict[str, int]:
         ("gathered", gathered),
         ("parameters", parameters),
         ("gradients", (parameter.grad for parameter in parameters if parameter.grad is not None)),
-        ("optimizer state", _state(optimizer)),
+        ("optimizer state", () if optimizer is None else state_of(optimizer)),
         ("other", tensors),
     ):
         found[kind] = _count(some, counted)
@@ -105,14 +110,8 @@ def _count(tensors: Iterable[Tensor], counted: set[int]) -> int:
     return total
 
 
-def _state(optimizer: Any) -> Iterator[Tensor]:
-    own = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps its shard's in `optim`
-    for state in own.state.values() if own is not None else ():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
 def _sharded(objects: Iterable[Any]) -> list[Any]:
-    """Return what FSDP2 has of each of its parameters."""
+    """Return FSDP2's own record of each parameter that it shards."""
     return [each for each in objects if type(each).__name__ == "FSDPParam"]
 
 
@@ -136,8 +135,6 @@ def most_held(model: nn.Module, optimizer: Any) -> Iterator[dict[str, int]]:
     def look(what: str, began_s: float) -> None:
         looks.look(optimizer)
 
-    with activations(model) as kept:
-        with looks.watching(), Phases(time.time, look, lambda stepped: None).watching():
-            yield found
-        found.update(looks.most)
-    found.update(kept)
+    with looks.watching(model), Phases(time.time, look, lambda stepped: None).watching():
+        yield found
+    found.update(looks.most)

@@ -33,7 +33,6 @@ from labkit.profiling import (
     KERNEL,
     PARTS,
     Mark,
-    activations,
     counted_sent,
     events_of,
     profiler,
@@ -190,7 +189,6 @@ class Observer:
         self._sent: list[float] = []
         self._open = contextlib.ExitStack()
         """What has begun and must end: counting activations, the virtual device, the profiler."""
-        self._kept: dict[str, int] = {}
         self._held = Held()
         self._profiler: Any = None
         self._profiled_from_ns = 0
@@ -243,11 +241,10 @@ class Observer:
         last = plan.end if self._is_simulating else plan.simulated
         model = SimpleNamespace(parameters=self._parameters)
         if count == plan.activations:
-            self._kept = self._open.enter_context(activations(model))  # type: ignore[arg-type]
-            self._open.enter_context(self._held.watching())
+            self._open.enter_context(self._held.watching(model))  # type: ignore[arg-type]
         elif count == plan.timed:
             self._open.close()
-            self._memory = {**self._held.most, **self._kept}
+            self._memory = self._held.most
             self._profiler = self._open.enter_context(profiler(self._device))
             self._profiled_from_ns = time.time_ns()
             self._sent.append(counted_sent())

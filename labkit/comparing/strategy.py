@@ -49,7 +49,7 @@ class Strategy:
         self.optimizer = self.make_optimizer(optimizer)
 
     def prepare(self, network: nn.Module) -> nn.Module:
-        """Return what this rank trains of the network."""
+        """Return the part of the network that this rank trains."""
         return network
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:

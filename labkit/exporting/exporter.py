@@ -235,8 +235,6 @@ def _carried(texts: list[str], title: str) -> dict[str, bytes]:
         if name in files:
             continue
         files[name] = path.read_bytes()
-        if module == "lessons.datasets":
-            files |= {f"notebooks/course/data/{f.name}": f.read_bytes() for f in (PACKAGE / "lessons/data").iterdir()}
         todo += sorted(_labkit_modules(files[name].decode()))
         if "." in module:
             todo.append(f"labkit.{module.rpartition('.')[0]}")

@@ -13,7 +13,7 @@
     silence        whether a rank that does not answer would have, if it could
     hang           what a run that makes no progress is ended with
     exit_codes     exit codes in words
-    grouping       ranks of which the same is said
+    grouping       puts ranks with the same message into one line
     source         whose a source file is, and what is in it
 
 All but `recorder` and `silence` know no process: they are given facts.

@@ -161,7 +161,7 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
 
 
 def _waits(own: RankCalls, calls: Sequence[RankCalls], is_everyone_blocked: bool) -> list[Wait]:
-    """Return what a blocked rank waits in: each call that has not ended, or who it sends to or receives from.
+    """Return what blocks a rank: each call that has not ended, or the rank that it sends to or receives from.
 
     Absent are those that are known not to have come. Where nothing records calls, one that has returned may have come
     to this one, and only others may be missed: unless all of them wait.
@@ -189,11 +189,6 @@ def explain(
     """Return who was not there, where a failure only says that somebody was not."""
     if not is_only_evidence(culprit):
         return None
-    by_rank, facts, how = (
-        {each.rank: each for each in _with_watchdog(ranks, calls)},
-        {r.rank: r for r in ranks},
-        gone(ranks),
-    )
     by_rank = {each.rank: each for each in _with_watchdog(ranks, calls)}
     facts = {rank.rank: rank for rank in ranks}
     victim, seen = culprit, [culprit.rank]
@@ -250,7 +245,7 @@ def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> li
 
 
 def _given_up(victim: RankFacts, calls: Sequence[RankCalls], ranks: Sequence[RankFacts]) -> Wait:
-    """Return what a rank was in when it failed because somebody was not there."""
+    """Return the call in which a rank gave up, because another rank was not there."""
     own = next((each for each in calls if each.rank == victim.rank), None)
     others = tuple(rank.rank for rank in ranks if rank.rank != victim.rank)
     if own is None or own.said is None:

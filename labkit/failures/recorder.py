@@ -58,7 +58,7 @@ class Collectives(NamedTuple):
 
 
 def look(rank: int, trace: TracebackType | None = None) -> Collectives:
-    """Return what this rank has called; where that is not known, why.
+    """Return the collectives that this rank has called, or why they are not known.
 
     Of one that fails, what it was sending or receiving is in the frames of its exception's traceback.
     """

@@ -24,12 +24,12 @@ MOST_BYTES = 16 << 20
 """Of the files of one package."""
 
 
-def pack() -> dict[str, bytes]:
+def pack(own: Mapping[str, modules.Own]) -> dict[str, bytes]:
     """Return the reader's modules that this process has imported: by name, an archive of the file or the package."""
     return {
         name: archive
-        for name, own in modules.of_reader().items()
-        if "." not in name and (archive := _archive(name, Path(own.file)))
+        for name, module in own.items()
+        if "." not in name and (archive := _archive(name, Path(module.file)))
     }
 
 

@@ -81,18 +81,10 @@ class Message:
     @classmethod
     def of_bytes(cls, data: bytes) -> Message:
         """Return what `to_bytes` gave."""
-        if not data.startswith(_WITH_STORAGES):
-            return cls(data, [])
-        whole, begin = memoryview(data), len(_WITH_STORAGES) + _SIZE.size
-        (count,) = _SIZE.unpack_from(whole, len(_WITH_STORAGES))
-        at, parts = begin + count * _SIZE.size, []
-        for (size,) in _SIZE.iter_unpack(whole[begin:at]):
-            parts.append(whole[at : at + size])
-            at += size
-        return cls(bytes(parts[0]), [storages.of_bytes(part) for part in parts[1:]])
+        return cls.of_file(io.BytesIO(data)) if data.startswith(_WITH_STORAGES) else cls(data, [])
 
     @classmethod
-    def of_file(cls, file: io.BufferedReader) -> Message:
+    def of_file(cls, file: io.BufferedIOBase) -> Message:
         """Return what `to_bytes` gave, read from a file. Each storage is read to where it stays.
 
         Raises:
@@ -114,7 +106,7 @@ class Message:
         return cls(head, found)
 
 
-def _exactly(file: io.BufferedReader, size: int) -> bytes:
+def _exactly(file: io.BufferedIOBase, size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise EOFError("the file ends within a message")

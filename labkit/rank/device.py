@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from labkit.protocol.pages import more, reader_stacklevel
+from labkit.rank.local_rendezvous import exchange
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
@@ -212,10 +213,8 @@ def _all_have_own(info: RankInfo, count: int, store: dist.Store) -> bool:
             mine = str(torch.cuda.get_device_properties(info.local_rank % count).uuid)
         except (RuntimeError, AssertionError) as error:
             print(f"labkit: rank {info.rank} cannot use its GPU: {str(error).splitlines()[0]}", file=sys.stderr)
-    keys = [f"labkit/gpu/{rank}" for rank in range(info.world_size)]
-    store.set(keys[info.rank], mine)
-    gpus = set(store.multi_get(keys))
-    return b"" not in gpus and len(gpus) == info.world_size
+    gpus = set(exchange(store, "labkit/gpu", mine, info))
+    return "" not in gpus and len(gpus) == info.world_size
 
 
 def _check_count(here: int, counted: int, info: RankInfo) -> None:

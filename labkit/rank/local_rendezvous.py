@@ -21,11 +21,14 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from labkit.rank.private_folder import locked_marker, new_folder, remove_left_behind_once
+
+if TYPE_CHECKING:
+    from labkit.protocol.job import RankInfo
 
 JOIN_S = 60.0
 """How long a rank waits for the others of its machine."""
@@ -114,6 +117,13 @@ def open_file_store(path: str | os.PathLike[str], timeout_s: float = JOIN_S) -> 
         timeout_s: how long the store waits for a key.
     """
     return LocalFileStore(os.fspath(path), timeout_s)
+
+
+def exchange(store: dist.Store, key: str, mine: str, info: RankInfo) -> list[str]:
+    """Tell the other ranks something through their store, and return what each has told, once all have."""
+    keys = [f"{key}/{rank}" for rank in range(info.world_size)]
+    store.set(keys[info.rank], mine)
+    return [told.decode() for told in store.multi_get(keys)]
 
 
 class LocalFileStore(dist.Store):

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from labkit.protocol.job import RankInfo
 from labkit.rank import main, process_group
 from labkit.rank.device import Settled, is_nccl, settle
-from labkit.rank.local_rendezvous import open_file_store
+from labkit.rank.local_rendezvous import exchange, open_file_store
 
 
 class Joined(NamedTuple):
@@ -57,7 +57,7 @@ def join(part: main.Part) -> tuple[Settled, dist.Store]:
     job, info, channel, rendezvous = part
     if _joined is not None and job.group is not None and _joined.number == job.group:
         return _joined.settled, _joined.store
-    if not (job.lasting_store and job.group is None):
+    if not job.lasting_store:
         leave()
     # Cells keep their settings and random states, also where a launch has ended their process group.
     if job.group is None or not _cells_are_set_up:
@@ -65,12 +65,12 @@ def join(part: main.Part) -> tuple[Settled, dist.Store]:
     channel.during = "joining the process group"
     store = rendezvous(job, info)
     settled = settle(job, info, store)
-    lasts = bool(job.lasting_store) and job.group is None and is_nccl(settled.backend)
+    lasts = bool(job.lasting_store) and is_nccl(settled.backend)
     if lasts and _have_all_kept(info, settled, store):
         return settled, store
     leave()
     before = frozenset(_open_sockets())
-    name = f"{job.start_s}/{info.world_size}" if lasts else ""
+    name = str(job.start_s) if lasts else ""
     process_group.join(info, settled, store, _lasting_store(job.lasting_store, name) if lasts else None)
     group = weakref.ref(dist.group.WORLD) if name and dist.group.WORLD is not None else None
     _joined = Joined(job.group, settled, store, frozenset(_open_sockets()) - before, name, group)
@@ -81,12 +81,10 @@ def join(part: main.Part) -> tuple[Settled, dist.Store]:
 def _have_all_kept(info: RankInfo, settled: Settled, store: dist.Store) -> bool:
     """Whether all ranks of a launch have kept the same group, each on the device where it is to compute now."""
     global _joined
-    name = _joined.name if _joined is not None and _joined.is_kept and _joined.settled == settled else ""
-    keys = [f"labkit/kept/{rank}" for rank in range(info.world_size)]
-    store.set(keys[info.rank], name)
-    store.wait(keys)
-    kept = {store.get(key).decode() for key in keys}
-    if _joined is None or kept != {name} or not name.endswith(f"/{info.world_size}"):
+    mine = _joined if _joined is not None and _joined.is_kept and _joined.settled == settled else None
+    name = mine.name if mine is not None and dist.get_world_size() == info.world_size else ""
+    kept = exchange(store, "labkit/kept", name, info)
+    if _joined is None or not name or set(kept) != {name}:
         return False
     _joined = _joined._replace(store=store, is_kept=False)
     return True

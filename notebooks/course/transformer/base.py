@@ -39,7 +39,7 @@ class GPTStrategy(Strategy):
         return self.cut(network)
 
     def cut(self, network: GPT) -> nn.Module:
-        """Return what this rank trains of the network."""
+        """Return the part of the network that this rank trains."""
         return network
 
     def samples(self, batch_size: int) -> Tensor:
