@@ -214,6 +214,20 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
     assert (found.bytes_sent, found.bytes_expected) == (0, 0)
 
 
+def test_who_watches_keeps_no_copy_of_the_network_alive():
+    def replicated(worker):
+        model = ThreadedDataParallel(torch.nn.Linear(300, 400))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            model(torch.ones(4, 300)).square().mean().backward()
+            optimizer.step()
+
+    before = held(None)
+    found, _ = watched(replicated)
+    assert found.memory["parameters"] - before["parameters"] == 4 * 400 * 301
+    assert found.memory["other"] - before["other"] < 100_000, "and not the replicas of the first step"
+
+
 def test_a_function_of_few_steps_is_measured_as_far_as_it_goes():
     found, _ = watched(functools.partial(train, steps=2))
     assert found.marks == []

@@ -197,7 +197,8 @@ class Observer:
         self._group_sizes: dict[str, int] = {}
         """… and how large each group is; of when they ended, as the function may then leave its groups."""
         self._modules: dict[int, torch.nn.Module] = {}
-        """Those that the first step has called."""
+        """Those that the first step has called, until it is over: some are copies, and nobody else keeps these."""
+        self._buffers: frozenset[str] = frozenset()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -205,6 +206,7 @@ class Observer:
         self._step_began_s = self._now()
         try:
             with Phases(self._now, self._mark, self._stepped).watching(), contextlib.ExitStack() as self._first_step:
+                self._first_step.callback(self._name_buffers)
                 self._first_step.callback(register_module_forward_pre_hook(self._note_module).remove)
                 yield
         finally:
@@ -212,6 +214,10 @@ class Observer:
 
     def _note_module(self, module: torch.nn.Module, _: Any) -> None:
         self._modules[id(module)] = module
+
+    def _name_buffers(self) -> None:
+        self._buffers = differences.buffer_names(self._modules.values())
+        self._modules.clear()
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -273,9 +279,8 @@ class Observer:
         timed = self._timed(slice(plan.timed, plan.simulated), sent)
         simulated = self._timed(slice(plan.simulated + 1, plan.end), sent) if self._is_simulating else Timed()
         counted = (self._sent[1] - self._sent[0]) / len(timed.steps) if len(self._sent) == 2 else math.nan
-        buffers = differences.buffer_names(self._modules.values())
         expected = self._expected(timed, sent)
-        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s, buffers)
+        return Measured(returned, timed, simulated, counted, expected, self._memory, self._busy_s, self._buffers)
 
     @staticmethod
     def _expected(timed: Timed, sent: list[Sent]) -> float:
