@@ -39,7 +39,10 @@ failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The ot
                  takes on other numbers of ranks
     charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook
-    integrations what Accelerate, Lightning and Transformers log, as curves
+    trackers     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`), and what Accelerate,
+                 Lightning and Transformers log, as curves
+    trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
+    debugger     `breakpoint()` and `input()` in a rank, asked under the cell
     here         one rank in the notebook's own process, for a debugger
     errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
     on_ranks     what a rank has of your notebook: a table, `help("labkit.on_ranks")`
@@ -64,9 +67,9 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
     from labkit import errors as errors
-    from labkit import integrations as integrations
     from labkit import profiling as profiling
     from labkit import scaling as scaling
+    from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
     from labkit.cluster.slurm import Slurm as Slurm
@@ -81,7 +84,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
-    from labkit.plugins import tracking as tracking
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
@@ -116,9 +118,8 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "integrations", "profiling", "scaling")},
+    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "profiling", "scaling", "trackers")},
     "standby": "engines.standby",
-    "tracking": "plugins.tracking",
 }
 """… and the public modules, whose names are shorter than their paths."""
 

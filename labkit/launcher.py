@@ -65,7 +65,7 @@ def launch(
             `world_size` takes the first. `labkit.Here()`: one rank in the notebook's own process, for a debugger.
         watch: "nan" ends the run as soon as a rank logs a NaN or an Inf, as that rank's failure, with its variables.
         log_to: trackers that get the curves and the arguments, too: "tensorboard", "mlflow", "wandb", "trackio",
-            `labkit.tracking.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
+            `labkit.trackers.TensorBoard(…)` and the like, anything with `log(step, values)` and `close()`, or a list
             of these. The notebook's side writes, never a rank.
         trace: how many steps, after the first three, to record what every rank does when: `run.trace`.
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all

@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 
+from labkit.debugger.conversation import HOLD, LINE, Conversation, place_of
+from labkit.debugger.debugger import Debugger
+from labkit.debugger.prompt import RankPdb
 from labkit.monitor.run import Run
-from labkit.plugins.debugging.conversation import HOLD, LINE, Conversation, place_of
-from labkit.plugins.debugging.debugger import Debugger
-from labkit.plugins.debugging.prompt import RankPdb
 from labkit.protocol.events import Exit, Started
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Stopped

@@ -47,7 +47,7 @@ SHOWN = {
     "failures.stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
     "engines.standby": ("memory", "off", "on", "pids"),
-    "plugins.tracing.trace": ("Trace",),
+    "trace.trace": ("Trace",),
 }
 """What readers use of modules of labkit that are not public, or not all of it: what public functions return.
 By a module that has it; its page is that of the module that defines it."""

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit.debugger import answering
+from labkit.debugger import debugger as debugger_module
+from labkit.debugger.conversation import HOLD, is_move
+from labkit.debugger.hooks import HELD, NobodyAnswers
 from labkit.monitor.companion import Companion
-from labkit.plugins.debugging import answering
-from labkit.plugins.debugging import debugger as debugger_module
-from labkit.plugins.debugging.conversation import HOLD, is_move
-from labkit.plugins.debugging.hooks import HELD, NobodyAnswers
 from labkit.protocol.events import Exit, Started
 from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session, wait_until

@@ -24,6 +24,7 @@ from labkit.cluster.launcher_job import RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_queue import JobState
 from labkit.cluster.torchrun import TorchrunJob
+from labkit.debugger.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.engines.arguments import naming
 from labkit.exporting import statements
 from labkit.failures.diagnosis import diagnose_own_error
@@ -33,7 +34,6 @@ from labkit.failures.recorder import Collectives
 from labkit.failures.stacks import Frame, RankStack
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
-from labkit.plugins.debugging.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
 from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure

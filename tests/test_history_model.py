@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from labkit.monitor.state import RunState
 from labkit.plugins.many import FEW
 from labkit.plugins.not_finite import finding
-from labkit.plugins.tracking.since import Place, since
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker
+from labkit.trackers.since import Place, since
 from tests.conftest import LONG_S
 from tests.test_records import batcher_of
 

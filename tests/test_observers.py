@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 
 import labkit
+import labkit.debugger
 import labkit.plugins
+import labkit.trace
+import labkit.trackers
+from labkit.debugger.debugger import Debugger
 from labkit.launcher import show_run
 from labkit.monitor.companion import Asked, Companion, companions
 from labkit.monitor.observers import Observers
 from labkit.monitor.run import Run
-from labkit.plugins.debugging.debugger import Debugger
 from labkit.plugins.report import summary
 from labkit.protocol import events
 from labkit.ui.kernel import Execution
@@ -245,9 +248,11 @@ def all_of(kind):
         yield from all_of(each)
 
 
-for found in pkgutil.walk_packages(labkit.plugins.__path__, "labkit.plugins."):
-    if not found.name.endswith("fork_server"):  # which takes its importer for one
-        importlib.import_module(found.name)
+WITHOUT_COMPANIONS = ("as_script", "trackers.accelerate", "trackers.lightning", "trackers.transformers")
+for room in (labkit.plugins, labkit.debugger, labkit.trace, labkit.trackers):
+    for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        if not any(part in found.name for part in WITHOUT_COMPANIONS):
+            importlib.import_module(found.name)
 
 OWN = sorted(
     {each for each in all_of(Companion) if each.__module__.startswith("labkit.")}, key=lambda each: each.__name__
@@ -276,7 +281,7 @@ class Tracker:
 def observers_of_a_run(kind, monkeypatch):
     """All that are beside a run that was launched with everything, and the one of a class."""
     monkeypatch.setattr("labkit.ui.kernel.this_execution", lambda: Execution("cell", 1))
-    monkeypatch.setattr("labkit.plugins.tracing.recorded.traced", lambda function, steps: function)
+    monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
     asked = Asked(lambda worker: None, world_size=2, log_to=Tracker(), trace=3, watch="nan", live=False)
     found = companions(asked)
     debugger = Debugger(Run(FakeEngine(), 2, "train", beside=[]), {}, "")

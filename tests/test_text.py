@@ -13,10 +13,10 @@ import labkit
 from labkit.failures.facts import Diagnosis
 from labkit.plugins.report import summary
 from labkit.plugins.report.lines import Lines
-from labkit.plugins.tracking.base import plain
 from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable
 from labkit.session import cells
+from labkit.trackers.base import plain
 from labkit.ui import live, words
 from tests.conftest import LONG_S
 from tests.test_tracking import Notes

@@ -21,17 +21,17 @@ import labkit
 from labkit.cluster.records import decoded
 from labkit.cluster.sender import FileSender
 from labkit.monitor.state import RunState
-from labkit.plugins.tracing import clocks, intervals, reading, recording
-from labkit.plugins.tracing.findings import by_line, steps_of
-from labkit.plugins.tracing.lines import LineClock
-from labkit.plugins.tracing.meeting import RankTime
-from labkit.plugins.tracing.phases import Phases
-from labkit.plugins.tracing.reading import Places
-from labkit.plugins.tracing.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
-from labkit.plugins.tracing.trace import Trace
 from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
+from labkit.trace import clocks, intervals, reading, recording
+from labkit.trace.findings import by_line, steps_of
+from labkit.trace.lines import LineClock
+from labkit.trace.meeting import RankTime
+from labkit.trace.phases import Phases
+from labkit.trace.reading import Places
+from labkit.trace.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
+from labkit.trace.trace import Trace
 from tests.conftest import shared_session
 
 MS = 1e-3

@@ -17,10 +17,10 @@ import pytest
 import labkit
 from labkit.cluster import job_events
 from labkit.monitor.run import Run
-from labkit.plugins.tracking import following
-from labkit.plugins.tracking.base import plain
-from labkit.plugins.tracking.curves import PATIENCE_S, WAITING_STEPS, Curves
 from labkit.protocol import events
+from labkit.trackers import following
+from labkit.trackers.base import plain
+from labkit.trackers.curves import PATIENCE_S, WAITING_STEPS, Curves
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 
@@ -310,7 +310,7 @@ def test_a_run_that_is_over_can_be_given_to_a_tracker(capsys):
     run, engine = begun()
     log_and_end(run, engine)
     notes = Notes()
-    labkit.tracking.follow(run, notes, {"lr": 0.1})
+    labkit.trackers.follow(run, notes, {"lr": 0.1})
     assert len(notes.rows) == STEPS
     assert notes.others[0] == ("begin", "train", {"world_size": 2, "lr": 0.1})
 
@@ -392,7 +392,7 @@ def test_tensorboard_has_curves_and_arguments(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracked(labkit.tracking.TensorBoard(tmp_path / "a"), labkit.tracking.TensorBoard(tmp_path / "b", by_rank=True))
+    tracked(labkit.trackers.TensorBoard(tmp_path / "a"), labkit.trackers.TensorBoard(tmp_path / "b", by_rank=True))
     read = EventAccumulator(str(tmp_path / "a")).Reload()
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(step, 0.5) for step in range(STEPS)]
     assert b"lr" in read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
@@ -410,7 +410,7 @@ def test_mlflow_has_curves_arguments_and_outcome(tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     store = (tmp_path / "mlruns").as_uri()
-    tracker = labkit.tracking.MLflow("digits", uri=store, by_rank=True)
+    tracker = labkit.trackers.MLflow("digits", uri=store, by_rank=True)
     tracked(tracker)
     client = MlflowClient(store)
     found = client.get_run(tracker.run_id)
@@ -445,7 +445,7 @@ def test_wandb_has_curves_and_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     try:
-        tracked(labkit.tracking.Wandb("digits", dir=str(tmp_path)))
+        tracked(labkit.trackers.Wandb("digits", dir=str(tmp_path)))
         assert wandb.run is None, "the notebook's own run is left alone"
     finally:
         wandb.teardown()  # ends its process
@@ -466,7 +466,7 @@ if importlib.util.find_spec("trackio"):  # not where the tests' packages are: it
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
         from trackio.sqlite_storage import SQLiteStorage
 
-        tracked(labkit.tracking.Trackio("digits", auto_log_cpu=False))
+        tracked(labkit.trackers.Trackio("digits", auto_log_cpu=False))
         rows = SQLiteStorage.get_logs("digits", "train")
         assert [(row["step"], row["loss"]) for row in rows] == [(step, 0.5) for step in range(STEPS)]
         assert SQLiteStorage.get_run_config("digits", "train")["lr"] == 0.1

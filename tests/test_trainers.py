@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.integrations.values import send
 from labkit.monitor.output import RankOutput
 from labkit.plugins.as_script import hooks
+from labkit.trackers.values import send
 from tests.conftest import LONG_S, shared_session
 
 STEPS = 4
@@ -129,7 +129,7 @@ def with_accelerate():
     def train(worker):
         from accelerate import Accelerator
 
-        accelerator = Accelerator(cpu=True, log_with=labkit.integrations.AccelerateTracker(worker))
+        accelerator = Accelerator(cpu=True, log_with=labkit.trackers.AccelerateTracker(worker))
         accelerator.init_trackers("run")
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -153,7 +153,7 @@ def with_fabric():
     def train(worker):
         from lightning.fabric import Fabric
 
-        logger = labkit.integrations.LightningLogger(worker)
+        logger = labkit.trackers.LightningLogger(worker)
         fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2, loggers=logger)
         fabric.launch()
         model = torch.nn.Linear(4, 1)
@@ -189,7 +189,7 @@ def with_lightning():
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            logger=labkit.integrations.LightningLogger(worker),
+            logger=labkit.trackers.LightningLogger(worker),
             log_every_n_steps=1,
         )
         trainer.fit(Model())
@@ -209,7 +209,7 @@ def with_transformers():
             arguments = TrainingArguments(
                 folder, use_cpu=True, max_steps=STEPS, logging_steps=1, report_to=[], save_strategy="no"
             )
-            callback = labkit.integrations.TransformersCallback(worker)
+            callback = labkit.trackers.TransformersCallback(worker)
             trainer = Trainer(model, arguments, train_dataset=data, callbacks=[callback])
             trainer.train()
         return trainer.args.world_size, type(trainer.model_wrapped).__name__

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.plugins.tracing.phases import Phases
 from labkit.profiling import activations, local, saved_now, size_bytes, state_of
+from labkit.trace.phases import Phases
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
 """Of memory. "gathered": parameters that FSDP2 has put together from all ranks for a moment; "replicas": copies of the

@@ -26,8 +26,6 @@ from labkit.comparing.accelerator import VirtualDevices
 from labkit.comparing.differences import Portable
 from labkit.comparing.held import Held
 from labkit.failures import recorder
-from labkit.plugins.tracing.phases import Phases
-from labkit.plugins.tracing.recording import flight_record
 from labkit.profiling import (
     COLLECTIVE,
     KERNEL,
@@ -39,6 +37,8 @@ from labkit.profiling import (
     received,
     split,
 )
+from labkit.trace.phases import Phases
+from labkit.trace.recording import flight_record
 
 
 class Plan(NamedTuple):

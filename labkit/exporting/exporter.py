@@ -38,12 +38,13 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint", "integrations"}
+RANK_SIDE = {"protocol", "rank", "checkpoint"}
 RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
     *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
     *("cluster.files", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
+    *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparing", "comparing.strategy", "profiling", "scaling"),
 }
 """Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""

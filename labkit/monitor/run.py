@@ -200,8 +200,8 @@ class Run:
         """What plugins have sent from each rank, by rank and kind."""
         return [rank.attached for rank in self._state.ranks]
 
-    trace: Any = property(lambda self: importlib.import_module("labkit.plugins.tracing.trace").of_run(self))
-    """What every rank did when, if launched with `trace=…`: a `labkit.plugins.tracing.trace.Trace`. Else ValueError."""
+    trace: Any = property(lambda self: importlib.import_module("labkit.trace.trace").of_run(self))
+    """What every rank did when, if launched with `trace=…`: a `labkit.trace.trace.Trace`. Else ValueError."""
 
     @property
     def peak_bytes(self) -> list[int]:

@@ -1,9 +1,6 @@
 """What takes part in every run that is its own; any of these packages can be deleted, and the core goes on without it.
 
     reruns       a cell that is run again stops what it launched before
-    tracking     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`)
-    tracing      what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
-    debugging    `breakpoint()` and `input()` in a rank, asked under the cell
     memory       whether a rank that was killed had run out of memory
     stacks       where every rank stands (`run.stacks()`), and what a run that hangs is ended with
     stopping     a stop is obeyed at a step that all ranks reach, in a grace by the length of their steps
@@ -21,8 +18,7 @@
 from __future__ import annotations
 
 NAMES = (
-    *("reruns", "tracking", "tracing", "debugging", "memory", "stacks", "stopping"),
-    *("in_vain", "variables", "as_script", "not_finite"),
-    *("many", "report", "ahead"),
+    *("reruns", "memory", "stacks", "stopping", "in_vain", "variables", "as_script"),
+    *("not_finite", "many", "report", "ahead"),
 )
 """Those that there are, in the order in which they are asked: of several that could do the same, the first does."""

@@ -29,6 +29,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+ROOMS = ("labkit.trackers", "labkit.trace", "labkit.debugger")
+"""Rooms that take part in runs as the plugins do."""
+
 
 @functools.cache
 def names() -> list[str]:
@@ -36,7 +39,7 @@ def names() -> list[str]:
     if not importlib.util.find_spec("labkit.plugins"):
         return []
     listed = (f"labkit.plugins.{name}" for name in importlib.import_module("labkit.plugins").NAMES)
-    return [name for name in listed if importlib.util.find_spec(name)]
+    return [name for name in (*listed, *ROOMS) if importlib.util.find_spec(name)]
 
 
 @functools.cache

@@ -30,11 +30,11 @@ In a rank's process, for its whole life:
 
 In a rank's process, while the function runs:
 
-* `sys.breakpointhook`, `input`, `getpass.getpass`, `dist.breakpoint`, `pdb.set_trace` (`plugins.debugging.hooks`): the
+* `sys.breakpointhook`, `input`, `getpass.getpass`, `dist.breakpoint`, `pdb.set_trace` (`debugger.hooks`): the
   reader answers under the cell. Put back after the function.
 * `ProcessGroup.send` and the like, and functional collectives (`rank.device`, only for CUDA tensors over gloo): gloo
   would crash on them. Put back after the function.
-* `torch.autograd.backward` (`plugins.tracing.phases`, only with `trace=`): PyTorch has no hook around a backward pass.
+* `torch.autograd.backward` (`trace.phases`, only with `trace=`): PyTorch has no hook around a backward pass.
   Put back when the trace ends.
 
 In torchrun's agent: `c10d_rendezvous_backend.TCPStore` (`cluster.torchrun`), which would listen on every interface. The

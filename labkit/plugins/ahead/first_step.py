@@ -13,6 +13,7 @@ from labkit import plugins
 def get_ready() -> None:
     """Take the first faults of a first step, and import what comes with a job."""
     get_warm()
+    importlib.import_module("labkit.debugger.hooks")
     for folder in plugins.__path__:
         for hooks in Path(folder).glob("*/hooks.py"):  # not asked of the packages: some are the notebook's side alone
             importlib.import_module(f"labkit.plugins.{hooks.parent.name}.hooks")

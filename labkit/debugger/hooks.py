@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from labkit.debugger.conversation import HOLD, Conversation, place_of
 from labkit.failures import source
-from labkit.plugins.debugging.conversation import HOLD, Conversation, place_of
 from labkit.protocol.job import Job, RankHooks
 from labkit.protocol.pages import more
 from labkit.rank.channels import Channel
 
 if TYPE_CHECKING:
-    from labkit.plugins.debugging.prompt import RankPdb
+    from labkit.debugger.prompt import RankPdb
 
 HELD = timedelta(days=1)
 """How long collectives wait in a run that somebody debugs."""
@@ -158,7 +158,7 @@ class _Installed:
             frame, what, "One rank alone can be debugged anywhere that takes input: on=labkit.Here()"
         )
         if self._pdb is None:
-            from labkit.plugins.debugging.prompt import RankPdb
+            from labkit.debugger.prompt import RankPdb
 
             titles = {file: cell.title for file, cell in self._cells.items()}
             self._pdb = RankPdb(self._conversation, titles)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from labkit.plugins.tracking.base import LibraryTracker
+from labkit.trackers.base import LibraryTracker
 
 
 class Wandb(LibraryTracker):

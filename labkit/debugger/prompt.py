@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from labkit.plugins.debugging.conversation import Conversation, outermost_of_the_reader, place_of
+from labkit.debugger.conversation import Conversation, outermost_of_the_reader, place_of
 
 
 class _Stream:

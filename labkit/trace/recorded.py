@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.monitor.companion import Companion
-from labkit.plugins.tracing.recording import check_steps, traced
 from labkit.protocol.job import Job
+from labkit.trace.recording import check_steps, traced
 
 if TYPE_CHECKING:
     pass

@@ -13,11 +13,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from labkit.debugger.answering import PANEL, WAITER, read_line
+from labkit.debugger.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
 from labkit.failures import source
 from labkit.failures.grouping import rank_list
 from labkit.monitor.companion import Companion
-from labkit.plugins.debugging.answering import PANEL, WAITER, read_line
-from labkit.plugins.debugging.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 from labkit.ui import kernel
@@ -263,7 +263,7 @@ class Debugger(Companion):
             return
         with self._changed:
             if self.panel is None and self._asking:
-                from labkit.plugins.debugging.panel import Panel  # not above: it imports the widgets
+                from labkit.debugger.panel import Panel  # not above: it imports the widgets
 
                 self.panel = Panel(self.submit)
             if self.panel is not None:

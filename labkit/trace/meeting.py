@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.plugins.tracing.intervals import Intervals, intersect, length, subtract, union
-from labkit.plugins.tracing.records import TRANSFER, WAITING, Call, RankTrace
+from labkit.trace.intervals import Intervals, intersect, length, subtract, union
+from labkit.trace.records import TRANSFER, WAITING, Call, RankTrace
 
 ONE_SIDED = ("send", "recv")
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from labkit.monitor.companion import Asked, Companion
 from labkit.monitor.run import Run
-from labkit.plugins.tracking.base import Tracker, plain, trackers
-from labkit.plugins.tracking.curves import Curves, Row
-from labkit.plugins.tracking.since import Place, since
+from labkit.trackers.base import Tracker, plain, trackers
+from labkit.trackers.curves import Curves, Row
+from labkit.trackers.since import Place, since
 
 CLOSE_S = 30.0
 """How long trackers may take after the run's end. MLflow's first database alone takes half of that to be made."""

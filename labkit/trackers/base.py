@@ -69,7 +69,7 @@ def _tracker(named: Any) -> Tracker:
     if isinstance(named, str):
         if named not in NAMES:
             raise ValueError(f"log_to has no tracker {named!r}; it knows {', '.join(NAMES)}")
-        made: Tracker = getattr(importlib.import_module(f"labkit.plugins.tracking.{named}"), NAMES[named])()
+        made: Tracker = getattr(importlib.import_module(f"labkit.trackers.{named}"), NAMES[named])()
         return made
     missing = [name for name in ("log", "close") if not callable(getattr(named, name, None))]
     if missing or isinstance(named, type):

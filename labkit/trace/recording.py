@@ -16,15 +16,15 @@ import torch.distributed as dist
 
 from labkit import profiling
 from labkit.failures import recorder
-from labkit.plugins.tracing import clocks, reading
-from labkit.plugins.tracing.lines import LineClock
-from labkit.plugins.tracing.memory import MemoryWatch
-from labkit.plugins.tracing.phases import Phases
-from labkit.plugins.tracing.records import Phase, RankTrace, Span, pack
 from labkit.protocol import events
 from labkit.protocol.pickling import Message, pack_call
 from labkit.rank import failure, notebook_main
 from labkit.rank.worker import Worker
+from labkit.trace import clocks, reading
+from labkit.trace.lines import LineClock
+from labkit.trace.memory import MemoryWatch
+from labkit.trace.phases import Phases
+from labkit.trace.records import Phase, RankTrace, Span, pack
 
 failure.OWN_FILES.add(__file__)
 

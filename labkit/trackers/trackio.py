@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 from typing import Any
 
-from labkit.plugins.tracking.base import LibraryTracker
+from labkit.trackers.base import LibraryTracker
 
 
 class Trackio(LibraryTracker):

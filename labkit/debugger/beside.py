@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from labkit.debugger import answering
+from labkit.debugger.debugger import Debugger
+from labkit.debugger.hooks import Hooks
 from labkit.monitor.companion import Asked, Companion
-from labkit.plugins.debugging import answering
-from labkit.plugins.debugging.debugger import Debugger
-from labkit.plugins.debugging.hooks import Hooks
 from labkit.protocol.job import Job
 
 MENTIONS = (b"breakpoint", b"set_trace")

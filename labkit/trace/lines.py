@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from labkit.failures.source import is_readers
-from labkit.plugins.tracing.records import Place
+from labkit.trace.records import Place
 
 LIMIT = 100_000
 """Lines noted at most; after that no more are."""

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.plugins.tracing import chrome, findings
-from labkit.plugins.tracing.findings import Finding, Straggler
-from labkit.plugins.tracing.meeting import Meeting, RankTime, meetings
-from labkit.plugins.tracing.recording import KIND
-from labkit.plugins.tracing.records import PARTS, TRANSFER, WAITING, Place, RankTrace, unpack
+from labkit.trace import chrome, findings
+from labkit.trace.findings import Finding, Straggler
+from labkit.trace.meeting import Meeting, RankTime, meetings
+from labkit.trace.recording import KIND
+from labkit.trace.records import PARTS, TRANSFER, WAITING, Place, RankTrace, unpack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ class Trace:
 
     @cached_property
     def _names(self) -> dict[Place, str]:
-        from labkit.plugins.tracing.timeline import line_of
+        from labkit.trace.timeline import line_of
 
         found = {span.place for rank in self.ranks for span in rank.spans}
         found |= {each.place for rank in self.ranks for each in rank.calls}
@@ -172,7 +172,7 @@ class Trace:
 
     def figure(self, ranks: Sequence[int] | None = None, steps: int | None = None) -> Chart:
         """Draw the timeline: of eight ranks at most unless they are given, the straggler among them; of all steps."""
-        from labkit.plugins.tracing import timeline
+        from labkit.trace import timeline
 
         times = [time for time in self.times if time.rank.rank in (self._drawn() if ranks is None else ranks)]
         if not times:
@@ -189,7 +189,7 @@ class Trace:
 
         Raises ValueError if no memory was counted: the function has no optimizer.
         """
-        from labkit.plugins.tracing import memory
+        from labkit.trace import memory
 
         found = {r.rank: r.memory for r in self.ranks if r.memory and rank in (None, r.rank)}
         if not found:
@@ -201,7 +201,7 @@ class Trace:
         return memory.draw(found[most], f"{self.name}: memory of rank {most} over one step")
 
     def _drawn(self) -> list[int]:
-        from labkit.plugins.tracing.timeline import RANKS
+        from labkit.trace.timeline import RANKS
 
         first = [self.straggler.rank] if self.straggler is not None else []
         return sorted(list(dict.fromkeys([*first, *(rank.rank for rank in self.ranks)]))[:RANKS])

@@ -22,6 +22,6 @@ def companion(asked: Asked) -> Companion | None:
     """Return what has the function of a run recorded, if `labkit.launch` is asked to `trace` some of its steps."""
     if asked.trace is None:
         return None
-    from labkit.plugins.tracing.recorded import Recorded
+    from labkit.trace.recorded import Recorded
 
     return Recorded(asked.trace)

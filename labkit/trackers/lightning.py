@@ -7,8 +7,8 @@ from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 
-from labkit.integrations.values import send
 from labkit.rank.worker import Worker
+from labkit.trackers.values import send
 
 
 class LightningLogger(Logger):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.plugins.tracing.meeting import Meeting
-from labkit.plugins.tracing.records import TRANSFER, WAITING, Call, Place, RankTrace, Span
+from labkit.trace.meeting import Meeting
+from labkit.trace.records import TRANSFER, WAITING, Call, Place, RankTrace, Span
 
 STEPS, PHASES = "steps", "parts of a step"
 

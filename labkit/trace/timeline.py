@@ -10,10 +10,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from labkit.charts import PART_COLORS, Chart, style
-from labkit.plugins.tracing.intervals import subtract, union
-from labkit.plugins.tracing.meeting import RankTime
-from labkit.plugins.tracing.reading import Places
-from labkit.plugins.tracing.records import MAIN, NOWHERE, TRANSFER, WAITING, Call, Place, Span
+from labkit.trace.intervals import subtract, union
+from labkit.trace.meeting import RankTime
+from labkit.trace.reading import Places
+from labkit.trace.records import MAIN, NOWHERE, TRANSFER, WAITING, Call, Place, Span
 
 COLORS = {
     **{part: PART_COLORS[part] for part in ("data", "forward", "backward", "optimizer")},

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.plugins.tracing.records import MAIN, NOWHERE, Call, Phase, Place, Span
 from labkit.profiling import COLLECTIVE, KERNEL, Event
+from labkit.trace.records import MAIN, NOWHERE, Call, Phase, Place, Span
 
 LOADING = "enumerate(DataLoader)#"
 USER_SCOPE = 7

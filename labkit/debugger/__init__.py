@@ -19,13 +19,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from labkit.debugger.beside import Beginning
     from labkit.monitor.companion import Asked
-    from labkit.plugins.debugging.beside import Beginning
 
 
 def companion(asked: Asked) -> Beginning:
     """Return what finds out, when the run begins, who can answer its ranks."""
     # Not above: every rank imports this package for its hooks, and has no use for the notebook's side.
-    from labkit.plugins.debugging.beside import Beginning
+    from labkit.debugger.beside import Beginning
 
     return Beginning(asked)

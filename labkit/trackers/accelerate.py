@@ -6,8 +6,8 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
-from labkit.integrations.values import send
 from labkit.rank.worker import Worker
+from labkit.trackers.values import send
 
 
 class AccelerateTracker(GeneralTracker):

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from labkit.plugins.tracking.base import LibraryTracker
+from labkit.trackers.base import LibraryTracker
 
 METRICS, PARAMETERS = 1000, 100
 """What MLflow takes in one request at most."""

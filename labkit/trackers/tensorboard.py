@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.plugins.tracking.base import LibraryTracker
+from labkit.trackers.base import LibraryTracker
 
 NO_FILE_NAME = re.compile(r"[^\w.-]+")
 

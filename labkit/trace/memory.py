@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.plugins.tracing.records import Held
 from labkit.profiling import activations, memory
+from labkit.trace.records import Held
 
 if TYPE_CHECKING:
     from labkit.ui.charts import Chart

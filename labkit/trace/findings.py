@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.plugins.tracing.intervals import intersect, length, subtract, union
-from labkit.plugins.tracing.meeting import Meeting, RankTime
-from labkit.plugins.tracing.records import NOWHERE, TRANSFER, WAITING, Place, RankTrace
+from labkit.trace.intervals import intersect, length, subtract, union
+from labkit.trace.meeting import Meeting, RankTime
+from labkit.trace.records import NOWHERE, TRANSFER, WAITING, Place, RankTrace
 
 LEAST_S, LEAST_SHARE = 1e-3, 0.1
 """A rank is a straggler if the others wait for it longer in a step than both: in seconds, and of a step."""
@@ -40,7 +40,7 @@ class Straggler(NamedTuple):
     is_every: bool
     """Whether it is as late to every one of these."""
     part: str
-    """Where it spends the time: one of `labkit.plugins.tracing.records.PARTS`."""
+    """Where it spends the time: one of `labkit.trace.records.PARTS`."""
     place: Place
     """The line of the reader's code in which it does."""
     where: str
