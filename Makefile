@@ -12,13 +12,14 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 
 # Jupyter asks for this where the user is root, as in a container.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help setup lab test test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
+.PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
 
 help:
 	@echo "Times were measured on a virtual machine with two cores of an AMD EPYC at 2.6 GHz, with Python 3.11."
 	@echo
 	@echo "make lab         set up if needed (took 2 min 17 s), open JupyterLab on the first notebook"
 	@echo "make test        set up if needed, run the tests: took 29 min"
+	@echo "make test-wide   and more cases of each kind, as CI does: took 29 min"
 	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
 	@echo "                 run of an hour that logs 10 million times (see tests/test_soak.py for less)"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
@@ -56,6 +57,9 @@ lab: setup
 test: setup
 	$(BIN)/python -m compileall -q labkit notebooks/course tests  # once, and not in each of a thousand processes
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+
+test-wide:
+	LABKIT_WIDE=1 $(MAKE) test
 
 test-long:
 	LABKIT_LONG=1 $(MAKE) test

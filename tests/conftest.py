@@ -327,10 +327,11 @@ def busy_cores():
 
 
 def pytest_collection_modifyitems(config, items):
+    left = {"long", "wide"} if not os.environ.get("LABKIT_WIDE") else {"long"}
     if not os.environ.get("LABKIT_LONG"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        out = [item for item in items if any(item.get_closest_marker(name) for name in left)]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in set(out)]
     if getattr(config.option, "dist", "no") == "loadfile" or hasattr(config, "workerinput"):
         # The files that take longest first, so that no worker is left with one of them while the others have nothing.
         items.sort(key=lambda item: (-FILE_S.get(item.path.name, float("inf")), item.path))

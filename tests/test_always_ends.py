@@ -24,6 +24,7 @@ from labkit.protocol.pickling import pack_call
 from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, worker
 from tests.forked_ranks import ForkedRanks, Stays
 from tests.injection import READS, WRITES, Delays, Ends, Garbles, Instrumented, Raises, has_bytes, places
+from tests.tiers import few
 
 MODULES = (
     *(listener, local, spawn, follower, monitor_run),
@@ -299,7 +300,7 @@ def check(code, place, side, fault, how, usual_s):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("place", [each for each in places(*MODULES) if str(each) not in UNREACHED], ids=str)
+@pytest.mark.parametrize("place", few((each for each in places(*MODULES) if str(each) not in UNREACHED), 3), ids=str)
 def test_whatever_goes_wrong_at_a_place_the_run_ends_and_says_why(place, code, reached):
     wrong = []
     for side in ("notebook", "rank"):

@@ -31,6 +31,7 @@ from labkit.protocol import events
 from labkit.ray_cluster import mirror
 from labkit.ray_cluster.mirror import NotebookSide, RankSide
 from tests.test_directory_engine import Launcher, a_job, log
+from tests.tiers import few
 
 PACKAGE = str(Path(labkit.__file__).parent)
 MODULES = [directory_engine, files, mirror, reader, run_directory, sender, supervisor]
@@ -337,7 +338,7 @@ def test_a_small_run_goes_through_every_function_that_touches_a_runs_folder(tmp_
     assert not set(NOT_REACHED) - places, set(NOT_REACHED) - places
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", few(FAULTS, 3), ids=lambda fault: fault.name)
 @pytest.mark.parametrize("kind", [OnThreads, Mirrored])
 def test_a_run_ends_and_says_why_whatever_fails_at_whichever_place(tmp_path, quick, kind, fault, capsys):
     table = []

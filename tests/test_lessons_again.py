@@ -56,12 +56,14 @@ def test_there_is_a_second_run_for_every_lesson():
 
 @pytest.mark.notebook
 @pytest.mark.parametrize(
-    "name", [n if n[:2] in ("00", "10") else pytest.param(n, marks=pytest.mark.long) for n in NAMES]
+    "name",
+    [pytest.param(n, marks=pytest.mark.wide if n[:2] in ("00", "10") else pytest.mark.long) for n in NAMES],
 )
 def test_a_lesson_holds_with_another_seed_and_more_ranks(name, tmp_path):
     execute(FOLDER / f"{name}.ipynb", tmp_path, {**OTHER[name]})
 
 
+@pytest.mark.wide
 @pytest.mark.cluster
 @pytest.mark.notebook
 def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
@@ -71,6 +73,7 @@ def test_lesson_15_ends_with_the_same_weights_on_a_slurm_of_two_nodes(tmp_path):
     assert_one_hash(executed, "SLURM")
 
 
+@pytest.mark.wide
 @pytest.mark.notebook
 def test_lesson_15_ends_with_the_same_weights_on_a_ray_of_two_nodes(ray_cluster, tmp_path):
     executed = execute(FOLDER / "15_launchers.ipynb", tmp_path, {"ray": ray_cluster.address, "slurm": "off"})

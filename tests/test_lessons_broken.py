@@ -10,6 +10,7 @@ import pytest
 
 from tests.run_notebooks import FOLDER, execute
 from tests.slices import slice_for
+from tests.tiers import few
 
 IMPORT_DDP = "from torch.nn.parallel import DistributedDataParallel\n"
 NO_AVERAGING = """
@@ -343,13 +344,13 @@ def test_a_slice_has_what_an_assertion_needs_and_no_more():
 
 
 def as_parameter(broken):
-    """`make test` plants one mistake in each lesson, and none where that takes a minute."""
+    """`make test-wide` plants one mistake in each lesson, and none where that takes a minute."""
     takes_long = broken[:2] in ("09", "13", "14") or broken in ("15_launchers", "15c_resnet_at_scale")
-    return pytest.param(broken, marks=pytest.mark.long) if ":" in broken or takes_long else broken
+    return pytest.param(broken, marks=pytest.mark.long if ":" in broken or takes_long else ())
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("broken", [as_parameter(broken) for broken in BROKEN])
+@pytest.mark.parametrize("broken", few(map(as_parameter, BROKEN), 4))
 def test_a_broken_lesson_is_red(broken, tmp_path, monkeypatch):
     """Only the cells that the assertion needs are run; all of them run above, where nothing is broken."""
     import papermill

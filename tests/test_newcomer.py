@@ -22,6 +22,7 @@ import pytest
 from tests.conftest import LONG_S, wait_until
 from tests.newcomer import AS_ROOT, UID, Newcomer, copy_repository, write_wheels
 from tests.repository import ROOT
+from tests.tiers import few
 
 READER = UID + 1
 
@@ -123,7 +124,7 @@ def wheels(place):
     return write_wheels(place / "wheels")
 
 
-@pytest.fixture(scope="module", params=["clone", "archive"])
+@pytest.fixture(scope="module", params=few(["clone", "archive"], 2))
 def course(request, place, wheels):
     """Set up by README's first command, in a home of its own."""
     holds = place / request.param
@@ -183,6 +184,7 @@ def test_after_make_lab_labkit_launches_and_the_first_lesson_runs(course):
     works(course, course.newcomer)
 
 
+@pytest.mark.wide
 def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_git(course):
     """In a home where no program has looked for fonts yet."""
     chosen = "tests/test_environment.py tests/test_packaging.py -k 'not wheel and not pip and not labkit_is_found'"
@@ -190,12 +192,14 @@ def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_g
     assert re.search(r"=== \d+ passed, \d+ deselected in ", said)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("course", ["archive"], indirect=True)
 def test_jupyter_opens_the_lessons_as_after_conda_or_pip(course):
     assert f"`{JUPYTER_LAB}`" in README
     open_lesson(f"PATH=$PWD/.venv/bin:$PATH {JUPYTER_LAB}", course.folder, course.newcomer)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("course", ["clone"], indirect=True)
 def test_a_reader_who_cannot_write_to_the_course_opens_and_runs_it(course):
     """As at a university: a teacher has set it up."""

@@ -23,6 +23,7 @@ import torch
 from tests import prefork, pretended_gpu
 from tests.pretended_gpu import kernels
 from tests.run_notebooks import FOLDER, LESSONS, execute
+from tests.tiers import few
 
 pytestmark = pytest.mark.spawns
 MACHINES = (1, 2, 4)
@@ -49,7 +50,7 @@ def calls_on(gpus):
     return program(gpus)
 
 
-@pytest.fixture(params=MACHINES)
+@pytest.fixture(params=few(MACHINES, lambda gpus: gpus == 2))
 def gpus(request):
     return request.param
 
@@ -250,6 +251,7 @@ UNDECIDED = {
 """What pretence cannot decide, from how many GPUs on, each with its reason: it may be red there."""
 
 
+@pytest.mark.wide
 def test_some_strategies_take_the_step_of_one_process():
     check_differences(program(4, "quick_strategies")["quick_strategies"], 4)
 
@@ -293,7 +295,7 @@ QUICK = [("00_start_here", 2), ("23_cutting_the_sequence", 4)]
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize(("name", "gpus"), QUICK)
+@pytest.mark.parametrize(("name", "gpus"), few(QUICK, 2))
 def test_a_lesson_is_green_on_pretended_gpus(name, gpus, tmp_path):
     calls = run_lesson(name, gpus, tmp_path)
     assert {call["rank"] for call in calls if call["what"] == "communicator"}, "NCCL was used"

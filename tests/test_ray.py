@@ -70,6 +70,7 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
         labkit.attach(run.folder)
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(launch, package_folder, monkeypatch):
     package = package_folder / "lay_there"
@@ -227,6 +228,7 @@ def test_a_rank_that_fails_is_named_on_ranks_of_its_own(how, launch, tmp_path):
 # Beginning again
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 def test_killed_and_preempted_workers_begin_again_and_resume_bit_for_bit(launch, ray_cluster, tmp_path):
     run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3)
@@ -242,6 +244,7 @@ def test_killed_and_preempted_workers_begin_again_and_resume_bit_for_bit(launch,
     elsewhere.check_it_equals_a_local_run(run, tmp_path / "kept by the local run")
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 def test_on_a_node_that_is_drained_ranks_may_stop_together(launch, ray_cluster, tmp_path):
     number = ray_cluster.add()

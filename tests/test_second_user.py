@@ -127,12 +127,14 @@ def test_of_a_session_and_its_cells(place):
         assert ranks.values("total.item()") == [4.0, 4.0]
 
 
+@pytest.mark.wide
 def test_of_a_run_under_torchrun(place):
     run = attacked(place, on=labkit.Torchrun(folder=place / "labkit-runs"))
     modes = {stat.S_IMODE(path.lstat().st_mode) for path in run.folder.rglob("*") if path.is_file()}
     assert not any(mode & 0o022 for mode in modes)
 
 
+@pytest.mark.wide
 @pytest.mark.cluster
 def test_of_a_run_on_one_node_of_slurm(place, slurm):
     attacked(place, on=labkit.Slurm(nodes=1, ranks_per_node=2, folder=place / "labkit-runs"))

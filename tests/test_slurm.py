@@ -110,6 +110,7 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
     assert (later.status, later.results) == ("stopped", run.results)
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path):
@@ -197,6 +198,7 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
     assert run.states == ["failed" if saw_it_go else "ended", "failed"]
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_the_time_limit_is_named(launch, slurm):
@@ -222,6 +224,7 @@ def test_a_node_that_is_lost_is_named(launch, slurm):
     assert "node2 is down (fan is broken)" in str(error)
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
@@ -253,6 +256,7 @@ def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(lau
     assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):

@@ -16,6 +16,7 @@ from course.transformer.ring_attention import pieces
 from labkit import benchmark
 from tests.benchmarks.transformer import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
 from tests.conftest import shared_session
+from tests.tiers import few
 
 DATA = gpt.text()[:100_000]
 
@@ -116,7 +117,7 @@ def test_every_strategy_is_tried():
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("title", "world_size"), EXACT)
+@pytest.mark.parametrize(("title", "world_size"), few(EXACT, 3))
 def test_a_strategy_takes_the_step_of_one_process_with_dropout_and_ragged_sequences(title, world_size, compared):
     one, found, weights = compared(title, world_size)
     assert benchmark.difference(one.weights, weights) <= 1e-9

@@ -6,6 +6,7 @@ import pytest
 
 from tests.carried import CARRIED
 from tests.idioms import IDIOMS
+from tests.tiers import few
 from tests.twins import SCRIPTS, Outcome, Twin, outcome
 from tests.whole_programs import PROGRAMS
 
@@ -34,7 +35,7 @@ ALSO_ELSEWHERE = (
     "finds modules by a relative path and changes the folder",
     "joins with init_process_group() by its environment",
 )
-"""Twins that `make test` runs everywhere; `make test-long` runs all."""
+"""Twins that `make test` runs on every engine; `make test-long` runs all."""
 
 
 def cells_of(way):
@@ -55,7 +56,7 @@ def agrees(script: Outcome, twin: Twin, got: Outcome, with_after: bool = True) -
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("twin", "way"), WAYS)
+@pytest.mark.parametrize(("twin", "way"), few(WAYS, 6))
 def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
     script = as_a_script(twin)
     got = outcome(twin, way, tmp_path / way)
