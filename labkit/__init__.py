@@ -34,9 +34,10 @@ failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The ot
     cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
     ray_cluster  ranks on Ray, for machines without SLURM or a shared folder: each has a run directory of its own
     checkpoint   save and resume on the ranks, bit for bit
-    comparing    runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
-                 `benchmark` and `profiling` say what a step of a `Strategy` costs, `scaling` predicts how long one
-                 takes on other numbers of ranks
+    comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
+                 its `benchmark` says what a step of a `Strategy` costs, `scaling` predicts how long one takes on other
+                 numbers of ranks
+    profiling    what a rank does in a step, and what that costs; for comparisons and traces
     charts       bars, parts laid end to end, time lines, for whatever was measured
     exporting    a cell's function as a folder that needs no notebook
     trackers     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`), and what Accelerate,
@@ -63,20 +64,20 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
-    from labkit import benchmark as benchmark
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
     from labkit import errors as errors
     from labkit import profiling as profiling
-    from labkit import scaling as scaling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.cluster.attaching import attach as attach
     from labkit.cluster.slurm import Slurm as Slurm
     from labkit.cluster.torchrun import Torchrun as Torchrun
-    from labkit.comparing.comparison import Comparison as Comparison
-    from labkit.comparing.launching import compare as compare
-    from labkit.comparing.strategy import Strategy as Strategy
+    from labkit.comparison import benchmark as benchmark
+    from labkit.comparison import scaling as scaling
+    from labkit.comparison.comparison import Comparison as Comparison
+    from labkit.comparison.launching import compare as compare
+    from labkit.comparison.strategy import Strategy as Strategy
     from labkit.engines import standby as standby
     from labkit.exporting.exporter import export as export
     from labkit.here import Here as Here
@@ -96,20 +97,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint",
-    "Comparison": "comparing.comparison",
+    "Comparison": "comparison.comparison",
     "Here": "here",
     "Ray": "ray_cluster.ray_target",
     "Run": "monitor.run",
     "Session": "session.session",
     "Slurm": "cluster.slurm",
     "Stopped": "rank.worker",
-    "Strategy": "comparing.strategy",
+    "Strategy": "comparison.strategy",
     "Torchrun": "cluster.torchrun",
     "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
     "attach": "cluster.attaching",
-    "compare": "comparing.launching",
+    "compare": "comparison.launching",
     "export": "exporting.exporter",
     "launch": "launcher",
     "processes": "process_table",
@@ -118,7 +119,9 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("benchmark", "charts", "checkpoint", "errors", "profiling", "scaling", "trackers")},
+    **{name: name for name in ("charts", "checkpoint", "errors", "profiling", "trackers")},
+    "benchmark": "comparison.benchmark",
+    "scaling": "comparison.scaling",
     "standby": "engines.standby",
 }
 """… and the public modules, whose names are shorter than their paths."""

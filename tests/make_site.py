@@ -40,8 +40,8 @@ from tests.make_coming_from import anchor
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
-    "comparing.accelerator": ("VirtualDevices",),
-    "comparing.measuring": ("Measured",),
+    "comparison.accelerator": ("VirtualDevices",),
+    "comparison.measuring": ("Measured",),
     "plugins.variables.frames": ("FailedFrame", "Frames"),
     "plugins.many.searching": ("Found",),
     "failures.stacks": ("RankStack", "Stacks"),

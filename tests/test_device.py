@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from course.transformer import GPT, ContextParallel
 from labkit import profiling
-from labkit.comparing.measuring import Observer
+from labkit.comparison.measuring import Observer
 from labkit.engines.arguments import check_device
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -256,7 +256,7 @@ def test_a_message_awaited_on_a_gpu_is_waiting_and_one_that_is_sent_is_communica
         Event("nccl:send 0->1", 4, 5, on_device=True),
         Event(kernel, 4, 5, on_device=True),
     ]
-    monkeypatch.setattr("labkit.comparing.measuring.events_of", lambda profiler: found)
+    monkeypatch.setattr("labkit.comparison.measuring.events_of", lambda profiler: found)
     spans = Observer(torch.device("cpu"), 5.0)._spans()
     assert ("recv", 1, 3) in [(span.kind, span.start_s, span.end_s) for span in spans]
     assert ("on the device", 4, 5) in [(span.kind, span.start_s, span.end_s) for span in spans]

@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from course.pitfalls import helpers
-from labkit import benchmark
-from labkit.comparing import comparison as comparison_module
-from labkit.comparing.comparison import Comparison
-from labkit.comparing.differences import (
+from labkit.comparison import benchmark
+from labkit.comparison import comparison as comparison_module
+from labkit.comparison.comparison import Comparison
+from labkit.comparison.differences import (
     Piece,
     Unknown,
     buffer_names,
@@ -30,8 +30,8 @@ from labkit.comparing.differences import (
     weights_difference,
     whole,
 )
-from labkit.comparing.measuring import group_sizes
-from labkit.comparing.reading import curves_apart, mean_curve
+from labkit.comparison.measuring import group_sizes
+from labkit.comparison.reading import curves_apart, mean_curve
 from labkit.monitor.history import History
 from labkit.ui.charts import Chart
 from tests.conftest import shared_session

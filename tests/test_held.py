@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from course.strategies.data_parallel import ThreadedDataParallel
-from labkit.comparing.held import KINDS, held, most_held
+from labkit.comparison.held import KINDS, held, most_held
 
 WIDTH, BATCH_SIZE = 256, 32
 WEIGHTS = 4 * 3 * (WIDTH * WIDTH + WIDTH)

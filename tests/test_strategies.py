@@ -18,7 +18,8 @@ import labkit
 from course import registry
 from course.strategies import ALL, DDP, FSDP2, GPipe, ModelParallel, OneProcess, ZeRO1
 from course.strategies.base import DataParallelStrategy, equal_part, layers, split_stages
-from labkit import benchmark, profiling
+from labkit import profiling
+from labkit.comparison import benchmark
 from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)

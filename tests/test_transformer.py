@@ -13,7 +13,7 @@ from course import scaling
 from course.transformer import ALL, BF16, DDP, GPT, IGNORED, ContextParallel, OneProcess, batches, gpt, mean_loss
 from course.transformer.experts import Experts
 from course.transformer.ring_attention import pieces
-from labkit import benchmark
+from labkit.comparison import benchmark
 from tests.benchmarks.transformer import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
 from tests.conftest import shared_session
 from tests.tiers import few

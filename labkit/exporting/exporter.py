@@ -45,7 +45,7 @@ RANK_SIDE_MODULES = {
     *("cluster.files", "cluster.private", "cluster.records", "cluster.tcp_store"),
     *("exporting", "exporting.script", "plugins"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
-    *("comparing", "comparing.strategy", "profiling", "scaling"),
+    *("comparison", "comparison.strategy", "profiling", "comparison.scaling"),
 }
 """Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""
 

@@ -1,5 +1,5 @@
 """Tables that a click on a heading sorts, as `labkit.compare` shows them."""
 
-from labkit.comparing.sorting import sortable
+from labkit.comparison.sorting import sortable
 
 __all__ = ["sortable"]

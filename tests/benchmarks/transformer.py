@@ -21,7 +21,8 @@ from torch import Tensor
 
 import labkit
 from course.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, OneProcess, batches, mean_loss, text
-from labkit import benchmark, profiling
+from labkit import profiling
+from labkit.comparison import benchmark
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 BATCH_SIZE, TIME, STEPS = 8, 64, 5

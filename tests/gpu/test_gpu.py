@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 import course
 import labkit
 from course.strategies import ALL
-from labkit import benchmark
+from labkit.comparison import benchmark
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
 from tests import resumable

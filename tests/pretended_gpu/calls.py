@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import labkit
 from course import strategies, transformer
-from labkit import benchmark
+from labkit.comparison import benchmark
 from tests import prefork
 from tests.pretended_gpu import recorded
 

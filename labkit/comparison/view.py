@@ -11,7 +11,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.comparing.reading import HERE, ON_DEVICES, measured
+from labkit.comparison.reading import HERE, ON_DEVICES, measured
 from labkit.monitor.run import Run
 from labkit.plugins.report import summary
 from labkit.ui import kernel, prewarm

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.comparing.accelerator import GFLOPS
-from labkit.comparing.comparison import Comparison
-from labkit.comparing.measuring import measure
+from labkit.comparison.accelerator import GFLOPS
+from labkit.comparison.comparison import Comparison
+from labkit.comparison.measuring import measure
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming
 from labkit.launcher import launch
 from labkit.monitor.run import Run, WorkerFailed
@@ -38,8 +38,8 @@ def compare(
     they are from the first one's; shards of FSDP2 are put together, and buffers are told apart from weights.
 
     Step times on shared cores say how ranks fight for them, so these steps are taken twice: as they are, and on
-    *simulated devices*, a device for each rank, by the clock (`labkit.comparing.accelerator`). With a GPU for each rank
-    times are real; where there are fewer GPUs than any of the functions has ranks, all compute on the CPU.
+    *simulated devices*, a device for each rank, by the clock (`labkit.comparison.accelerator`). With a GPU for each
+    rank times are real; where there are fewer GPUs than any of the functions has ranks, all compute on the CPU.
 
     Args:
         runs: by title, runs or functions, where titles are no Python names: `compare({"one process": run})`.

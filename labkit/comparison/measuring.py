@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from labkit.comparing import differences
-from labkit.comparing.accelerator import VirtualDevices
-from labkit.comparing.differences import Portable
-from labkit.comparing.held import Held
+from labkit.comparison import differences
+from labkit.comparison.accelerator import VirtualDevices
+from labkit.comparison.differences import Portable
+from labkit.comparison.held import Held
 from labkit.failures import recorder
 from labkit.profiling import (
     COLLECTIVE,
@@ -87,7 +87,7 @@ class Measured:
     bytes_expected: float
     """Per step: what theory says of the collectives and messages that were called."""
     memory: dict[str, int]
-    """The most bytes held of each kind (`KINDS` in `labkit/comparing/held.py`)."""
+    """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
     busy_s: float = math.nan
     """Seconds for which simulated devices of the rank compute in a step, by their speed; NaN on real ones."""
     buffers: frozenset[str] = frozenset()

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labkit.comparing import differences
-from labkit.comparing.accelerator import VirtualDevices
-from labkit.comparing.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
-from labkit.comparing.held import most_held
+from labkit.comparison import differences
+from labkit.comparison.accelerator import VirtualDevices
+from labkit.comparison.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
+from labkit.comparison.held import most_held
 from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
 
 if TYPE_CHECKING:
-    from labkit.comparing.comparison import Comparison
-    from labkit.comparing.strategy import Strategy
+    from labkit.comparison.comparison import Comparison
+    from labkit.comparison.strategy import Strategy
     from labkit.monitor.run import Run
     from labkit.rank.worker import Worker
     from labkit.session.session import Session
@@ -44,9 +44,9 @@ class Measured(NamedTuple):
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
-    """The most bytes held of each kind (`KINDS` in `labkit/comparing/held.py`)."""
+    """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
     device_step_s: float
-    """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparing.accelerator`), or its
+    """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparison.accelerator`), or its
     GPU's."""
     buffers: frozenset[str] = frozenset()
     """The last parts of the names of the network's buffers."""
@@ -176,8 +176,8 @@ def every_strategy(
         world_size: ranks of each; a strategy may take another number (`Strategy.ranks`).
         on: has the ranks to launch on; by default they are reserved here, and released.
     """
-    from labkit.comparing.comparison import Comparison
-    from labkit.comparing.launching import grow
+    from labkit.comparison.comparison import Comparison
+    from labkit.comparison.launching import grow
     from labkit.launcher import launch
     from labkit.session.session import Session
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.comparing.reading import (
+from labkit.comparison.reading import (
     HERE,
     ON_DEVICES,
     curves_apart,
@@ -20,7 +20,7 @@ from labkit.comparing.reading import (
     samples_per_s,
     scale,
 )
-from labkit.comparing.sorting import sortable
+from labkit.comparison.sorting import sortable
 from labkit.monitor.run import Run
 from labkit.profiling import PARTS
 from labkit.protocol.text import printable
@@ -71,7 +71,7 @@ class Comparison:
         `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the host or, for ranks with a
         GPU, allocated on it.
 
-        For functions that `labkit.compare` launched also what `labkit.comparing.measuring.Measured.columns` says, and
+        For functions that `labkit.compare` launched also what `labkit.comparison.measuring.Measured.columns` says, and
         for strategies what `labkit.benchmark.Measured.columns` does. A number that cannot be had is NaN; `table` says
         why.
         """
@@ -314,7 +314,7 @@ class Comparison:
             return
         self._shown_in = now
         if kernel.is_interactive():
-            from labkit.comparing.view import View
+            from labkit.comparison.view import View
 
             View(
                 titles=lambda: self.titles,

@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from course.recorded import Recorded, add
 from course.strategies.data_parallel import ThreadedDataParallel
-from labkit.comparing import launching
-from labkit.comparing import reading as comparing
-from labkit.comparing.accelerator import VirtualDevices, multiplications
-from labkit.comparing.comparison import Comparison
-from labkit.comparing.held import held
-from labkit.comparing.measuring import Measured, Observer, Plan, Sent, Timed, expected_bytes, measure
-from labkit.comparing.view import View
+from labkit.comparison import launching
+from labkit.comparison import reading as comparing
+from labkit.comparison.accelerator import VirtualDevices, multiplications
+from labkit.comparison.comparison import Comparison
+from labkit.comparison.held import held
+from labkit.comparison.measuring import Measured, Observer, Plan, Sent, Timed, expected_bytes, measure
+from labkit.comparison.view import View
 from labkit.profiling import Mark
 from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY
