@@ -21,7 +21,8 @@ These are the core. Each room imports only those below it in this list, and none
     ui           what a person sees; `kernel` is all that asks IPython
     monitor      what is known of a run: `run` (the reader's object), `follower` (the thread behind it), `state`,
                  `history`, `output`, `results`; `companion` is what a plugin puts beside one
-    failures     why a run failed or hangs, and in which words: `ledger`, `first_to_fail`, `missed`, `stacks`
+    failures     why a run failed or hangs, and in which words: `ledger`, `first_to_fail`, `missed`, `stacks`;
+                 `pages` say what messages mean and what to do, one for each kind: `help("labkit.failures.pages.hang")`
     engines      where ranks come from: `local`, by `spawn` or from `standby`; `arguments` are checked before that
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets
     protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's,
@@ -45,7 +46,6 @@ failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The ot
     trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
     debugger     `breakpoint()` and `input()` in a rank, asked under the cell
     here         one rank in the notebook's own process, for a debugger
-    errors       what messages mean and what to do: a page of each kind, `help("labkit.errors.hang")`
     on_ranks     what a rank has of your notebook: a table, `help("labkit.on_ranks")`
     process_table  every process that labkit holds, with a button to end it
 
@@ -66,7 +66,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import charts as charts
     from labkit import checkpoint as checkpoint
-    from labkit import errors as errors
     from labkit import profiling as profiling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
@@ -119,7 +118,7 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("charts", "checkpoint", "errors", "profiling", "trackers")},
+    **{name: name for name in ("charts", "checkpoint", "profiling", "trackers")},
     "benchmark": "comparison.benchmark",
     "scaling": "comparison.scaling",
     "standby": "engines.standby",

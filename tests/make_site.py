@@ -32,7 +32,7 @@ from pygments.formatters import HtmlFormatter
 
 import course
 import labkit
-import labkit.errors
+import labkit.failures.pages
 from tests import make_coming_from
 from tests.course_pages import Lesson, index
 from tests.course_pages import course as lessons_of_the_course
@@ -64,10 +64,12 @@ class Entry(NamedTuple):
 
 
 def error_pages() -> list[str]:
-    """Return the names of the errors' pages, in the order in which `labkit.errors` lists them."""
-    listed: list[str] = re.findall(r"^\* `labkit\.errors\.(\w+)`", labkit.errors.__doc__ or "", re.MULTILINE)
-    found = {module.name for module in pkgutil.iter_modules(labkit.errors.__path__)}
-    assert set(listed) == found, "labkit/errors/__init__.py lists other pages than there are"
+    """Return the names of the errors' pages, in the order in which `labkit.failures.pages` lists them."""
+    listed: list[str] = re.findall(
+        r"^\* `labkit\.failures\.pages\.(\w+)`", labkit.failures.pages.__doc__ or "", re.MULTILINE
+    )
+    found = {module.name for module in pkgutil.iter_modules(labkit.failures.pages.__path__)}
+    assert set(listed) == found, "labkit/failures/pages/__init__.py lists other pages than there are"
     return listed
 
 
@@ -84,7 +86,11 @@ class ModulePage(pdoc.doc.Module):
 def documented() -> dict[str, pdoc.doc.Module]:
     """Return every module that has a page: the public ones, those of what they return, the errors."""
     modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
-    modules |= {f"labkit.errors.{page}": importlib.import_module(f"labkit.errors.{page}") for page in error_pages()}
+    modules["labkit.failures.pages"] = labkit.failures.pages
+    modules |= {
+        f"labkit.failures.pages.{page}": importlib.import_module(f"labkit.failures.pages.{page}")
+        for page in error_pages()
+    }
     modules |= {f"course.{name}": getattr(course, name) for name in sorted(course._MODULES)}
     pages = {name: ModulePage(module, name) for name, module in {**modules, "labkit": labkit, "course": course}.items()}
     for package in (labkit, course):
@@ -171,7 +177,7 @@ def first_page(out: Path, have_lessons: bool) -> Path:
         name=name,
         names=[entry(f"labkit.{each}") for each in labkit.__all__],
         course=[entry(f"course.{each}") for each in course.__all__],
-        errors={each: entry(f"labkit.errors.{each}") for each in error_pages()},
+        errors={each: entry(f"labkit.failures.pages.{each}") for each in error_pages()},
     )
     page.write_text(text, encoding="utf-8")
     return page

@@ -97,7 +97,9 @@ def test_why_gpus_are_not_used_is_said_once_and_names_its_page(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(devices, "_asked", lambda visible, count: (0, "this machine's GPU cannot be used: why"))
     monkeypatch.setattr(devices, "_said", set())
-    with pytest.warns(UserWarning, match=r'cannot be used: why\nWhat to do: help\("labkit.errors.gpu"\)') as caught:
+    with pytest.warns(
+        UserWarning, match=r'cannot be used: why\nWhat to do: help\("labkit.failures.pages.gpu"\)'
+    ) as caught:
         assert devices.usable_gpus() == 0
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

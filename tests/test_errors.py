@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import labkit
-import labkit.errors
+import labkit.failures.pages
 from labkit.cluster import slurm_endings
 from labkit.cluster.directory_engine import folder_gone
 from labkit.cluster.job_events import JobEnded
@@ -37,7 +37,7 @@ from labkit.monitor.state import RunState
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
 from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.rank import device as devices
 from labkit.ray_cluster.driver import never_placed
 from labkit.ray_cluster.orders import Orders
@@ -51,13 +51,13 @@ from tests.test_launch import takes_steps, uses_a_lock
 from tests.test_nan import a_worker
 
 PACKAGE = Path(labkit.__file__).parent
-PAGES = sorted(module.name for module in pkgutil.iter_modules(labkit.errors.__path__))
-NAMED = re.compile(r'help\("labkit\.errors\.(\w+)"\)')
+PAGES = sorted(module.name for module in pkgutil.iter_modules(labkit.failures.pages.__path__))
+NAMED = re.compile(r'help\("labkit\.failures\.pages\.(\w+)"\)')
 HEADINGS = ["## An example", "## What to do"]
 
 
 def text_of(page):
-    return importlib.import_module(f"labkit.errors.{page}").__doc__
+    return importlib.import_module(f"labkit.failures.pages.{page}").__doc__
 
 
 # Messages, each as its reader meets it
@@ -212,14 +212,14 @@ MADE = {
 @pytest.mark.parametrize("page", MADE)
 def test_a_message_names_its_page_in_its_last_line_and_is_as_it_was_kept(page, tmp_path):
     said = MADE[page](tmp_path)
-    assert said.splitlines()[-1] == more(page)
+    assert said.splitlines()[-1] == help_hint(page)
     assert len(NAMED.findall(said)) == 1
     messages.assert_as_kept(f"error {page}", said)
 
 
 def test_every_page_has_a_message_that_was_kept():
     last = {file.read_text().splitlines()[-1] for file in messages.HERE.glob("*.txt")}
-    assert last == {more(page) for page in PAGES}
+    assert last == {help_hint(page) for page in PAGES}
 
 
 def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
@@ -240,12 +240,12 @@ def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
     ],
 )
 def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(function, arguments, page):
-    assert refused(ValueError, function, **arguments).splitlines()[-1] == more(page)
+    assert refused(ValueError, function, **arguments).splitlines()[-1] == help_hint(page)
 
 
 def test_what_cannot_be_followed_again_names_its_page(tmp_path):
     (tmp_path / "run.json").write_text('{"launcher": "torchrun"}')
-    assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == more("slurm")
+    assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == help_hint("slurm")
 
 
 def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():
@@ -255,7 +255,7 @@ def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():
     except ValueError as error:
         frames = list(_functions(error.__traceback__))
         said = str(error)
-    assert said.endswith(more("bad_argument"))
+    assert said.endswith(help_hint("bad_argument"))
     assert frames == ["test_an_error_from_inside_a_launch_keeps_the_readers_traceback"]
 
 
@@ -285,14 +285,16 @@ def test_a_page_says_what_it_is_about_shows_a_message_as_it_was_kept_and_what_to
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_shown_by_pythons_own_help(page):
-    (asked_for,) = re.findall(r'help\("(.*)"\)', more(page))
+    (asked_for,) = re.findall(r'help\("(.*)"\)', help_hint(page))
     shown = pydoc.plain(pydoc.render_doc(asked_for))
     assert f"{asked_for} - {text_of(page).splitlines()[0]}" in shown
     assert "## What to do" in shown
 
 
 def test_the_first_page_lists_every_page_with_what_it_is_about():
-    listed = re.findall(r"^\* `labkit\.errors\.(\w+)`: (.*(?:\n  .*)*)", labkit.errors.__doc__, re.MULTILINE)
+    listed = re.findall(
+        r"^\* `labkit\.failures\.pages\.(\w+)`: (.*(?:\n  .*)*)", labkit.failures.pages.__doc__, re.MULTILINE
+    )
     assert {name: " ".join(what.split()) for name, what in listed} == {
         page: text_of(page).splitlines()[0] for page in PAGES
     }
@@ -304,14 +306,14 @@ def test_the_first_page_lists_every_page_with_what_it_is_about():
 @functools.cache
 def trees():
     """Return the package's modules as trees of syntax, by their paths."""
-    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "errors"]
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "pages"]
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
 def named_by(node):
     """The pages that a part of the code names."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.findall(r'help\("labkit\.errors\.(\w+)"\)', node.value)
+        return re.findall(r'help\("labkit\.failures\.pages\.(\w+)"\)', node.value)
     returned = node.value if isinstance(node, ast.Return) else None
     if isinstance(returned, ast.Tuple) and returned.elts:  # a finding, whose last part is its page
         last = returned.elts[-1]
@@ -320,7 +322,7 @@ def named_by(node):
     if not isinstance(node, ast.Call):
         return []
     called = ast.unparse(node.func).rpartition(".")[2]
-    if called in ("more", "naming", "JobEnded", "Diagnosis"):
+    if called in ("help_hint", "naming", "JobEnded", "Diagnosis"):
         last = [key.value for key in node.keywords if key.arg == "page"] or node.args[-1:]
         return [part.value for part in last if isinstance(part, ast.Constant)]
     return []
@@ -351,7 +353,7 @@ def test_what_ends_or_refuses_a_run_names_its_page():
         if file not in SAY_IT_ALL
         for node in ast.walk(tree)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in ENDINGS
-        if not any("more(" in ast.unparse(part) for part in node.exc.args)
+        if not any("help_hint(" in ast.unparse(part) for part in node.exc.args)
     ]
     assert without == []
 

@@ -64,7 +64,7 @@ def test_a_failed_cell_names_rank_and_line_and_the_variables_live_on(notebook):
     assert f"Cell In[{helper.number}], line 2, in check" in plain(cell)
     assert "rank 1 failed: AssertionError: too great" in plain(cell)
     assert "rank 0 ran the cell to its end" in plain(cell)
-    assert "labkit" not in plain(cell).replace("labkit.errors", "")
+    assert "labkit" not in plain(cell).replace("labkit.failures.pages", "")
     notebook.run("values = %ranks kept")
     assert notebook.value("values") == [0, 1]
 

@@ -138,7 +138,7 @@ def test_what_gloo_cannot_do_with_cuda_tensors_is_an_error_in_words(gpus, found)
             rf"rank (\d) calls {re.escape(call)}.* with a tensor on cuda:\d, but its process group is gloo's, which has"
         )
         assert re.search(said, run["error"]), run["error"]
-        assert 'help("labkit.errors.gpu")' in run["error"]
+        assert 'help("labkit.failures.pages.gpu")' in run["error"]
     assert [run["error"] for run in others] == ["", ""], "NCCL, or the CPU, can"
 
 
@@ -150,7 +150,7 @@ def test_a_rank_whose_context_is_broken_is_replaced_and_the_report_says_so(gpus,
     failed = session["failed"]
     assert f"rank {gpus - 1} failed: " in failed["error"]
     assert "CUDA error: device-side assert triggered" in failed["error"]
-    assert 'help("labkit.errors.gpu")' in failed["error"]
+    assert 'help("labkit.failures.pages.gpu")' in failed["error"]
     assert f"a kernel has failed on the GPU of rank {gpus - 1}" in failed["output"]
     assert session["again"]["error"] == ""
     before, after = session["first"]["pids"], session["again"]["pids"]

@@ -94,7 +94,7 @@ def test_the_first_page_begins_for_three_readers_and_reaches_every_name_and_ever
     for name in course.__all__:
         there = f"course/{name}.html" if name in course._MODULES else f"course.html#{name}"
         assert f"reference/{there}" in page.links
-    errors = [link for link in page.links if link.startswith("reference/labkit/errors/")]
+    errors = [link for link in page.links if link.startswith("reference/labkit/failures/pages/")]
     assert {Path(link).stem for link in errors} == set(make_site.error_pages())
     assert "lessons/14_when_it_hangs.html" in page.links
     assert "lessons/06_ddp.html" not in page.links, "it was not run"
@@ -114,7 +114,7 @@ def test_the_search_knows_every_name_and_every_error(site):
     for name in set(labkit.__all__) - set(labkit._MODULES):
         assert f'"fullname": "labkit.{name}"' in index
     for page in make_site.error_pages():
-        assert f'"fullname": "labkit.errors.{page}"' in index
+        assert f'"fullname": "labkit.failures.pages.{page}"' in index
 
 
 def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
@@ -171,16 +171,20 @@ def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(
     box.click()
     box.press("Control+a")
     page.keyboard.type("timeout_s hang")
-    found.first.filter(has_text=re.compile("^labkit.errors.hang$")).wait_for()
+    found.first.filter(has_text=re.compile("^labkit.failures.pages.hang$")).wait_for()
     found.first.click()
     page.locator("h2", has_text="What to do").wait_for()
-    assert page.url.endswith("/reference/labkit/errors/hang.html")
+    assert page.url.endswith("/reference/labkit/failures/pages/hang.html")
     assert {urlsplit(url).scheme for url in asked} <= {"file", "data"}
     assert wrong == []
     page.close()
 
 
-SHOWN = {"first": "index.html", "reference": "reference/labkit.html", "error": "reference/labkit/errors/hang.html"}
+SHOWN = {
+    "first": "index.html",
+    "reference": "reference/labkit.html",
+    "error": "reference/labkit/failures/pages/hang.html",
+}
 
 
 def take_picture(page, file):

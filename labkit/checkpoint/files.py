@@ -25,7 +25,7 @@ class CheckpointError(RuntimeError):
 
     def __str__(self) -> str:
         # The pages do not travel with an exported training.
-        page = '\nWhat to do: help("labkit.errors.checkpoint")' if find_spec("labkit.errors") else ""
+        page = '\nWhat to do: help("labkit.failures.pages.checkpoint")' if find_spec("labkit.failures.pages") else ""
         return f"{self.args[0]}{page}"
 
 

@@ -65,7 +65,7 @@ class JobEnded(Change):
     cause: str
     """What is known of it, and what to do next."""
     page: str
-    """In `labkit.errors`."""
+    """In `labkit.failures.pages`."""
 
     def change(self, state: RunState, now_s: float) -> None:
         """Keep it for the run's error."""

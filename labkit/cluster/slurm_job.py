@@ -16,7 +16,7 @@ from labkit.cluster.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
 from labkit.cluster.slurm_commands import COMMAND_S, SlurmError, advice, seconds, slurm
 from labkit.cluster.slurm_queue import GOING, WAITING, JobState, state_of, why_it_waits
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 
 LOOK_AT_JOB_S = (0.5, 5.0)
 """Least and greatest time between two questions to SLURM, each one `squeue` for one job, or two while it waits.
@@ -70,7 +70,9 @@ class SlurmJob(LauncherJob):
             answer = slurm("sbatch", "--parsable", str(self.directory.path / "job.sbatch"))
         except SlurmError as error:
             shutil.rmtree(self.directory.path)
-            raise RuntimeError(f"SLURM did not take the job: {error}{advice(str(error))}\n{more('slurm')}") from None
+            raise RuntimeError(
+                f"SLURM did not take the job: {error}{advice(str(error))}\n{help_hint('slurm')}"
+            ) from None
         self.job_id = answer.strip().partition(";")[0]
         self.follow()
         return {"job": self.job_id}

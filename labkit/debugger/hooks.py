@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d
 from labkit.debugger.conversation import HOLD, Conversation, place_of
 from labkit.failures import source
 from labkit.protocol.job import Job, RankHooks
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.rank.channels import Channel
 
 if TYPE_CHECKING:
@@ -175,6 +175,6 @@ class _Installed:
             code = f" ({said})" if said not in ("", what) else ""
             raise NobodyAnswers(
                 f"rank {self._channel.rank} is at {what} in {where}{code}, and nobody can answer: "
-                f"{why}. {instead}, or launch it from JupyterLab on this machine\n{more('nobody_answers')}"
+                f"{why}. {instead}, or launch it from JupyterLab on this machine\n{help_hint('nobody_answers')}"
             )
         hold_timeouts()  # of groups made since, too, for what this rank calls itself

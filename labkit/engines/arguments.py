@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.engines.base import Target
-from labkit.protocol.pages import more, reader_stacklevel
+from labkit.protocol.pages import help_hint, reader_stacklevel
 from labkit.protocol.pickling import name_of
 
 
@@ -55,8 +55,8 @@ def naming(page: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if "labkit.errors." not in str(error):
-            error.args = (f"{error}\n{more(page)}",)
+        if "labkit.failures.pages." not in str(error):
+            error.args = (f"{error}\n{help_hint(page)}",)
         raise
 
 
@@ -155,7 +155,9 @@ def check_backend(backend: Any, world_size: int, gpus: int | None) -> str | None
     for part in backend.split(","):  # "gloo", or by device: "cpu:gloo,cuda:nccl"
         library = part.rpartition(":")[2].lower()
         if library == "xla":
-            raise ValueError(f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{more('tpu')}")
+            raise ValueError(
+                f"TPUs are not supported: ranks compute on GPUs or CPU cores. Use 'gloo'\n{help_hint('tpu')}"
+            )
         if library not in known:
             raise ValueError(f"unknown backend {backend!r}; this PyTorch knows {', '.join(known)}")
         if not dist.is_backend_available(library):

@@ -15,6 +15,7 @@
     exit_codes     exit codes in words
     grouping       puts ranks with the same message into one line
     source         whose a source file is, and what is in it
+    pages          what messages mean and what to do: a page for each kind
 
 All but `recorder` and `silence` know no process: they are given facts.
 """

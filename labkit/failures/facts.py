@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from labkit.protocol.events import Failure
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.protocol.system import OutOfMemory
 from labkit.protocol.text import printable
 
@@ -72,12 +72,12 @@ class Diagnosis(NamedTuple):
     others: list[str]
     """A line for each other rank, or for several that fared alike."""
     page: str
-    """In `labkit.errors`: what the message means, and what to do."""
+    """In `labkit.failures.pages`: what the message means, and what to do."""
 
     @property
     def what_to_do(self) -> str:
         """The line that names the page; "" where the cause is an error of labkit's own, which has named one."""
-        return "" if "labkit.errors." in self.cause else more(self.page)
+        return "" if "labkit.failures.pages." in self.cause else help_hint(self.page)
 
     def printable(self) -> Diagnosis:
         """Return the diagnosis in text that any page and file takes: paths and errors may hold what UTF-8 does not."""
@@ -87,7 +87,7 @@ class Diagnosis(NamedTuple):
 
 
 Finding = tuple[int, str, str, str]
-"""What says more than that a rank failed: the rank to blame, the headline, the cause, the page in `labkit.errors`."""
+"""What says more than that a rank failed: the rank to blame, the headline, the cause, and the page of that kind."""
 
 Explanation = Callable[[RankFacts, str, list[RankFacts]], Finding | None]
 """Finds that, if it can, for the rank that failed first, its cause, and all ranks."""

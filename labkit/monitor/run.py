@@ -19,7 +19,7 @@ from labkit.monitor.observers import Observers
 from labkit.monitor.results import load_again
 from labkit.protocol import events, plugins
 from labkit.protocol.job import Cell, Job
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
 from labkit.rank import notebook_main
 
@@ -309,7 +309,7 @@ class Run:
             if late:
                 raise TimeoutError(
                     f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
-                    + more("still_going")
+                    + help_hint("still_going")
                 )
         if self.error is not None:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
@@ -362,7 +362,7 @@ class Run:
                 raise TimeoutError(
                     f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
                     "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
-                    + more("still_going")
+                    + help_hint("still_going")
                 )
 
     def ask_to_stop(self, grace_s: float | None = None) -> None:

@@ -1,7 +1,7 @@
 """What a message says besides its own words: the page of an error, and the reader's line of a warning.
 
-A page is a module of `labkit.errors` whose docstring says what the message means and what to do. A message names it by
-what shows it wherever labkit is installed, with no network: Python's own `help`.
+A page is a module of `labkit.failures.pages` whose docstring says what the message means and what to do. A message
+ends with the line that shows it wherever labkit is installed, with no network: Python's own `help`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 HERE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-def more(page: str) -> str:
+def help_hint(page: str) -> str:
     """Return the line of a message that names its page."""
-    return f'What to do: help("labkit.errors.{page}")'
+    return f'What to do: help("labkit.failures.pages.{page}")'
 
 
 def reader_stacklevel() -> int:

@@ -25,7 +25,7 @@ import torch
 from cloudpickle import cloudpickle as by_value
 
 from labkit.protocol import reducing, storages
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 
 MAIN = "__main__"
 _SIZE = struct.Struct("<Q")
@@ -497,7 +497,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         from labkit.protocol import plugins  # not above: a rank packs no calls
 
         why = plugins.first("unsendable", fn, args, kwargs) or error
-        raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{more('cannot_be_sent')}") from error
+        raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{help_hint('cannot_be_sent')}") from error
     if pickler.has_unshared:
         warnings.warn(
             f"{name_of(fn)} uses tensors in shared memory, but these ranks are not processes of this notebook's: each "
@@ -520,5 +520,5 @@ def pack_result(result: Any, what: str = "the function returned", **options: Any
             )
         raise ValueError(
             f"{what} a {type(result).__name__} that cannot be sent to the notebook ({error}). "
-            f"Return {instead} instead\n{more('cannot_be_sent')}"
+            f"Return {instead} instead\n{help_hint('cannot_be_sent')}"
         ) from error

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.protocol.pages import more, reader_stacklevel
+from labkit.protocol.pages import help_hint, reader_stacklevel
 from labkit.rank.local_rendezvous import exchange
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ _said: set[str] = set()
 def _say_once(why: str) -> None:
     if why not in _said:
         _said.add(why)
-        warnings.warn(f"labkit: {why}\n{more('gpu')}", stacklevel=reader_stacklevel())
+        warnings.warn(f"labkit: {why}\n{help_hint('gpu')}", stacklevel=reader_stacklevel())
 
 
 # In a rank
@@ -238,7 +238,7 @@ def _check_that_cuda_sees(here: int) -> None:
     elif _begun_with and here and _begun_with[0] != now:
         raise RuntimeError(
             f"CUDA_VISIBLE_DEVICES is {now!r} now, and was {_begun_with[0]!r} when this rank began to use its GPU: "
-            f"CUDA reads it once. Close the session and make a new one\n{more('gpu')}"
+            f"CUDA reads it once. Close the session and make a new one\n{help_hint('gpu')}"
         )
 
 
@@ -293,7 +293,7 @@ def _checked(real: Callable[..., Any], what: str, rank: int, device: torch.devic
                     raise RuntimeError(
                         f"rank {rank} calls {what} with a tensor on {tensor.device}, but its process group is gloo's, "
                         "which has no CUDA form of it. Use CPU tensors (tensor.cpu()), or launch with a GPU for each "
-                        f"rank, or with device='cpu'\n{more('gpu')}"
+                        f"rank, or with device='cpu'\n{help_hint('gpu')}"
                     )
         return real(*arguments, **options)
 

@@ -19,7 +19,7 @@ from labkit.cluster.private import private
 from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
 from labkit.protocol import events
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.ray_cluster.orders import Orders
 
 START = "import labkit.rank.die_with_parent; from labkit.ray_cluster.driver import main; main()"
@@ -62,7 +62,7 @@ class RayJob(LauncherJob):
             self._close_pipes()
             why = first.get("why") or f"the process that connects to it has ended: {self._tail()}"
             shutil.rmtree(self.directory.path, ignore_errors=True)
-            raise RuntimeError(f"the ranks cannot be given to Ray at {orders.address!r}: {why}\n{more('ray')}")
+            raise RuntimeError(f"the ranks cannot be given to Ray at {orders.address!r}: {why}\n{help_hint('ray')}")
         self._listener = threading.Thread(target=self._listen, name="labkit-ray", daemon=True)
         self._listener.start()
         return {"driver": self._driver.pid, "address": first["address"]}

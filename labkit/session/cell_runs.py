@@ -22,7 +22,7 @@ from labkit.plugins.report.lines import print_output
 from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.protocol.system import threads
 from labkit.rank.device import Placement
@@ -265,6 +265,6 @@ def _pack_variables(values: Mapping[str, Any], shares: bool) -> Message:
             except Exception as error:
                 raise ValueError(
                     f"{name!r}, a {type(value).__name__}, cannot be sent to the ranks: {error}\n"
-                    f"{more('cannot_be_sent')}"
+                    f"{help_hint('cannot_be_sent')}"
                 ) from error
         raise

@@ -14,7 +14,7 @@ from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
 from labkit.cluster.files import is_missing
 from labkit.cluster.launcher_job import LauncherJob, RanksSeen
 from labkit.cluster.run_directory import RunDirectory
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.session.directory import SessionDirectory
 from labkit.session.processes import Processes
 from labkit.session.ranks import Replaced, ReservedRank, duration
@@ -95,7 +95,7 @@ class ClusterRanks:
         """Have what the launcher says told to a job, too. Raises RuntimeError if the ranks are closed."""
         with self._lock:
             if self._is_closed.is_set():
-                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{more('session')}")
+                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{help_hint('session')}")
             self._engine, self._newest = engine, engine.number
 
     def give_back(self, engine: ReservedJobEngine) -> None:

@@ -12,7 +12,7 @@ from labkit.cluster.directory_engine import folder_gone
 from labkit.failures.grouping import rank_list
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.session.cluster_ranks import KILL_S, ClusterRanks, ReservedJobEngine
 from labkit.session.isolation import Folder
 from labkit.session.ranks import Replaced, replaced_in_words
@@ -97,7 +97,7 @@ class JobEngine(ReservedJobEngine):
             name = sessions.of_job(self.number - 1).about()["name"]
             raise RuntimeError(
                 f"run {name!r} of another notebook holds these ranks: {rank_list(still)} still at it. Wait for it, or "
-                f"attach to it and stop it: labkit.attach(…).last.stop()\n{more('session')}"
+                f"attach to it and stop it: labkit.attach(…).last.stop()\n{help_hint('session')}"
             )
 
     def _emit_who_is_absent(self) -> None:

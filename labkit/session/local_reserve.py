@@ -16,7 +16,7 @@ from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.protocol.system import unique_bytes
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.isolation import Surroundings
@@ -88,7 +88,7 @@ class LocalReserve:
         """Return the processes of the first `count` ranks, alive; those that had ended are replaced first."""
         with self._lock:
             if self._is_closed:
-                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{more('session')}")
+                raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{help_hint('session')}")
             self.replace()
             return self.processes[:count]
 

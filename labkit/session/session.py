@@ -13,7 +13,7 @@ from labkit.engines.arguments import naming
 from labkit.engines.base import Engine, Target
 from labkit.monitor.going import run_of
 from labkit.monitor.run import Run
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
@@ -312,7 +312,9 @@ class Session(Target):
     def wait(self, timeout_s: float | None = None) -> Session:
         """Block until no run holds the ranks. Raises TimeoutError if one still does after `timeout_s` seconds."""
         if not self._turns.wait(timeout_s):
-            raise TimeoutError(f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{more('session')}")
+            raise TimeoutError(
+                f"run {self.busy_with!r} still holds these ranks after {timeout_s} s\n{help_hint('session')}"
+            )
         return self
 
     def close(self) -> None:
@@ -373,7 +375,7 @@ class Session(Target):
         if self.over:
             raise RuntimeError(
                 f"these ranks are gone, and their variables with them: {self._why}. Make new ones with labkit.Session\n"
-                + more("session")
+                + help_hint("session")
             )
 
 

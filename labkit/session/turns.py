@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from labkit.engines.base import Engine
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 
 
 class Turn(NamedTuple):
@@ -64,7 +64,7 @@ class Turns:
                 raise RuntimeError(
                     f"run {holder.name!r} holds these ranks, for {time.monotonic() - holder.since_s:.0f} s now. Wait "
                     "for it (session.wait()), stop it (run.stop()), or reserve other ranks with labkit.Session(…)\n"
-                    + more("session")
+                    + help_hint("session")
                 )
             self.holder = Holder(name, engine, time.monotonic())
             self._free.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from labkit.protocol.job import RankHooks
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 
 
 class EndsAtTheFirst(RankHooks):
@@ -16,5 +16,6 @@ class EndsAtTheFirst(RankHooks):
         for name, value in zip(names, values, strict=True):
             if not math.isfinite(value):
                 raise FloatingPointError(
-                    f"{name} is {value} at step {step}: the run was launched with watch='nan'\n{more('not_a_number')}"
+                    f"{name} is {value} at step {step}: the run was launched with watch='nan'\n"
+                    + help_hint("not_a_number")
                 )

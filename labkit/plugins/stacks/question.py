@@ -21,7 +21,7 @@ from labkit.monitor.run import Run
 from labkit.plugins.stacks.hooks import KIND, LEFT, THREADS
 from labkit.protocol.events import Answered, Attached, Change, Event, Failure, Log, Output, Stack, Started
 from labkit.protocol.job import Job
-from labkit.protocol.pages import more
+from labkit.protocol.pages import help_hint
 
 if TYPE_CHECKING:
     from labkit.monitor.state import RunState
@@ -357,5 +357,5 @@ def asking(run: Run) -> Asking:
     found = run.companions.first(Asking)
     if found is None:
         why = "; ".join(run.companions.failed)
-        raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{more('hang')}")
+        raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{help_hint('hang')}")
     return found

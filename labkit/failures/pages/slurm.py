@@ -18,7 +18,7 @@ was logged until then is kept, and the run's folder (`run.folder`) has what SLUR
 * Out of time: `labkit.Slurm(…, time="04:00:00")`. With `labkit.Checkpoint` in the function,
   launching it again goes on from the last step; catch `labkit.Stopped` to save one more before the
   end.
-* Out of memory: `mem="32G"`; see `labkit.errors.out_of_memory`.
+* Out of memory: `mem="32G"`; see `labkit.failures.pages.out_of_memory`.
 * Node lost, preempted: SLURM puts the job back into its queue, unless `requeue=False`; the run
   follows it there.
 * "before any rank began": the node cannot see the run's folder, or has not this Python. Give a

@@ -22,11 +22,11 @@ sent together, and the last ones may not have been sent.
 
 ## What to do
 
-* `SIGKILL` is nearly always memory: see `labkit.errors.out_of_memory`.
+* `SIGKILL` is nearly always memory: see `labkit.failures.pages.out_of_memory`.
 * `SIGSEGV`: the report shows your line that called native code. A library of another version, an
   array that was freed or resized under a tensor, and too small a stack are the usual reasons.
 * `SIGABRT`: the rank's last output says why. In a collective it means that ranks called different
-  ones: see `labkit.errors.different_collectives`.
+  ones: see `labkit.failures.pages.different_collectives`.
 * An exit code: look for `os._exit`, and for a library that ends its process where it should raise.
 * Does it happen without other ranks? `labkit.launch(train, world_size=1)`. `run.output` has what
   the rank printed.
