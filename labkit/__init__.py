@@ -32,8 +32,7 @@ The wings can be deleted one by one. Those in `plugins`, which lists them, take 
 failed first, why a run hangs, `breakpoint()`, traces, trackers and more. The others:
 
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
-    cluster      ranks that SLURM or torchrun starts; they and the notebook speak through a run directory
-    ray_cluster  ranks on Ray, for machines without SLURM or a shared folder: each has a run directory of its own
+    launchers    ranks that SLURM, torchrun or Ray starts; they and the notebook exchange files in a run directory
     checkpoint   save and resume on the ranks, bit for bit
     comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
                  its `benchmark` says what a step of a `Strategy` costs, `scaling` predicts how long one takes on other
@@ -69,9 +68,6 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import profiling as profiling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
-    from labkit.cluster.attaching import attach as attach
-    from labkit.cluster.slurm import Slurm as Slurm
-    from labkit.cluster.torchrun import Torchrun as Torchrun
     from labkit.comparison import benchmark as benchmark
     from labkit.comparison import scaling as scaling
     from labkit.comparison.comparison import Comparison as Comparison
@@ -81,13 +77,16 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.exporting.exporter import export as export
     from labkit.here import Here as Here
     from labkit.launcher import launch as launch
+    from labkit.launchers.attaching import attach as attach
+    from labkit.launchers.ray.target import Ray as Ray
+    from labkit.launchers.slurm.target import Slurm as Slurm
+    from labkit.launchers.torchrun import Torchrun as Torchrun
     from labkit.monitor.results import UnloadedResult as UnloadedResult
     from labkit.monitor.run import Run as Run
     from labkit.monitor.run import WorkerFailed as WorkerFailed
     from labkit.process_table import processes as processes
     from labkit.rank.worker import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
-    from labkit.ray_cluster.ray_target import Ray as Ray
     from labkit.session.session import Session as Session
     from labkit.ui.present import show as show
 
@@ -98,17 +97,17 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "Comparison": "comparison.comparison",
     "Here": "here",
-    "Ray": "ray_cluster.ray_target",
+    "Ray": "launchers.ray.target",
     "Run": "monitor.run",
     "Session": "session.session",
-    "Slurm": "cluster.slurm",
+    "Slurm": "launchers.slurm.target",
     "Stopped": "rank.worker",
     "Strategy": "comparison.strategy",
-    "Torchrun": "cluster.torchrun",
+    "Torchrun": "launchers.torchrun",
     "UnloadedResult": "monitor.results",
     "Worker": "rank.worker",
     "WorkerFailed": "monitor.run",
-    "attach": "cluster.attaching",
+    "attach": "launchers.attaching",
     "compare": "comparison.launching",
     "export": "exporting.exporter",
     "launch": "launcher",

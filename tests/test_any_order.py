@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from labkit.cluster.reader import DirectoryReader
-from labkit.cluster.records import CUT, decoded, encoded, plain
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers.ray import mirror
+from labkit.launchers.ray.mirror import NotebookSide, RankSide
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader
+from labkit.launchers.run_directory.records import CUT, decoded, encoded, plain
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.ray_cluster import mirror
-from labkit.ray_cluster.mirror import NotebookSide, RankSide
 from labkit.session.directory import SessionDirectory
 from tests.test_directory_engine import a_job
 
@@ -107,7 +107,7 @@ def test_records_come_whole_whatever_lies_between_them_and_whenever_one_looks(fo
     data = b"".join(line_of(each) if not isinstance(each, bytes) else each for each in written)
     looks, found = DirectoryReader(directory), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.cluster.reader.BLOCK_BYTES", block)
+        patch.setattr("labkit.launchers.run_directory.reader.BLOCK_BYTES", block)
         with open(directory.file(1, 0, "records"), "ab", buffering=0) as file:
             for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
                 file.write(data[start:end])

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import labkit
-from labkit.cluster.records import decoded
-from labkit.cluster.sender import FileSender
 from labkit.failures import recorder
 from labkit.failures.missed import Call, RankCalls, content, differing, find
 from labkit.failures.recorder import Collectives
+from labkit.launchers.run_directory.records import decoded
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.plugins.in_vain.hooks import SaysWaits
 from labkit.plugins.stacks.hooks import SaysCalls
 from labkit.plugins.stacks.question import Asking

@@ -10,13 +10,13 @@ from array import array
 import cloudpickle
 import pytest
 
-from labkit.cluster import job_events, supervisor
-from labkit.cluster.directory_engine import LaunchedEngine, new_directory
-from labkit.cluster.launcher_job import LauncherJob
-from labkit.cluster.rank_entry import _counts
-from labkit.cluster.reader import DirectoryReader
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers import job_events, supervisor
+from labkit.launchers.directory_engine import LaunchedEngine, new_directory
+from labkit.launchers.launcher_job import LauncherJob
+from labkit.launchers.rank_entry import _counts
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -112,7 +112,7 @@ def test_a_line_cut_short_by_the_end_of_its_rank_hides_nothing(directory):
 
 
 def test_what_a_rank_printed_comes_before_what_it_then_reported_and_all_of_it_before_its_end(directory, monkeypatch):
-    monkeypatch.setattr("labkit.cluster.reader.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("labkit.launchers.run_directory.reader.BLOCK_BYTES", 1000)
     rank, reader = Rank(directory, 0), DirectoryReader(directory)
     rank.print("ä" * 2000)
     rank.send(events.Started(0))

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import labkit
-from labkit.cluster import job_events
 from labkit.engines.local import LocalEngine
 from labkit.failures import recorder
+from labkit.launchers import job_events
 from labkit.plugins.in_vain.hooks import SaysWaits
 from labkit.plugins.stacks.hooks import SaysCalls
 from labkit.plugins.stopping.hooks import Agrees

@@ -17,13 +17,6 @@ import torch
 
 import labkit
 import labkit.failures.pages
-from labkit.cluster import slurm_endings
-from labkit.cluster.directory_engine import folder_gone
-from labkit.cluster.job_events import JobEnded
-from labkit.cluster.launcher_job import RanksSeen
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.slurm_queue import JobState
-from labkit.cluster.torchrun import TorchrunJob
 from labkit.debugger.hooks import Hooks, NobodyAnswers, _Installed
 from labkit.engines.arguments import naming
 from labkit.exporting import statements
@@ -32,6 +25,15 @@ from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.recorder import Collectives
 from labkit.failures.stacks import Frame, RankStack
+from labkit.launchers.directory_engine import folder_gone
+from labkit.launchers.job_events import JobEnded
+from labkit.launchers.launcher_job import RanksSeen
+from labkit.launchers.ray.driver import never_placed
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import endings as slurm_endings
+from labkit.launchers.slurm.queue import JobState
+from labkit.launchers.torchrun import TorchrunJob
 from labkit.monitor.run import Run
 from labkit.monitor.state import RunState
 from labkit.plugins.not_finite.hooks import EndsAtTheFirst
@@ -39,8 +41,6 @@ from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
 from labkit.rank import device as devices
-from labkit.ray_cluster.driver import never_placed
-from labkit.ray_cluster.orders import Orders
 from labkit.session.turns import Turns
 from tests import messages
 from tests.fake_engine import A_JOB, FakeEngine
@@ -340,9 +340,9 @@ SAY_IT_ALL = {
     "exporting/script.py": "an exported training is without pages",
     "here.py": "one line each",
     "rank/device.py": "a GPU that has gone since: the message has every step",
-    "cluster/rank_entry.py": "said by a rank, in a failure that names rank_failed",
+    "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",
-    "cluster/torchrun.py": "for torchrun itself",
+    "launchers/torchrun.py": "for torchrun itself",
 }
 
 

@@ -452,10 +452,8 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         ),
         "plugins": (),
         "plugins/as_script": ("bars", "children", "dynamo", "fork_server", "hooks"),
-        "cluster": (
-            *("files", "private", "rank_entry", "records", "run_directory"),
-            *("sender", "tcp_store"),
-        ),
+        "launchers": ("rank_entry", "tcp_store"),
+        "launchers/run_directory": ("directory", "files", "private", "records", "sender"),
         "exporting": ("script",),
     }
     modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}

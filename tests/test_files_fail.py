@@ -22,14 +22,16 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import directory_engine, files, reader, run_directory, sender, supervisor
-from labkit.cluster.directory_engine import LaunchedEngine
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers import directory_engine, supervisor
+from labkit.launchers.directory_engine import LaunchedEngine
+from labkit.launchers.ray import mirror
+from labkit.launchers.ray.mirror import NotebookSide, RankSide
+from labkit.launchers.run_directory import directory as run_directory
+from labkit.launchers.run_directory import files, reader, sender
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.monitor.run import Run
 from labkit.protocol import events
-from labkit.ray_cluster import mirror
-from labkit.ray_cluster.mirror import NotebookSide, RankSide
 from tests.test_directory_engine import Launcher, a_job, log
 from tests.tiers import few
 
@@ -54,7 +56,7 @@ NOT_REACHED = {
     "mirror.RankSide.take": "of a session's jobs: tests/test_any_order.py",
     "mirror._end_of": "of a session's ranks",
     "mirror.NotebookSide._jobs": "of a session",
-    "run_directory.RunDirectory.job": "the rank's",
+    "directory.RunDirectory.job": "the rank's",
     "directory_engine.LaunchedEngine._last_sign_s": "of a rank that vanished",
     "files.is_missing": "of a session's folder that has gone",
     "files.was_cut": "of output without end, or not: tests/test_reader.py",

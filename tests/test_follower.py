@@ -11,9 +11,9 @@ from array import array
 import pytest
 
 from labkit import launcher
-from labkit.cluster import job_events
 from labkit.engines.arguments import check_call
 from labkit.failures.silence import Silences
+from labkit.launchers import job_events
 from labkit.monitor import going as going_runs
 from labkit.monitor import run as monitor_run
 from labkit.monitor.run import Run, WorkerFailed

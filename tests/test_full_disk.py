@@ -11,10 +11,10 @@ import time
 import cloudpickle
 import pytest
 
-from labkit.cluster import files, sender
-from labkit.cluster.reader import DirectoryReader
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender, printing_never_fails
+from labkit.launchers.run_directory import files, sender
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader
+from labkit.launchers.run_directory.sender import FileSender, printing_never_fails
 from labkit.protocol import events
 from labkit.protocol.events import Warned
 from labkit.protocol.pickling import loads

@@ -518,7 +518,7 @@ def test_the_table_has_a_column_for_each_way():
 
 BEGINS = """
 import os, sys
-from labkit.cluster.rank_entry import begin
+from labkit.launchers.rank_entry import begin
 begin(os.open(os.devnull, os.O_WRONLY))
 print("\\xe9", flush=True)
 """

@@ -14,12 +14,14 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import directory_engine, job_events, launcher_job, slurm_job, slurm_queue
-from labkit.cluster.directory_engine import LaunchedEngine
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.slurm_commands import SlurmError
-from labkit.cluster.slurm_job import SlurmJob
-from labkit.cluster.torchrun import TorchrunJob
+from labkit.launchers import directory_engine, job_events, launcher_job
+from labkit.launchers.directory_engine import LaunchedEngine
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import job as slurm_job
+from labkit.launchers.slurm import queue as slurm_queue
+from labkit.launchers.slurm.commands import SlurmError
+from labkit.launchers.slurm.job import SlurmJob
+from labkit.launchers.torchrun import TorchrunJob
 from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call

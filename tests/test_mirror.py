@@ -1,4 +1,4 @@
-"""Two run directories that are kept equal, and where ranks can be placed: what labkit.ray_cluster does without Ray."""
+"""Two run directories that are kept equal, and where ranks can be placed: labkit.launchers.ray without Ray."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.cluster import files
-from labkit.cluster.reader import DirectoryReader
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers.ray import driver, mirror, rank_holder
+from labkit.launchers.ray.mirror import NotebookSide, Piece, RankSide
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.placement import Place, asked_for, can_be_placed, places, there_is
+from labkit.launchers.run_directory import files
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.ray_cluster import driver, mirror, rank_holder
-from labkit.ray_cluster.mirror import NotebookSide, Piece, RankSide
-from labkit.ray_cluster.orders import Orders
-from labkit.ray_cluster.placement import Place, asked_for, can_be_placed, places, there_is
 from labkit.session.directory import SessionDirectory
 from tests.test_directory_engine import a_job
 

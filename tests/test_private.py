@@ -12,12 +12,13 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from labkit.cluster import private, supervisor
-from labkit.cluster.directory_engine import new_directory
-from labkit.cluster.sender import FileSender
+from labkit.launchers import supervisor
+from labkit.launchers.directory_engine import new_directory
+from labkit.launchers.ray.mirror import NotebookSide, RankSide
+from labkit.launchers.run_directory import private
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.ray_cluster.mirror import NotebookSide, RankSide
 from labkit.session import isolation
 from labkit.session.directory import SessionDirectory
 

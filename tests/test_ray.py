@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import labkit
+from labkit.launchers.ray import driver
+from labkit.launchers.ray.attempt import Attempt
+from labkit.launchers.ray.orders import Orders
 from labkit.protocol import module_archives, modules
-from labkit.ray_cluster import driver
-from labkit.ray_cluster.attempt import Attempt
-from labkit.ray_cluster.orders import Orders
 from tests import elsewhere, failures, workloads
 from tests.conftest import LONG_S, SHARED, end_of, wait_for_step, wait_until
 from tests.failures import ROWS, trial

@@ -11,11 +11,12 @@ import time
 import cloudpickle
 import pytest
 
-from labkit.cluster import files, reader, run_directory
-from labkit.cluster.reader import DirectoryReader, Lines
-from labkit.cluster.records import decoded, encoded
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers.run_directory import directory as run_directory
+from labkit.launchers.run_directory import files, reader
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader, Lines
+from labkit.launchers.run_directory.records import decoded, encoded
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from tests.conftest import LONG_S, wait_until
 from tests.test_directory_engine import Launcher, Rank, a_job, follow, log
@@ -115,7 +116,7 @@ def test_to_read_a_long_line_takes_no_longer_by_the_byte(tmp_path, monkeypatch):
 
 @pytest.fixture
 def launched(tmp_path):
-    from labkit.cluster.directory_engine import LaunchedEngine
+    from labkit.launchers.directory_engine import LaunchedEngine
 
     def launch(world_size=1):
         launched = Launcher(world_size, RunDirectory(tmp_path / "run"), {})

@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from labkit.cluster import rank_entry, tcp_store
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers import rank_entry, tcp_store
+from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.protocol.job import RankInfo
 from labkit.rank import local_rendezvous, private_folder
 from labkit.rank.local_rendezvous import LocalFileStore, LocalRendezvous

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers.run_directory.directory import RunDirectory
 from tests.cluster import DAEMONS
 from tests.conftest import LONG_S, wait_until
 from tests.second_user import OTHER, Doors, try_all

@@ -9,9 +9,10 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import job_events, slurm_commands
-from labkit.cluster.launcher_job import LauncherJob
-from labkit.cluster.sender import FileSender
+from labkit.launchers import job_events
+from labkit.launchers.launcher_job import LauncherJob
+from labkit.launchers.run_directory.sender import FileSender
+from labkit.launchers.slurm import commands as slurm_commands
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.cluster.files import has_exit
+from labkit.launchers.run_directory.files import has_exit
 from labkit.protocol import events
 from labkit.session.cluster_reserve import SUPERVISOR
 from labkit.session.processes import read_process
@@ -70,8 +70,8 @@ def start_supervisor(folder, tmp_path, monkeypatch):
 import pathlib, sys
 sys.argv = [{str(SUPERVISOR)!r}, {str(folder.path)!r}]
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
-import labkit.cluster.files as files
-import labkit.cluster.supervisor as supervisor
+import labkit.launchers.run_directory.files as files
+import labkit.launchers.supervisor as supervisor
 files.LOOK_AT_FOLDER_S, files.GONE_S = 0.05, 0.5
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}
 source = pathlib.Path(sys.argv[0]).read_text().replace("IDLE_EVERY_S = 0.5", "IDLE_EVERY_S = 0.05")

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import labkit
-from labkit.cluster.run_directory import RunDirectory
 from labkit.failures.evidence import LOST_PEER
+from labkit.launchers.run_directory.directory import RunDirectory
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 
@@ -169,7 +169,7 @@ def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, la
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.cluster.rank_entry" in " ".join(sys.orig_argv):\n'
+        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.launchers.rank_entry" in " ".join(sys.orig_argv):\n'
         '    print("no memory left")\n'
         "    sys.stdout.flush()\n"
         "    os._exit(5)\n"

@@ -7,10 +7,11 @@ import textwrap
 import pytest
 
 import labkit
-from labkit.cluster import slurm_endings, slurm_job
-from labkit.cluster.launcher_job import RanksSeen
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.slurm_queue import JobState
+from labkit.launchers.launcher_job import RanksSeen
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import endings as slurm_endings
+from labkit.launchers.slurm import job as slurm_job
+from labkit.launchers.slurm.queue import JobState
 from labkit.protocol import events
 from tests import workloads
 

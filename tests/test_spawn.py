@@ -17,9 +17,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from labkit.cluster.tcp_store import open_store
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
+from labkit.launchers.tcp_store import open_store
 from labkit.monitor.run import Run
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue

@@ -8,7 +8,7 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster.job_events import Absent, JobEnded, Notice, Restarted
+from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
 from labkit.monitor.state import RETURN_GRACE_S, RunState
 from labkit.plugins.memory.seen import MemorySeen
 from labkit.protocol.events import (

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from labkit.cluster import tcp_store
+from labkit.launchers import tcp_store
 from labkit.rank import local_rendezvous, private_folder
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store
 from labkit.rank.private_folder import is_in_use

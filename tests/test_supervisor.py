@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 import labkit
-from labkit.cluster import launcher_job, supervisor
-from labkit.cluster.rank_entry import SIGCONT_SINCE_S
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers import launcher_job, supervisor
+from labkit.launchers.rank_entry import SIGCONT_SINCE_S
+from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.protocol.job import Job
 from labkit.session import cluster_reserve
 from tests import fake_system
@@ -68,7 +68,8 @@ def start(directory, tmp_path, monkeypatch):
 import pathlib, sys
 sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
 import functools
-from labkit.cluster import files, supervisor
+from labkit.launchers import supervisor
+from labkit.launchers.run_directory import files
 from labkit.protocol.system import OutOfMemoryKills
 supervisor.OutOfMemoryKills = functools.partial(OutOfMemoryKills, pathlib.Path({str(tmp_path)!r}))
 files.OUTPUT_BYTES, files.HEAD_BYTES, files.LOOK_AT_FOLDER_S, files.GONE_S = 100_000, 100, 0.05, 0.5
@@ -205,7 +206,7 @@ def test_under_torchrun_which_starts_all_again_a_rank_is_ended_at_once(directory
 
 WITH_A_WORKER = """
 import multiprocessing, os, time
-from labkit.cluster.rank_entry import outlive_the_launchers_signal
+from labkit.launchers.rank_entry import outlive_the_launchers_signal
 def work():
     print(os.getpid(), flush=True)
     time.sleep(1e5)

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.cluster.launcher_job import SUPERVISOR
+from labkit.launchers.launcher_job import SUPERVISOR
 from labkit.rank.private_folder import remove_left_behind
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
@@ -45,7 +45,7 @@ def ranks_of(run):
     found = {}
     for process in psutil.Process(run.engine.launched._agent.pid).children(recursive=True):
         command = command_of(process)
-        if "labkit.cluster.rank_entry" in command:
+        if "labkit.launchers.rank_entry" in command:
             found[int(command.split()[-2])] = process
     return found
 
@@ -252,7 +252,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
         family = psutil.Process(notebook.pid).children(recursive=True)
         names = [command_of(process) for process in family]
         assert sum("supervisor.py" in name for name in names) >= 2
-        assert sum("labkit.cluster.rank_entry" in name for name in names) == 2
+        assert sum("labkit.launchers.rank_entry" in name for name in names) == 2
         notebook.kill()
     wait_until(lambda: not any(lives(process.pid) for process in family))
     remove_left_behind(Path(tempfile.gettempdir()))  # as the next notebook does

@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import labkit
-from labkit.cluster.records import decoded
-from labkit.cluster.sender import FileSender
+from labkit.launchers.run_directory.records import decoded
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.monitor.state import RunState
 from labkit.profiling import Event
 from labkit.protocol import events

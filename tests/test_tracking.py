@@ -15,7 +15,7 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.cluster import job_events
+from labkit.launchers import job_events
 from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.trackers import following

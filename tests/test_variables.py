@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.cluster.records import decoded
-from labkit.cluster.sender import FileSender
+from labkit.launchers.run_directory.records import decoded
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.plugins.report import summary
 from labkit.plugins.variables import describing
 from labkit.plugins.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames

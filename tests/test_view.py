@@ -18,8 +18,8 @@ import pytest
 from ipywidgets.widgets import widget as widget_module
 
 import labkit
-from labkit.cluster.job_events import Notice
 from labkit.engines.base import Engine
+from labkit.launchers.job_events import Notice
 from labkit.monitor.output import LINES_KEPT
 from labkit.monitor.run import Run
 from labkit.plugins.report import summary

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import labkit
-from labkit.cluster.slurm import Slurm
 from labkit.engines.arguments import check_first_parameter, naming
 from labkit.exporting.imports import check_origin, imported, local_file, local_modules
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
+from labkit.launchers.slurm.target import Slurm
 from labkit.protocol.redaction import redact
 
 DISTRIBUTION = "labkit-torch"
@@ -41,8 +41,8 @@ PACKAGE = Path(labkit.__file__).parent
 RANK_SIDE = {"protocol", "rank", "checkpoint"}
 RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
-    *("cluster", "cluster.job_events", "cluster.rank_entry", "cluster.run_directory", "cluster.sender"),
-    *("cluster.files", "cluster.private", "cluster.records", "cluster.tcp_store"),
+    *("launchers", "launchers.job_events", "launchers.rank_entry", "launchers.tcp_store", "launchers.run_directory"),
+    *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
     *("exporting", "exporting.script", "plugins"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparison", "comparison.strategy", "profiling", "comparison.scaling"),

@@ -78,7 +78,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
 def rank_info_here() -> RankInfo:
     """Return which rank this process is: as torchrun or srun has it, or else the only one."""
     if "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
-        from labkit.cluster import rank_entry
+        from labkit.launchers import rank_entry
         from labkit.rank import die_with_parent  # noqa: F401 - from here on, this process ends with its launcher
 
         return rank_entry.rank_info_here()
@@ -106,14 +106,14 @@ class ScriptChannel(Channel):
 
     def meet(self) -> dist.Store:
         """Return the store through which the ranks meet, once all know where they log."""
-        from labkit.cluster import rank_entry
+        from labkit.launchers import rank_entry
 
         info = self._info
         self._log.mkdir(exist_ok=True)
         if info.world_size == 1:
             store: dist.Store = dist.HashStore()
         else:
-            from labkit.cluster import run_directory
+            from labkit.launchers.run_directory import directory as run_directory
 
             store = rank_entry.rendezvous(info, run_directory.RunDirectory(self._log), self._attempt)
         if info.rank == 0:
@@ -144,7 +144,7 @@ class ScriptChannel(Channel):
             self._steps = event.steps
         elif isinstance(event, events.Started):
             if rank == 0:  # all have joined
-                from labkit.cluster.rank_entry import published_name
+                from labkit.launchers.rank_entry import published_name
 
                 (self._log / published_name(self._attempt)).unlink(missing_ok=True)
             self._say(f"{_count(self._info.world_size, 'rank')}, logging to {self._folder}")

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from labkit.cluster import job_events
-from labkit.cluster.directory_engine import DirectoryEngine, folder_gone
-from labkit.cluster.files import is_missing
-from labkit.cluster.launcher_job import LauncherJob, RanksSeen
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers import job_events
+from labkit.launchers.directory_engine import DirectoryEngine, folder_gone
+from labkit.launchers.launcher_job import LauncherJob, RanksSeen
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.files import is_missing
 from labkit.protocol.pages import help_hint
 from labkit.session.directory import SessionDirectory
 from labkit.session.processes import Processes

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.launcher_job import LauncherJob
-from labkit.cluster.slurm_job import SlurmJob
+from labkit.launchers.launcher_job import LauncherJob
+from labkit.launchers.slurm.job import SlurmJob
 from labkit.session.cluster_ranks import ClusterRanks
 from labkit.session.directory import SessionDirectory
 from labkit.session.job_engine import CellEngine, JobEngine

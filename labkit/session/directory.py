@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.files import has_exit
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.files import has_exit
 
 
 class SessionDirectory(RunDirectory):

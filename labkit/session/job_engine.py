@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.cluster import job_events
-from labkit.cluster.directory_engine import folder_gone
 from labkit.failures.grouping import rank_list
+from labkit.launchers import job_events
+from labkit.launchers.directory_engine import folder_gone
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.cluster import job_events
 from labkit.engines import standby
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.failures.exit_codes import in_words
+from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint

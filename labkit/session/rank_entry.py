@@ -9,9 +9,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple, NoReturn
 
-from labkit.cluster.rank_entry import begin, correct_clock, leave_rendezvous, listen, rank_info_here, rendezvous
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender
+from labkit.launchers.rank_entry import begin, correct_clock, leave_rendezvous, listen, rank_info_here, rendezvous
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.sender import FileSender
 from labkit.plugins.ahead.first_step import get_warm
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo

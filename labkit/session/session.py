@@ -24,10 +24,10 @@ from labkit.session.turns import Turns
 from labkit.ui import kernel
 
 if TYPE_CHECKING:
-    from labkit.cluster.slurm import Slurm
-    from labkit.cluster.torchrun import Torchrun
+    from labkit.launchers.ray.target import Ray
+    from labkit.launchers.slurm.target import Slurm
+    from labkit.launchers.torchrun import Torchrun
     from labkit.process_table.holders import HeldProcess
-    from labkit.ray_cluster.ray_target import Ray
 
 END_TOLD_S = 20.0
 """How long it may take to learn why a session is over that is attached to."""

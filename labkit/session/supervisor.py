@@ -1,4 +1,4 @@
-"""Minds one reserved rank on a cluster: does for a session what `labkit.cluster.supervisor` does for a run.
+"""Minds one reserved rank on a cluster: does for a session what `labkit.launchers.supervisor` does for a run.
 
 The rank stays, and does one job after another. One that dies, or that is ended with its run, is replaced here by a new
 process, while the launcher sees nothing of it. What is read and written, and where, is in `directory`.
@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
+    # The package's folder, in place of the script's own, where `ray` and `directory` are not what others import.
+    sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
-from labkit.cluster.files import Folder, append, clock_off_s, free_reserve, has_exit
-from labkit.cluster.supervisor import (
+from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve, has_exit
+from labkit.launchers.supervisor import (
     LAST_WORD_S,
     NOT_SEEN,
     STACKS_SIGNAL,
@@ -132,7 +133,7 @@ class Supervisor:
             self._child.send("leave")
 
     def _obey_the_launcher(self) -> None:
-        """End the process; but under SLURM let a job that is going on stop. See `labkit.cluster.supervisor`."""
+        """End the process; but under SLURM let a job that is going on stop. See `labkit.launchers.supervisor`."""
         records = self._records_of(self._job)
         is_at_it = bool(self._job) and os.path.exists(records) and not has_exit(records)
         if is_at_it and not is_elastic():

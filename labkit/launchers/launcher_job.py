@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from labkit.cluster import job_events
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers import job_events
+from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.protocol import events
 
 SETTLE_S = 1.0

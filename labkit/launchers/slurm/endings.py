@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from labkit.cluster import job_events
-from labkit.cluster.launcher_job import RanksSeen
-from labkit.cluster.slurm_queue import JobState, troubles
 from labkit.failures.grouping import rank_list
+from labkit.launchers import job_events
+from labkit.launchers.launcher_job import RanksSeen
+from labkit.launchers.slurm.queue import JobState, troubles
 
 ENDINGS = {
     "CANCELLED": (

@@ -13,16 +13,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster import job_events
-from labkit.cluster.launcher_job import LauncherJob, RanksSeen
-from labkit.cluster.private import private
-from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.spawn import in_spawner_thread
+from labkit.launchers import job_events
+from labkit.launchers.launcher_job import LauncherJob, RanksSeen
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.private import private
 from labkit.protocol import events
 from labkit.protocol.pages import help_hint
-from labkit.ray_cluster.orders import Orders
 
-START = "import labkit.rank.die_with_parent; from labkit.ray_cluster.driver import main; main()"
+START = "import labkit.rank.die_with_parent; from labkit.launchers.ray.driver import main; main()"
 
 END_TOLD_S = 10.0
 """How long the driver may take to end the ranks when it is told to; then it is ended, and Ray ends its actors."""
@@ -30,7 +30,7 @@ END_TOLD_S = 10.0
 LEAVE_S = 5.0
 """How long the driver may take, once its ranks have ended, to take its leave of Ray."""
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 
 
 class RayJob(LauncherJob):

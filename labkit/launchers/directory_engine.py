@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster import job_events
-from labkit.cluster.launcher_job import LauncherJob, RanksSeen
-from labkit.cluster.reader import DirectoryReader
-from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.base import Engine
+from labkit.launchers import job_events
+from labkit.launchers.launcher_job import LauncherJob, RanksSeen
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.protocol import events
 from labkit.protocol.job import Job
 

@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.engines.arguments import naming
 from labkit.engines.base import Target
-from labkit.ray_cluster.orders import Orders
-from labkit.ray_cluster.placement import STRATEGIES
-from labkit.ray_cluster.ray_job import RayJob
+from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.ray.job import RayJob
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.placement import STRATEGIES
 
 
 class Ray(Target):

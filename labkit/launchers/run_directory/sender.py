@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.files import NO_ROOM, free_reserve
-from labkit.cluster.private import private
-from labkit.cluster.records import CUT, encoded, plain
+from labkit.launchers.run_directory.files import NO_ROOM, free_reserve
+from labkit.launchers.run_directory.private import private
+from labkit.launchers.run_directory.records import CUT, encoded, plain
 from labkit.protocol import events
 from labkit.protocol.pickling import Message
 

@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.cluster import job_events, slurm_endings
-from labkit.cluster.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.slurm_commands import COMMAND_S, SlurmError, advice, seconds, slurm
-from labkit.cluster.slurm_queue import GOING, WAITING, JobState, state_of, why_it_waits
+from labkit.launchers import job_events
+from labkit.launchers.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import endings
+from labkit.launchers.slurm.commands import COMMAND_S, SlurmError, advice, seconds, slurm
+from labkit.launchers.slurm.queue import GOING, WAITING, JobState, state_of, why_it_waits
 from labkit.protocol.pages import help_hint
 
 LOOK_AT_JOB_S = (0.5, 5.0)
@@ -157,17 +158,17 @@ class SlurmJob(LauncherJob):
 
     def interruption(self) -> job_events.JobEnded:
         """Return why SLURM has taken the nodes away, though it will give some again."""
-        return slurm_endings.interruption(self.job_id, self._nodes)
+        return endings.interruption(self.job_id, self._nodes)
 
     def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return why the job ended, if that is no rank's doing; or that nobody knows whether it has."""
         if self._over_at_s is None:  # nobody is waited for any longer
             was_told = self.does_not_end
             patience_s = END_S if was_told else self.silent_s
-            found = slurm_endings.unconfirmed(self.job_id, self._state, self._error, was_told, patience_s)
+            found = endings.unconfirmed(self.job_id, self._state, self._error, was_told, patience_s)
             self.emit(job_events.Notice(-1, f"{found.headline}. {found.cause}"))  # also where a run was to be stopped
             return found
-        return slurm_endings.ending(self.job_id, self._state, seen, self.directory.path, self._python, self.was_ended)
+        return endings.ending(self.job_id, self._state, seen, self.directory.path, self._python, self.was_ended)
 
     def close(self) -> None:
         """Stop watching, but not before SLURM has heard that the job is to be cancelled."""

@@ -6,11 +6,11 @@ import re
 import time
 from typing import Any
 
-from labkit.ray_cluster.mirror import NotebookSide, Piece
-from labkit.ray_cluster.notebook import Notebook
-from labkit.ray_cluster.orders import Orders
-from labkit.ray_cluster.placement import Place
-from labkit.ray_cluster.rank_holder import RankHolder, Update
+from labkit.launchers.ray.mirror import NotebookSide, Piece
+from labkit.launchers.ray.notebook import Notebook
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.placement import Place
+from labkit.launchers.ray.rank_holder import RankHolder, Update
 
 LOOK_EVERY_S = 0.02
 """Time between two looks at what the notebook asks."""

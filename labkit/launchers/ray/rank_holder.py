@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import psutil
 
-from labkit.cluster.files import CLOCK
-from labkit.cluster.private import private
-from labkit.ray_cluster.mirror import BLOCK_BYTES, Piece, RankSide
-from labkit.ray_cluster.placement import Place
+from labkit.launchers.ray.mirror import BLOCK_BYTES, Piece, RankSide
+from labkit.launchers.ray.placement import Place
+from labkit.launchers.run_directory.files import CLOCK
+from labkit.launchers.run_directory.private import private
 
 LOOK_EVERY_S = 0.02
 """Time between two looks at what the rank has written."""
@@ -89,7 +89,7 @@ class RankHolder:
         }
         self._process: subprocess.Popen[bytes] | None = None
         started = threading.Event()
-        command = [sys.executable, str(Path(__file__).parents[1] / supervisor), str(self._directory)]
+        command = [sys.executable, str(Path(__file__).parents[2] / supervisor), str(self._directory)]
         # The supervisor ends with the thread that starts it: this one lives as long as it does.
         threading.Thread(target=self._mind, args=(command, environment, started), daemon=True).start()
         started.wait()

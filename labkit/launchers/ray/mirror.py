@@ -1,7 +1,7 @@
 """Keeps two run directories equal where nobody shares a folder: the notebook's, and one for each rank on its node.
 
 Either end asks `news` and gives the other what it says, as `Piece`s. Files of ranks and `asked` only grow; all others
-appear whole, once. Nothing here knows Ray; what is in the directories is `cluster.run_directory`'s to say.
+appear whole, once. Nothing here knows Ray; what is in the directories is `launchers.run_directory`'s to say.
 
 Guarantees: whoever reads the notebook's directory sees no record before what its rank had printed before, nor before
 the files that it names, and no word before the job that it speaks of. What cannot be written, on a full disk, waits.
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from labkit.cluster.files import limit_output, was_cut
-from labkit.cluster.private import make_folders
+from labkit.launchers.run_directory.files import limit_output, was_cut
+from labkit.launchers.run_directory.private import make_folders
 
 BLOCK_BYTES = 1 << 22
 """Of one file at once at most, so that memory stays bounded however much a rank writes."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster.private import private
+from labkit.launchers.run_directory.private import private
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk, or of a quota that is used up."""

@@ -2,7 +2,7 @@
 
 Uses SLURM's own commands, `sbatch`, `squeue` and `scancel` (https://slurm.schedmd.com/sbatch.html): what a user can
 type to look after the job is what happens here. A library between would be one more that must agree with the cluster.
-`slurm_job` follows the job, and `slurm_endings` says why it ended.
+`job` follows the job, and `endings` says why it ended.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
-from labkit.cluster.slurm_job import SlurmJob
 from labkit.engines.arguments import naming
 from labkit.engines.base import Target
+from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.slurm.job import SlurmJob
 
 
 class Slurm(Target):

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.ray_cluster import placement
-from labkit.ray_cluster.attempt import Attempt, Ended, draining_nodes
-from labkit.ray_cluster.mirror import NotebookSide
-from labkit.ray_cluster.notebook import Notebook
-from labkit.ray_cluster.orders import Orders
+from labkit.launchers.ray import placement
+from labkit.launchers.ray.attempt import Attempt, Ended, draining_nodes
+from labkit.launchers.ray.mirror import NotebookSide
+from labkit.launchers.ray.notebook import Notebook
+from labkit.launchers.ray.orders import Orders
 
 LISTEN_S = 5.0
 """How long whoever listens at the cluster's address may take to take a connection."""

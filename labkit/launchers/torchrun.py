@@ -22,17 +22,17 @@ from typing import Any
 
 import psutil
 
-from labkit.cluster import job_events
-from labkit.cluster.directory_engine import LaunchedEngine, check_whole, new_directory
-from labkit.cluster.launcher_job import SETTLE_S, LauncherJob, RanksSeen
-from labkit.cluster.private import private
-from labkit.cluster.run_directory import RunDirectory
 from labkit.engines.arguments import naming
 from labkit.engines.base import Target
 from labkit.engines.spawn import in_spawner_thread
+from labkit.launchers import job_events
+from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.private import private
 from labkit.rank.local_rendezvous import LocalRendezvous
 
-START = "import labkit.rank.die_with_parent; from labkit.cluster.torchrun import be_agent; be_agent()"
+START = "import labkit.rank.die_with_parent; from labkit.launchers.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
 
 ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -237,8 +237,8 @@ def be_agent() -> None:
     from torch.distributed import TCPStore, run
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, rendezvous_handler_registry
 
-    from labkit.cluster.one_machine import OneMachine
-    from labkit.cluster.tcp_store import is_address, listen
+    from labkit.launchers.one_machine import OneMachine
+    from labkit.launchers.tcp_store import is_address, listen
 
     gc.enable()  # which `die_with_parent` has turned off
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))  # where this package lies; a script sees its own folder only
+    # The package's folder, in place of the script's own, where `ray` and `directory` are not what others import.
+    sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
-from labkit.cluster.files import Folder, append, clock_off_s, free_reserve
-from labkit.cluster.private import private
+from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve
+from labkit.launchers.run_directory.private import private
 from labkit.protocol.system import OutOfMemoryKills
 from labkit.rank.private_folder import remove_of
 
@@ -77,7 +78,7 @@ def main(directory: Path) -> int:
         attempt = claim_attempt(directory, rank, is_elastic())
         requests.skip()
         arguments = [str(directory), rank, str(attempt)]
-        child = Child(directory / "ranks" / f"{rank}.{attempt}", "labkit.cluster.rank_entry", arguments)
+        child = Child(directory / "ranks" / f"{rank}.{attempt}", "labkit.launchers.rank_entry", arguments)
     except OSError as error:
         return cannot_write(directory, rank, error)
     peer_failed = directory / f"failed.{attempt}"

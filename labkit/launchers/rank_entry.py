@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 import psutil
 import torch.distributed as dist
 
-from labkit.cluster.files import clock_off_s
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.sender import FileSender, printing_never_fails
-from labkit.cluster.tcp_store import RENDEZVOUS_S, is_address, join_store, open_store
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.files import clock_off_s
+from labkit.launchers.run_directory.sender import FileSender, printing_never_fails
+from labkit.launchers.tcp_store import RENDEZVOUS_S, is_address, join_store, open_store
 from labkit.plugins.as_script import process_begins
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo

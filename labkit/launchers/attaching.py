@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from labkit.cluster.directory_engine import LaunchedEngine
-from labkit.cluster.run_directory import RunDirectory
-from labkit.cluster.slurm_commands import directory_of
-from labkit.cluster.slurm_job import SlurmJob
 from labkit.engines.arguments import naming
 from labkit.launcher import show_run
+from labkit.launchers.directory_engine import LaunchedEngine
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm.commands import directory_of
+from labkit.launchers.slurm.job import SlurmJob
 from labkit.monitor.run import Run
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.cluster import job_events
-from labkit.cluster.files import Folder, was_cut
-from labkit.cluster.records import CUT, Stored, decoded
-from labkit.cluster.run_directory import RunDirectory
+from labkit.launchers import job_events
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.files import Folder, was_cut
+from labkit.launchers.run_directory.records import CUT, Stored, decoded
 from labkit.protocol import events
 from labkit.protocol.pickling import Message
 

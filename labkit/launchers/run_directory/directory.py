@@ -24,8 +24,8 @@ from typing import Any
 
 import cloudpickle
 
-from labkit.cluster.files import clock_ahead_s
-from labkit.cluster.private import make_run_folder, private
+from labkit.launchers.run_directory.files import clock_ahead_s
+from labkit.launchers.run_directory.private import make_run_folder, private
 from labkit.protocol.job import Job
 from labkit.rank.private_folder import check_mine
 
