@@ -61,6 +61,12 @@ def test_a_lesson_checks_its_own_claim_and_ends_with_questions(lesson):
     assert any(cell.source.startswith("## Change this and run again") for cell in notebook.cells[-2:])
 
 
+def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(lesson):
+    code = [cell.source for cell in nbformat.read(lesson, 4).cells if cell.cell_type == "code"]
+    reserved = {name for source in code for name in re.findall(r"^(\w+) = labkit\.Session\(", source, re.MULTILINE)}
+    assert [name for name in reserved for source in code if f"\n{name}.close()" in f"\n{source}"] == []
+
+
 def test_no_cell_is_too_long_to_be_read(lesson):
     """But those that draw, and are hidden until they are asked for."""
     cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import threading
@@ -206,6 +207,12 @@ def test_ranks_with_nothing_to_do_end_after_a_while_but_not_while_they_work():
     wait_until(lambda: not any(map(lives, pids)))
     assert ranks.why_over == "nothing had run on them for 1 s (idle_s)"
     assert "gone: nothing had run on them for 1 s (idle_s)" in repr(ranks)
+
+
+def test_ranks_on_this_machine_stay_as_long_as_the_notebook():
+    with labkit.Session(1) as ranks:
+        launch(pid, on=ranks)
+        assert ranks.idle_left_s == math.inf
 
 
 @pytest.mark.parametrize("idle_s", [0, -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 END_TOLD_S = 20.0
 """How long it may take to learn why a session is over that is attached to."""
 
-IDLE_S = 1800.0
+IDLE_ON_A_CLUSTER_S = 1800.0
 """How long ranks are kept with nothing to do, unless a session is told otherwise."""
 
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -60,7 +61,7 @@ class Session(Target):
     launch waits for the new process only, and says so.
 
     The ranks end with `close()`, at the end of a `with` block, with the notebook, when the cell that made them is run
-    again, and when nothing has run on them for `idle_s`.
+    again, and when nothing has run on them for `idle_s`: half an hour on a cluster, which others wait for.
 
     On a cluster, `labkit.Session(on=labkit.Slurm(nodes=2, ranks_per_node=4))`, the ranks are one job that stays; it
     outlives the notebook, and `labkit.attach(job)` gives the session back, with its variables. Under
@@ -70,7 +71,8 @@ class Session(Target):
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         seed: with which cells begin, as `labkit.launch` has it; a launch brings its own.
         backend: of the cells' process group, as `labkit.launch` has it.
-        idle_s: how long the ranks are kept with nothing to do, in s; None: as long as the notebook.
+        idle_s: how long the ranks are kept with nothing to do, in s. By default as long as the notebook on this machine,
+            and half an hour on a cluster; `math.inf` there: until they are closed.
         is_of_a_cell: whether the ranks end when the cell that made them is run again.
         on: where, if not on this machine: `labkit.Slurm(…)`, `labkit.Ray(…)` or `labkit.Torchrun(…)`, which say how
             many ranks there are.
@@ -83,7 +85,7 @@ class Session(Target):
         world_size: int | None = None,
         seed: int | None = 0,
         backend: str | None = None,
-        idle_s: float | None = IDLE_S,
+        idle_s: float | None = None,
         is_of_a_cell: bool = True,
         on: Slurm | Torchrun | Ray | None = None,
         device: str | None = None,
@@ -102,6 +104,10 @@ class Session(Target):
             check_device(device, backend, gpus)
             if idle_s is not None and not idle_s > 0:
                 raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
+            if idle_s is None and on is not None:
+                idle_s = IDLE_ON_A_CLUSTER_S
+            if idle_s == math.inf:
+                idle_s = None
         made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
         kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s, "device": device}
