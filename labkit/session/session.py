@@ -71,8 +71,8 @@ class Session(Target):
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         seed: with which cells begin, as `labkit.launch` has it; a launch brings its own.
         backend: of the cells' process group, as `labkit.launch` has it.
-        idle_s: how long the ranks are kept with nothing to do, in s. By default as long as the notebook on this machine,
-            and half an hour on a cluster; `math.inf` there: until they are closed.
+        idle_s: how long the ranks are kept with nothing to do, in s. By default as long as the notebook on this
+            machine, and half an hour on a cluster; `math.inf` there: until they are closed.
         is_of_a_cell: whether the ranks end when the cell that made them is run again.
         on: where, if not on this machine: `labkit.Slurm(…)`, `labkit.Ray(…)` or `labkit.Torchrun(…)`, which say how
             many ranks there are.
