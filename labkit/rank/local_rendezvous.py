@@ -119,6 +119,12 @@ def open_file_store(path: str | os.PathLike[str], timeout_s: float = JOIN_S) -> 
     return LocalFileStore(os.fspath(path), timeout_s)
 
 
+def pause_s(waited_s: float) -> float:
+    """Return how long to wait until the next look for something that has been waited for so long, both in s."""
+    least_s, greatest_s = LOOK_S
+    return min(max(least_s, waited_s / LOOK_SHARE), greatest_s)
+
+
 def exchange(store: dist.Store, key: str, mine: str, info: RankInfo) -> list[str]:
     """Tell the other ranks something through their store, and return what each has told, once all have."""
     keys = [f"{key}/{rank}" for rank in range(info.world_size)]
@@ -176,13 +182,12 @@ class LocalFileStore(dist.Store):
         """Wait until all keys are there."""
         limit_s = (timeout or self.timeout).total_seconds()
         began = time.monotonic()
-        least_s, greatest_s = LOOK_S
         while not self.check(keys):
             waited_s = time.monotonic() - began
             if waited_s > limit_s > 0:
                 missing = [key for key in keys if not self.check([key])]
                 raise dist.DistStoreError(f"not there after {limit_s:g} s: {', '.join(missing)}")
-            time.sleep(min(max(least_s, waited_s / LOOK_SHARE), greatest_s))
+            time.sleep(pause_s(waited_s))
 
     def delete_key(self, key: str) -> bool:
         """Delete a key."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from labkit.rank.device import is_nccl
-from labkit.rank.local_rendezvous import LocalFileStore
+from labkit.rank.local_rendezvous import LocalFileStore, pause_s
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
@@ -79,10 +80,16 @@ def leave_together(
 
 
 def leave() -> None:
-    """Leave the process group, if this process is in one."""
+    """Leave the process group, if this process is in one.
+
+    gloo's threads look every 10 ms whether they are to end, so to destroy a group takes some 20 ms: it is only let go
+    of here, and ends in a thread of its own, while the next job begins.
+    """
     try:
         if dist.is_initialized():
+            groups = list(dist.distributed_c10d._world.pg_map)
             dist.destroy_process_group()
+            when_left(groups.clear)
     except RuntimeError as error:
         print(f"labkit: leaving the process group failed: {error}", file=sys.stderr)
     # One that could not be made, because a rank left meanwhile, has been counted too. The count is in the keys by which
@@ -90,10 +97,28 @@ def leave() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
+_leaving: threading.Thread | None = None
+"""In which groups that were left end; the newest."""
+
+
+def when_left(do: Callable[[], object]) -> None:
+    """Do something in a thread, once the groups that were left are gone, unless something refers to them."""
+    global _leaving
+    before = _leaving
+
+    def wait_and_do() -> None:
+        if before is not None:
+            before.join()
+        do()
+
+    _leaving = threading.Thread(target=wait_and_do, name="labkit-leaves-group", daemon=True)
+    _leaving.start()
+
+
 def _wait_for(store: dist.Store, key: str, mine: int, expected: int) -> bool:
     """Count oneself, and wait a moment until all have been counted."""
-    count, deadline = store.add(key, mine), time.monotonic() + LEAVE_TOGETHER_S
-    while count < expected and time.monotonic() < deadline:
-        time.sleep(0.002)
+    count, began_s = store.add(key, mine), time.monotonic()
+    while count < expected and (waited_s := time.monotonic() - began_s) < LEAVE_TOGETHER_S:
+        time.sleep(pause_s(waited_s))
         count = store.add(key, 0)
     return count >= expected

@@ -127,8 +127,13 @@ def leave() -> None:
     global _joined
     joined, _joined = _joined, None
     process_group.leave()
-    connections = joined.connections if joined else frozenset()
-    for name, descriptor in _open_sockets().items() if connections else ():
+    if joined and joined.connections:
+        process_group.when_left(lambda: _shut_down(joined.connections))
+
+
+def _shut_down(connections: frozenset[str]) -> None:
+    """Shut down those connections of a group that are still there."""
+    for name, descriptor in _open_sockets().items():
         if name not in connections:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
