@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 from labkit.exporting import exporter
 from tests.conftest import LONG_S
 from tests.repository import ROOT, tracked
-from tests.test_house import NO_OTHER_COPY
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOSTED = sorted((ROOT / "tests" / "hosted").glob("*.txt"))
@@ -109,6 +108,12 @@ def test_the_wheel_launches_from_where_it_was_installed(wheel, tmp_path):
 
 OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
 """Options of pip: nothing is downloaded, and hatchling is the one that is here."""
+
+NO_OTHER_COPY = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+"""
+"""An editable install would quietly give back, from the tree where it lies, what is gone here."""
 
 WITH_HATCHLING = {**os.environ, "PYTHONPATH": str(Path(hatchling.__file__).parents[1])}
 
