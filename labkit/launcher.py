@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from labkit.debugger.debugger import Debugger
 from labkit.engines.arguments import DEFAULT_SEED, Asked, check
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
-from labkit.monitor.companion import companions
-from labkit.monitor.run import Run
+from labkit.monitor.active_runs import active_runs
+from labkit.monitor.observers import RunObserver
 from labkit.protocol import definitions, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
@@ -20,6 +21,9 @@ from labkit.protocol.system import threads
 from labkit.protocol.text import printable
 from labkit.rank import settings
 from labkit.rank.device import place, usable_gpus
+from labkit.run import Run
+from labkit.trace.recorded import TraceObserver
+from labkit.trackers.following import writers
 from labkit.ui import interrupts, kernel, present
 
 
@@ -125,11 +129,15 @@ def launch(
         search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack(own)),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
+        watches_nan=watch == "nan",
     )
-    beside = companions(asked._replace(world_size=world_size))
+    observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
+    trackers = writers(log_to, fn, args, kwargs, world_size)
     name = printable(name or name_of(fn))
     engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
-    run = Run(engine, world_size, name, timeout_s, beside=beside)
+    run = Run(engine, world_size, name, timeout_s, observers)
+    run.launched_by = kernel.this_execution()
+    _stop_earlier(run)
     try:
         run.start(job)
     except KeyboardInterrupt:
@@ -137,27 +145,36 @@ def launch(
             raise
         run.interrupts += 1
         run.ask_to_stop()
-    return show_run(run, live, wait)
+    with trackers(run):
+        return show_run(run, live, wait)
+
+
+def _stop_earlier(run: Run) -> None:
+    """Stop what earlier executions of the cell that launches this run have launched in the background."""
+    earlier = [each for each in list(active_runs) if isinstance(each, Run) and each.is_of_an_earlier_execution(run)]
+    for each in earlier:
+        each.ask_to_stop()
+    for each in earlier:
+        each.wait_for_the_end()
 
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
     watcher = None
-    with run.companions.showing():
+    try:
+        watcher = present.watch(run, live, wait)
+        run.engine.work(run.interrupt)
+        if wait:
+            run.wait()
+    except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
+        run.interrupts += 1
         try:
-            watcher = present.watch(run, live, wait)
-            run.engine.work()
-            if wait:
-                run.wait()
-        except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
+            run.stop()
+        except KeyboardInterrupt:
             run.interrupts += 1
-            try:
-                run.stop()
-            except KeyboardInterrupt:
-                run.interrupts += 1
-                run.stop(0)
-        finally:
-            if watcher is not None and run.over.is_set():
-                watcher.finish()
+            run.stop(0)
+    finally:
+        if watcher is not None and run.over.is_set():
+            watcher.finish()
     interrupts.note(run)
     return run

@@ -9,10 +9,10 @@ import time
 from labkit.debugger.conversation import HOLD, LINE, Conversation, place_of
 from labkit.debugger.debugger import Debugger
 from labkit.debugger.prompt import RankPdb
-from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Started
 from labkit.rank.channels import Channel
-from labkit.rank.worker import Stopped
+from labkit.rank.stop_agreement import Stopped
+from labkit.run import Run
 from tests.fake_engine import FakeEngine
 
 LONG_S = 60
@@ -65,9 +65,9 @@ class Ranks(FakeEngine):
     def __init__(self, function, world_size=2, way="", cells=None):
         super().__init__(world_size)
         self.words = []
-        self.run = Run(self, world_size, "train")
-        self.debugger = Debugger(self.run, cells or {}, way)
-        self.run.companions.append(self.debugger)
+        self.debugger = Debugger(live=None, wait=True)
+        self.debugger._cells, self.debugger._way = cells or {}, way
+        self.run = Run(self, world_size, "train", observers=[self.debugger])
         self.ranks = [RankThread(rank, function, self) for rank in range(world_size)]
         for each in self.ranks:
             each.send(Started(each.rank))
@@ -100,7 +100,7 @@ class Ranks(FakeEngine):
         for line in lines:
             self.until(lambda: self.debugger.prompt)
             self.debugger.submit(line)
-        self.until(lambda: self.debugger.prompt or not self.debugger.holds_the_time)
+        self.until(lambda: self.debugger.prompt or not self.run.paused_by)
         return self.debugger.said[before:]
 
     def outcomes(self):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from labkit.failures import recorder
+from labkit.rank import recorder
 
 
 def is_recorded():

@@ -42,8 +42,8 @@ TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
     "comparison.accelerator": ("VirtualDevices",),
     "comparison.measuring": ("Measured",),
-    "plugins.variables.frames": ("FailedFrame", "Frames"),
-    "plugins.many.searching": ("Found",),
+    "failures.frames": ("FailedFrame", "Frames"),
+    "monitor.searching": ("Found",),
     "failures.stacks": ("RankStack", "Stacks"),
     "process_table": ("HeldProcess", "Processes"),
     "engines.standby": ("memory", "off", "on", "pids"),

@@ -13,15 +13,15 @@ import time
 import pytest
 import torch
 
+from labkit import run as monitor_run
 from labkit.engines import listener, local, spawn
 from labkit.monitor import follower
-from labkit.monitor import run as monitor_run
-from labkit.monitor.run import Run
-from labkit.plugins.stacks import question
+from labkit.monitor import stack_query as question
 from labkit.protocol import events
-from labkit.protocol.job import Job, RankHooks
+from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pickling import pack_call
 from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, worker
+from labkit.run import Run
 from tests.forked_ranks import ForkedRanks, Stays
 from tests.injection import READS, WRITES, Delays, Ends, Garbles, Instrumented, Raises, has_bytes, places
 from tests.tiers import few
@@ -94,7 +94,7 @@ def _be_different(worker, how):
             time.sleep(1000)
 
 
-class Unreadable(RankHooks):
+class Unreadable(RankHook):
     """What cannot be unpickled, though it can be pickled."""
 
     def __reduce__(self):
@@ -233,15 +233,14 @@ UNREACHED = {
     "engines.spawn: _spawn: copy.close": "likewise",
     "engines.spawn: in_spawner_thread: _work.put": "likewise",
     "engines.spawn: _serve: _work.get": "likewise",
-    "monitor.run: Run._obey: self.engine.kill": "see test_the_second_interrupt",
-    "monitor.run: Run._obey: self.ask_to_stop": "likewise",
-    "monitor.run: Run.wait_for_the_end: self.engine.kill": "likewise",
+    "run: Run._obey: self.engine.kill": "see test_the_second_interrupt",
+    "run: Run._obey: self.ask_to_stop": "likewise",
+    "run: Run.wait_for_the_end: self.engine.kill": "likewise",
     "rank.channels: EventQueue.put: send": "Windows",
     "rank.channels: EventQueue.receive: self.reader.poll": "Windows",
     "rank.channels: EventQueue.receive: receive": "Windows",
     "rank.main: read_job: read": "a file's; see tests/test_versions.py",
     "rank.main: read_job: channel.send": "likewise",
-    "rank.main: main.<locals>.prepare: wait": "what plugins do in ranks that stand by",
     "rank.main: do_jobs: part.channel.send": "a GPU that is broken; see tests/test_device.py",
     "rank.main: end_children: os.kill": "a fork server, which a rank of this Python has not",
     "rank.process_group: join: store.wait": "no group is joined here",

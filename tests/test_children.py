@@ -12,7 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 
 import labkit
-from labkit.plugins.as_script import children
+from labkit.rank.script_compat import children
 from tests.conftest import lives, shared_session, wait_until
 
 METHODS = ("fork", "forkserver", "spawn")

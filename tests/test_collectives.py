@@ -12,17 +12,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import labkit
-from labkit.failures import recorder
 from labkit.failures.missed import Call, RankCalls, content, differing, find
-from labkit.failures.recorder import Collectives
 from labkit.launchers.run_directory.records import decoded
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.plugins.in_vain.hooks import SaysWaits
-from labkit.plugins.stacks.hooks import SaysCalls
-from labkit.plugins.stacks.question import Asking
+from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Attached
+from labkit.rank import recorder
 from labkit.rank.channels import Channel
+from labkit.rank.recorder import Collectives
+from labkit.rank.report_collectives import ReportCollectives
 from labkit.rank.signals import STACKS_SIGNAL
+from labkit.rank.waiting import ReportWaits
 from tests import hangs, workloads
 from tests.conftest import shared_session, wait_for_step
 
@@ -314,7 +314,7 @@ def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
 def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
     channel, sent = Channel(), []
     channel.send = sent.append
-    channel.hooks = (SaysCalls(), SaysWaits())
+    channel.hooks = (ReportCollectives(), ReportWaits())
     monkeypatch.setattr(recorder, "look", lambda rank, trace=None: {}["what a library has done to PyTorch"])
     channel.receive("details")
     assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
@@ -328,11 +328,11 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "look", lambda rank, trace=None: said)
     channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
     channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
-    SaysCalls().hear("details", channel)
+    ReportCollectives().hear("details", channel)
     (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
     event = decoded(line)
     assert isinstance(event, Attached)
-    heard = Asking()
+    heard = StackQuery()
     heard.take(event)
     assert heard._said == {1: said}
 

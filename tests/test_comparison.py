@@ -8,8 +8,8 @@ import pytest
 
 import labkit
 from labkit.engines.base import Engine
-from labkit.monitor.run import Run
 from labkit.protocol.events import Exit, Log, Memory, Result
+from labkit.run import Run
 from labkit.ui import kernel
 from tests.conftest import LONG_S
 from tests.fake_engine import A_JOB

@@ -23,7 +23,6 @@ from labkit.debugger import answering
 from labkit.debugger import debugger as debugger_module
 from labkit.debugger.conversation import HOLD, is_move
 from labkit.debugger.hooks import HELD, NobodyAnswers
-from labkit.monitor.companion import Companion
 from labkit.protocol.events import Exit, Started
 from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session, wait_until
@@ -45,7 +44,7 @@ def two_steps(rank, stop, ask):
 
 
 def debugger(run):
-    return next(each for each in run.companions if isinstance(each, debugger_module.Debugger))
+    return run._debugger
 
 
 def line_of(function, text):
@@ -74,7 +73,7 @@ def test_ranks_at_the_same_line_are_asked_once_and_go_on_together():
     ranks.until_asked(0, 1)
     ranks.type("c")
     assert ranks.outcomes() == [5, 15]
-    assert not ranks.debugger.holds_the_time
+    assert not ranks.run.paused_by
 
 
 def test_an_empty_line_repeats_and_a_breakpoint_of_pdb_is_of_the_rank_that_set_it():
@@ -187,16 +186,14 @@ def test_a_rank_that_ends_while_another_debugs_is_no_longer_asked():
 def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     engine = FakeEngine()
     run = labkit.Run(engine, 2, "train", timeout_s=1e-9)
-    companion = Companion()
-    companion.holds_the_time = True
-    run.companions.append(companion)
+    run.paused_by = run._observers[0]
     for rank in range(2):
         run._follower.take(Started(rank))
-    run._follower.mind_the_time()
+    run._follower.enforce_deadlines()
     assert engine.calls == []
-    companion.holds_the_time = False
+    run.paused_by = None
     time.sleep(0.001)
-    run._follower.mind_the_time()
+    run._follower.enforce_deadlines()
     assert engine.calls == ["ask_for_stacks"]
 
 
@@ -339,7 +336,7 @@ def type_(run, *lines):
     for line in lines:
         wait_until(lambda: panel.prompt or run.over.is_set(), LONG_S)
         panel._received(panel, {"line": line}, [])
-    wait_until(lambda: panel.prompt or not debugger(run).holds_the_time, LONG_S)
+    wait_until(lambda: panel.prompt or not run.paused_by, LONG_S)
     return panel.said[before:]
 
 
@@ -430,7 +427,7 @@ def test_a_rank_that_dies_while_another_is_debugged_ends_the_run(reserved, watch
     assert run.over.wait(LONG_S)
     assert run.error.rank == 1
     assert debugger(run).prompt == ""
-    assert not debugger(run).holds_the_time
+    assert not run.paused_by
 
 
 def in_a_worker_process(_):
@@ -559,7 +556,7 @@ def test_where_the_front_end_opens_no_subshell_the_cell_that_waits_asks(tmp_path
         notebook.finish(cell)
         assert cell.error is None, cell.error
         assert "-> breakpoint()\n2\n" in cell.stdout
-        assert notebook.value("(run.results, any(each.panel for each in run.companions))") == ([0, 1], False)
+        assert notebook.value("(run.results, run.panel is not None)") == ([0, 1], False)
     finally:
         notebook.close()
 

@@ -11,7 +11,7 @@ from labkit.failures.facts import RankFacts
 from labkit.failures.grouping import rank_list
 from labkit.failures.hang import Missed, diagnose_hang
 from labkit.failures.stacks import Frame, RankStack, Stacks
-from labkit.plugins.stacks.question import Asking
+from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 
@@ -26,7 +26,7 @@ DIFFER = "RuntimeError: Detected mismatch between collectives on ranks. "
 
 def diagnose(ranks):
     """As a run does that has heard of no rank's collectives."""
-    return first_to_fail.diagnose(ranks, [Asking().explain_failure])
+    return first_to_fail.diagnose(ranks, [StackQuery().explain_failure])
 
 
 def running(size):

@@ -17,11 +17,11 @@ from labkit.launchers.rank_entry import _counts
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
 from labkit.rank.signals import STACKS_SIGNAL
+from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
 
 

@@ -15,22 +15,16 @@ import pytest
 
 import labkit
 from labkit.engines.local import LocalEngine
-from labkit.failures import recorder
 from labkit.launchers import job_events
-from labkit.plugins.in_vain.hooks import SaysWaits
-from labkit.plugins.stacks.hooks import SaysCalls
-from labkit.plugins.stopping.hooks import Agrees
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import loads, pack_call
 from labkit.protocol.text import printable
+from labkit.rank import recorder
 from tests import elsewhere, workloads
 from tests.conftest import LONG_S, shared_session, wait_until
 
 pytestmark = pytest.mark.spawns
-
-HOOKS = (SaysCalls(), SaysWaits(), Agrees())
-"""Whatever carries the ranks brings them their words, and the notebook their answers."""
 
 ON_FILES = ["torchrun", "session on torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"]
 """Those whose ranks speak with the notebook through a folder."""
@@ -95,7 +89,7 @@ class Started:
 
 def a_job(fn, *args):
     function = pack_call(fn, args, {})
-    return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={}, hooks=HOOKS)
+    return Job(function, 2, "gloo", 0, 1, seed=0, port=0, start_s=time.time(), environment={}, cells={})
 
 
 @pytest.fixture

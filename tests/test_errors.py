@@ -17,13 +17,12 @@ import torch
 
 import labkit
 import labkit.failures.pages
-from labkit.debugger.hooks import Hooks, NobodyAnswers, _Installed
+from labkit.debugger.hooks import NobodyAnswers, PromptHook, _Installed
 from labkit.engines.arguments import naming
 from labkit.exporting import statements
 from labkit.failures.diagnosis import diagnose_own_error
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
-from labkit.failures.recorder import Collectives
 from labkit.failures.stacks import Frame, RankStack
 from labkit.launchers.directory_engine import folder_gone
 from labkit.launchers.job_events import JobEnded
@@ -34,13 +33,13 @@ from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.slurm import endings as slurm_endings
 from labkit.launchers.slurm.queue import JobState
 from labkit.launchers.torchrun import TorchrunJob
-from labkit.monitor.run import Run
+from labkit.monitor.stack_query import StackQuery
 from labkit.monitor.state import RunState
-from labkit.plugins.not_finite.hooks import EndsAtTheFirst
-from labkit.plugins.stacks.question import Asking
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
 from labkit.rank import device as devices
+from labkit.rank.recorder import Collectives
+from labkit.run import Run
 from labkit.session.turns import Turns
 from tests import messages
 from tests.fake_engine import A_JOB, FakeEngine
@@ -83,7 +82,7 @@ def returned_early(_):
 
 
 def different_collectives(_):
-    said = Asking()
+    said = StackQuery()
 
     def stood(rank, line, shape, summary):
         calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
@@ -96,7 +95,7 @@ def different_collectives(_):
 
 
 def not_a_number(_):
-    worker, batcher, _channel = a_worker(EndsAtTheFirst())
+    worker, batcher, _channel = a_worker(watches_nan=True)
     worker.log(loss=1.0)
     said = refused(FloatingPointError, worker.log, loss=float("nan"))
     batcher.close()
@@ -145,7 +144,8 @@ def gpu(_):
 
 def nobody_answers(_):
     channel = SimpleNamespace(rank=0, stop_asked_s=None, listen=None)
-    with _Installed(Hooks("the notebook runs headless", False), A_JOB, channel), pytest.raises(NobodyAnswers) as error:
+    hook = PromptHook("the notebook runs headless", False)
+    with _Installed(hook, A_JOB, channel), pytest.raises(NobodyAnswers) as error:
         breakpoint()
     return str(error.value)
 

@@ -442,7 +442,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
     }
     folders = {
         "protocol": (
-            *("definitions", "events", "job", "pages", "pickling", "plugins", "redaction", "reducing", "storages"),
+            *("definitions", "events", "job", "pages", "pickling", "redaction", "reducing", "storages"),
             *("system", "text", "versions"),
         ),
         "rank": (
@@ -450,8 +450,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("carried_modules", "notebook_main", "settings"),
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
-        "plugins": (),
-        "plugins/as_script": ("bars", "children", "dynamo", "fork_server", "hooks"),
+        "rank/script_compat": ("bars", "children", "dynamo", "fork_server", "reuse_process_group"),
         "launchers": ("rank_entry", "tcp_store"),
         "launchers/run_directory": ("directory", "files", "private", "records", "sender"),
         "exporting": ("script",),
@@ -1052,7 +1051,7 @@ class Squares(Dataset):
         return 8
 
     def __getitem__(self, index):
-        return index**2, "labkit.plugins.as_script.fork_server" in sys.modules
+        return index**2, "labkit.rank.script_compat.fork_server" in sys.modules
 
 def train(worker):
     loader = DataLoader(Squares(), 4, num_workers=2, multiprocessing_context="forkserver")

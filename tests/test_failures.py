@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 import labkit
-from labkit.plugins.memory import seen as memory
+from labkit.monitor import memory as memory
 from labkit.protocol.system import OutOfMemoryKills
 from tests import failures, fake_system
 from tests.conftest import shared_session

@@ -30,8 +30,8 @@ from labkit.launchers.run_directory import directory as run_directory
 from labkit.launchers.run_directory import files, reader, sender
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.monitor.run import Run
 from labkit.protocol import events
+from labkit.run import Run
 from tests.test_directory_engine import Launcher, a_job, log
 from tests.tiers import few
 

@@ -11,16 +11,15 @@ from array import array
 import pytest
 
 from labkit import launcher
+from labkit import run as monitor_run
 from labkit.engines.arguments import check_call
 from labkit.failures.silence import Silences
 from labkit.launchers import job_events
-from labkit.monitor import going as going_runs
-from labkit.monitor import run as monitor_run
-from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.stacks import question
-from labkit.plugins.stacks.hooks import KIND
-from labkit.plugins.stacks.question import asking
+from labkit.monitor import active_runs as going_runs
+from labkit.monitor import stack_query as question
 from labkit.protocol import events
+from labkit.rank.report_collectives import KIND
+from labkit.run import Run, WorkerFailed
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 
@@ -86,13 +85,13 @@ def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_ane
     """The answer to the first question is of a place that they have left since."""
     engine = FakeEngine()
     run = going(engine, timeout_s=0.3)
-    run._follower.state.progress_s = time.monotonic()
+    run._state.progress_s = time.monotonic()
     wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
     engine.arrived.put(events.Stack(0, STACK.format(line=1)))
     for rank in range(2):
         engine.arrived.put(logged(rank))
     wait_until(lambda: engine.calls.count("ask_for_stacks") == 2, LONG_S)
-    assert 0 not in asking(run)._texts
+    assert 0 not in run._stack_query._texts
     for rank in range(2):
         engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
     with pytest.raises(WorkerFailed) as failure:
@@ -152,17 +151,17 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    asking(run).ask()
-    assert not asking(run).have_come()
+    run._stack_query.ask()
+    assert not run._stack_query.have_come()
     answered(run, soon)
-    assert not asking(run).have_come(), "however long this takes"
+    assert not run._stack_query.have_come(), "however long this takes"
     if late:
         answered(run, late)
     else:
-        asking(run)._silences = KnowsMute({1})
-    assert asking(run).have_come()
+        run._stack_query._silences = KnowsMute({1})
+    assert run._stack_query.have_come()
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
-    assert [stack.in_words for stack in asking(run).stacks()] == ["is at cell.py, line 7", *says]
+    assert [stack.in_words for stack in run._stack_query.stacks()] == ["is at cell.py, line 7", *says]
     assert engine.calls.count("ask_for_stacks") == 1
     run.stop(0)
 
@@ -185,13 +184,13 @@ def test_who_asks_where_ranks_stand_waits_for_the_last_of_them():
 def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
     engine = FakeEngine()
     run = going(engine)
-    asking(run).ask()
-    asking(run)._asked_s -= 100.0  # so long ago
+    run._stack_query.ask()
+    run._stack_query._asked_s -= 100.0  # so long ago
     answered(run, answers(0))
-    assert not asking(run).have_come(), "this machine has just taken 100 s"
-    asking(run)._asked_s -= 400.0
-    asking(run)._answered_s -= 400.0
-    assert asking(run).have_come(), "rank 1 has had four times as long"
+    assert not run._stack_query.have_come(), "this machine has just taken 100 s"
+    run._stack_query._asked_s -= 400.0
+    run._stack_query._answered_s -= 400.0
+    assert run._stack_query.have_come(), "rank 1 has had four times as long"
     run.stop(0)
 
 
@@ -207,18 +206,18 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     engine = FakeEngine(3)
     engine.stacks_s = LONG_S
     run = going(engine)
-    asking(run).ask()
+    run._stack_query.ask()
     both = waiting(0, "all_reduce") + waiting(1, "barrier")
     answered(run, [*both, answers(2)[0]])
-    assert not asking(run).have_come(), "rank 2 has not said all"
-    asking(run)._silences = KnowsMute({2})
-    assert not asking(run).have_come()
+    assert not run._stack_query.have_come(), "rank 2 has not said all"
+    run._stack_query._silences = KnowsMute({2})
+    assert not run._stack_query.have_come()
     assert engine.calls.count("ask_for_stacks") == 2
     answered(run, both)
-    assert not asking(run).have_come(), "it did say where it stands, and will again"
+    assert not run._stack_query.have_come(), "it did say where it stands, and will again"
     answered(run, answers(2)[:1])
-    assert asking(run).have_come()
-    assert asking(run).stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    assert run._stack_query.have_come()
+    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
     run.stop(0)
 
 
@@ -252,12 +251,12 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     engine = FakeEngine()
     engine.stacks_s = LONG_S
     run = going(engine)
-    asking(run).ask()
+    run._stack_query.ask()
     answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
-    assert not asking(run).have_come()
+    assert not run._stack_query.have_come()
     answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
-    assert asking(run).have_come()
-    text = asking(run).stacks().missed
+    assert run._stack_query.have_come()
+    text = run._stack_query.stacks().missed
     if missed:
         assert text.startswith(
             "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "
@@ -312,7 +311,7 @@ def test_what_was_started_is_ended_if_nobody_came_to_follow_it(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run.start(JOB)
     assert engine.calls == ["start", "kill", "close"]
-    assert run not in going_runs.going
+    assert run not in going_runs.active_runs
 
 
 def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):

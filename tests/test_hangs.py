@@ -10,7 +10,7 @@ import time
 import pytest
 
 import labkit
-from labkit.plugins.in_vain.waiting import SLEEP
+from labkit.rank.waiting import SLEEP
 from tests import workloads
 from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.hangs import is_recorded
@@ -126,7 +126,7 @@ def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     assert run.status == "running", "asking ends nothing"
     pids = list(run.engine.pids)
     assert run.stop().status == "stopped"
-    assert run.cut_short == ("late" if how == "holds the lock" or SLEEP is None else "in vain")
+    assert run.stop_outcome == ("late" if how == "holds the lock" or SLEEP is None else "deadlock")
     assert not any(map(lives, pids))
     assert len(run.history) == 3
     again = run.stacks()
@@ -160,7 +160,7 @@ def test_a_stop_comes_to_ranks_of_which_others_ask_things_all_the_time():
     run.stop(grace_s=LONG_S)
     is_over.set()
     asking.join()
-    assert (run.status, run.cut_short) == ("stopped", "")
+    assert (run.status, run.stop_outcome) == ("stopped", "")
     assert run.results[0] == run.results[1] > 0
 
 
@@ -178,7 +178,7 @@ def test_a_run_that_is_starting_says_so():
 def test_a_run_that_logs_stops_by_itself_and_keeps_what_it_returns(time_of_three):
     run = launched(workloads.spin, logged=20 * (1 + time_of_three))
     run.stop()
-    assert (run.status, run.cut_short) == ("stopped", "")
+    assert (run.status, run.stop_outcome) == ("stopped", "")
     assert run.results[0] == run.results[1] > 0, "both have taken equally many steps"
     # Each logs once more than it counts: the call that said "stop".
     steps = run.history.groupby("rank")["step"]
@@ -201,7 +201,7 @@ def test_ranks_that_go_on_logging_end_at_a_common_step_however_long_it_takes(wha
     steps, how = KEPT[what]
     run = launched(workloads.slow_steps, steps, how, logged=2 * len(steps) + 1)
     run.stop()
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["finished"] * 2, "")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
     assert run.results[0] == run.results[1] == run.progress(0)[0].steps - 1, "the call that said stop is the last"
 
 
@@ -220,7 +220,7 @@ def test_ranks_that_wait_for_what_cannot_come_are_ended_at_once_and_not_for_want
         pytest.skip("this system does not tell when a sleep ends")
     run = launched(*IN_VAIN[what])
     run.stop(grace_s=LONG_S)
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["ended"] * 2, "in vain")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "deadlock")
     assert len(run.history) == 2
 
 
@@ -229,7 +229,7 @@ def test_ranks_of_which_something_could_still_come_are_given_all_of_the_grace(ho
     run = launched(workloads.go_astray, how)
     run.engine.stop_grace_s = 1.0
     run.stop()
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["ended"] * 2, "late")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "late")
     assert len(run.history) == 2
 
 
@@ -250,7 +250,7 @@ def test_a_rank_that_logs_alone_returns_what_it_has(first):
 
     run = launched(train, logged=3)
     run.stop()
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["finished"] * 2, "")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
 
 
 @pytest.mark.parametrize(("seconds", "kept", "why"), [(4, [0, 1], ""), (1e6, [None, None], "in vain")])
@@ -259,7 +259,7 @@ def test_ranks_that_sleep_are_ended_only_if_they_sleep_for_longer_than_they_are_
         pytest.skip("this system does not tell when a sleep ends")
     run = launched(workloads.sleep_and_return, seconds)
     run.stop(grace_s=LONG_S)
-    assert (run.status, run.results, run.cut_short) == ("stopped", kept, why)
+    assert (run.status, run.results, run.stop_outcome) == ("stopped", kept, why)
 
 
 def test_stopping_again_with_another_grace_ends_the_run_now():
@@ -268,4 +268,4 @@ def test_stopping_again_with_another_grace_ends_the_run_now():
     assert run.stopping
     assert not run.over.wait(0.2)
     run.stop(grace_s=0)
-    assert (run.status, run.cut_short, run.stopping) == ("stopped", "late", False)
+    assert (run.status, run.stop_outcome, run.stopping) == ("stopped", "late", False)

@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 
 import labkit
+from labkit import run as monitor_run
+from labkit.debugger.debugger import Debugger
 from labkit.launcher import show_run
-from labkit.monitor import follower as monitor_follower
-from labkit.monitor import going
-from labkit.monitor import run as monitor_run
-from labkit.monitor.companion import Companion
-from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.stacks import question
+from labkit.monitor import active_runs as going
+from labkit.monitor import record
+from labkit.monitor import stack_query as question
 from labkit.protocol import events
+from labkit.run import Run, WorkerFailed
 from labkit.ui import present
 from tests.conftest import LONG_S, lives, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
@@ -240,7 +240,7 @@ class Held:
 
     def __init__(self, method):
         self.is_over, self.is_in = threading.Event(), threading.Event()
-        self.observer = Companion()
+        self.observer = Debugger(live=None, wait=True)
         setattr(self.observer, method, self._hold)
 
     def _hold(self, *_):
@@ -252,9 +252,9 @@ class Held:
 def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(method, monkeypatch):
     """An observer that never returns: with the run's lock held, or in the very thread that waits."""
     monkeypatch.setattr(monitor_run, "INTERRUPTED_S", 0.5)
-    monkeypatch.setattr(monitor_follower, "LOCK_S", 0.1)
+    monkeypatch.setattr(record, "LOCK_S", 0.1)
     held = Held(method)
-    run = Run(FakeEngine(immortal=True), 2, "train", beside=[held.observer])
+    run = Run(FakeEngine(immortal=True), 2, "train", observers=[held.observer])
     run.start(A_JOB._replace(start_s=time.time()))
     run.engine.arrived.put(events.Ready())
     is_waiting = threading.Event()
@@ -319,7 +319,7 @@ def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(w
 def test_a_run_that_cannot_be_ended_with_the_notebook_does_not_keep_the_next_from_it(monkeypatch):
     runs = [begun(FakeEngine(), events.Started(0), events.Started(1)) for _ in range(2)]
     monkeypatch.setattr(runs[0].engine, "kill", lambda: [][1])
-    monkeypatch.setattr(going, "going", runs)
+    monkeypatch.setattr(going, "active_runs", runs)
     monkeypatch.setattr(runs[0].over, "wait", lambda timeout: None)
     going._end_with_the_notebook()
     assert runs[1].status == "stopped"

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.here import HereEngine
+from labkit.engines.in_process import HereEngine
 
 
 def launch(function, *args, **options):
@@ -113,7 +113,7 @@ def test_a_second_interrupt_ends_it_at_once():
 def test_one_that_does_not_obey_is_interrupted_when_its_grace_is_over(monkeypatch):
     monkeypatch.setattr(HereEngine, "stop_grace_s", 0.1)
     run = launch(waits, 1)
-    assert (run.status, run.cut_short) == ("stopped", "late")
+    assert (run.status, run.stop_outcome) == ("stopped", "late")
 
 
 def test_a_silence_ends_it_with_the_place_where_it_stood():

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.monitor import not_finite as finding
+from labkit.monitor.history import FEW
 from labkit.monitor.state import RunState
-from labkit.plugins.many import FEW
-from labkit.plugins.not_finite import finding
 from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.worker import Worker

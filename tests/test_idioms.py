@@ -18,15 +18,16 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.engines.arguments import check
+from labkit.engines.arguments import Asked, check
 from labkit.exporting.exporter import _check as check_export
-from labkit.monitor.companion import Asked
-from labkit.plugins.as_script import bars, hooks
-from labkit.plugins.variables import unsendable
+from labkit.protocol import unpicklable
 from labkit.protocol.job import RankInfo
-from labkit.protocol.pickling import dumps, loads, pack_result
+from labkit.protocol.pickling import dumps, loads, name_of, pack_result
 from labkit.rank import failure, main
-from labkit.rank.worker import Stopped, Worker
+from labkit.rank.script_compat import bars
+from labkit.rank.script_compat import reuse_process_group as hooks
+from labkit.rank.stop_agreement import Stopped
+from labkit.rank.worker import Worker
 from labkit.session import cell_runs
 from labkit.ui import interrupts, kernel
 from tests import make_coming_from
@@ -373,7 +374,7 @@ class InSlots:
     ],
 )
 def test_what_cannot_be_sent_is_named_by_its_attribute(call, said):
-    assert unsendable(*call).startswith(said)
+    assert unpicklable.explain(name_of(call[0]), *call, dumps).startswith(said)
 
 
 # What a cell on the ranks misses

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.session import isolation
+from labkit.rank import isolation
 
 pytestmark = pytest.mark.spawns
 

@@ -537,7 +537,7 @@ def test_where_cells_have_ids_a_cell_is_known_by_its_id_and_not_by_its_text(note
     notebook.run("kept = run_3\n" + launch(4), cell_id="third")
     notebook.run("kept = run_3\n" + launch(4), cell_id="fourth")  # a copy of the third
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["running", "running", "running"]
-    cell = notebook.run("for run in list(labkit.monitor.going.going): run.stop()", cell_id="fifth")
+    cell = notebook.run("for run in list(labkit.monitor.active_runs.active_runs): run.stop()", cell_id="fifth")
     assert cell.error is None
     assert statuses(notebook, "run_2", "run_3", "run_4") == ["stopped", "stopped", "stopped"]
 
@@ -747,7 +747,7 @@ def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(t
     try:
         notebook.run("import threading", watched)
         # What is done ahead has been done by then.
-        wait_until_true(notebook, "'labkit-ahead' not in [t.name for t in threading.enumerate()]", watched)
+        wait_until_true(notebook, "'labkit-prewarm' not in [t.name for t in threading.enumerate()]", watched)
         assert notebook.value("(labkit.standby.pids(), labkit.standby._wanted)") == ([], 0)
         assert notebook.value("'plotly' in __import__('sys').modules")
     finally:

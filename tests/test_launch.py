@@ -487,7 +487,7 @@ def test_a_run_in_the_background_goes_on_and_can_be_stopped_at_a_common_step():
     assert launched_s < start_of(run), "before the ranks began"
     assert run.status == "running"
     assert run.stop() is run
-    assert (run.status, run.cut_short) == ("stopped", "")
+    assert (run.status, run.stop_outcome) == ("stopped", "")
     assert run.states == ["finished", "finished"]
     assert run.results[0] == run.results[1], "both ranks took equally many steps"
     last = run.history.groupby("rank")["step"].max()
@@ -503,7 +503,7 @@ def test_a_stuck_run_is_ended_because_it_is_stuck_and_keeps_its_history(where):
     while len(run.history) < 2:
         time.sleep(0.05)
     run.stop()
-    assert (run.status, run.cut_short) == ("stopped", "in vain")
+    assert (run.status, run.stop_outcome) == ("stopped", "deadlock")
     assert len(run.history) == 2
 
 

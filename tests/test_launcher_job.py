@@ -22,9 +22,9 @@ from labkit.launchers.slurm import queue as slurm_queue
 from labkit.launchers.slurm.commands import SlurmError
 from labkit.launchers.slurm.job import SlurmJob
 from labkit.launchers.torchrun import TorchrunJob
-from labkit.monitor.run import Run
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
+from labkit.run import Run
 from labkit.session.cluster_reserve import ClusterReserve
 from tests import workloads
 from tests.conftest import LONG_S, wait_until

@@ -21,14 +21,14 @@ from labkit.failures.facts import Diagnosis, Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.ledger import CONFIRM_S, QUIET_S, Quiet, gone, stuck
 from labkit.failures.missed import RankCalls
-from labkit.failures.recorder import NO_GROUP, Collectives
 from labkit.failures.stacks import Frame, RankStack
 from labkit.failures.threads import name_dead_threads
-from labkit.plugins.stacks.hooks import look_at_threads
-from labkit.plugins.stacks.question import Asking
+from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Attached, Failure, Log
 from labkit.protocol.job import Cell
 from labkit.rank.failure import describe
+from labkit.rank.recorder import NO_GROUP, Collectives
+from labkit.rank.report_collectives import look_at_threads
 from tests import transports
 from tests.conftest import shared_session
 from tests.hangs import is_recorded
@@ -534,7 +534,7 @@ def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
 
 
 def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later():
-    asking = Asking()
+    asking = StackQuery()
     before = Collectives(1, (call(2),), (WORLD,))
     asking.take(Attached(1, "collectives", pickle.dumps(tuple(before))))
     asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))

@@ -17,16 +17,16 @@ from PIL import Image
 import labkit
 from labkit.failures.grouping import rank_list
 from labkit.failures.stacks import RankStack, Stacks
-from labkit.monitor.history import AT_ONCE
+from labkit.monitor import band
+from labkit.monitor import large_world as many_history
+from labkit.monitor.history import AT_ONCE, FEW
 from labkit.monitor.output import RankOutput
-from labkit.monitor.run import Run
+from labkit.monitor.searching import search
 from labkit.monitor.state import RunState
-from labkit.plugins.many import FEW, band, many_history
-from labkit.plugins.many import listing as many
-from labkit.plugins.many.searching import search
-from labkit.plugins.report import summary
 from labkit.protocol.events import Exit, Failure, Log, Output, Started
-from labkit.ui import charts, kernel, live
+from labkit.run import Run
+from labkit.ui import charts, kernel, live, summary
+from labkit.ui import listing as many
 from labkit.ui.pictures import picture
 from labkit.ui.widgets import close
 from tests.fake_engine import FakeEngine

@@ -9,16 +9,14 @@ import pytest
 import labkit
 from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
-from labkit.monitor.run import Run
-from labkit.plugins.not_finite.finding import first
-from labkit.plugins.not_finite.hooks import EndsAtTheFirst
-from labkit.plugins.report import summary
+from labkit.monitor.not_finite import first
 from labkit.protocol import events
-from labkit.protocol.job import RankHooks, RankInfo
+from labkit.protocol.job import RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
-from labkit.ui import charts, live
+from labkit.run import Run
+from labkit.ui import charts, live, summary
 from labkit.ui.pictures import picture
 from tests.fake_engine import FakeEngine
 
@@ -107,16 +105,15 @@ class Kept(Channel):
         self.sent.append(event)
 
 
-def a_worker(*hooks):
+def a_worker(watches_nan):
     channel = Kept()
-    channel.hooks = hooks
     batcher = LogBatcher(1, channel.send, 0.0)
-    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel), batcher, channel
+    return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watches_nan), batcher, channel
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
-    worker, batcher, channel = a_worker(RankHooks(), EndsAtTheFirst())
+    worker, batcher, channel = a_worker(watches_nan=True)
     worker.log(loss=1.0, lr=0.1)
     with pytest.raises(FloatingPointError, match=rf"lr is {value} at step 1: the run was launched with watch='nan'"):
         worker.log(loss=1.0, lr=value)
@@ -125,7 +122,7 @@ def test_watched_a_log_of_nan_or_inf_raises_once_it_is_logged(value):
 
 
 def test_unwatched_it_is_only_logged():
-    worker, batcher, channel = a_worker(RankHooks())
+    worker, batcher, channel = a_worker(watches_nan=False)
     worker.log(loss=NAN)
     batcher.close()
     assert len(channel.sent) == 1

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib
-import inspect
-import pkgutil
 import threading
 import time
 from array import array
-from pathlib import Path
 
 import pytest
 
 import labkit
-import labkit.debugger
-import labkit.plugins
-import labkit.trace
-import labkit.trackers
 from labkit.debugger.debugger import Debugger
 from labkit.launcher import show_run
-from labkit.monitor.companion import Asked, Companion, companions
-from labkit.monitor.observers import Observers
-from labkit.monitor.run import Run
-from labkit.plugins.report import summary
+from labkit.monitor.observers import Observers, RunObserver
+from labkit.monitor.stack_query import StackQuery
 from labkit.protocol import events
-from labkit.ui.kernel import Execution
+from labkit.run import Run
+from labkit.trace.recorded import TraceObserver
+from labkit.ui import summary
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB, FakeEngine
 
@@ -35,9 +26,14 @@ OVER_S = 5.0
 ENDS = {"finishes": "finished", "fails": "failed", "falls silent": "failed", "is stopped": "stopped"}
 """What becomes of the ranks, and of the run."""
 
-METHODS = [name for name, value in vars(Companion).items() if callable(value) or isinstance(value, property)]
-METHODS = [name for name in METHODS if not name.startswith("_")] + ["holds_the_time", "notice", "panel"]
-"""All that an observer is asked."""
+METHODS = [name for name, value in vars(RunObserver).items() if callable(value) and not name.startswith("_")]
+"""All that every observer is asked …"""
+
+OF_ONE = {
+    StackQuery: {"is_querying": "falls silent", "explain_silence": "falls silent", "explain_failure": "fails"},
+    Debugger: {"attend": "falls silent"},
+}
+"""… and what one alone is asked, with an end of a run in which it is; whoever waits lets the debugger ask."""
 
 
 def events_of(rank, end):
@@ -55,7 +51,7 @@ def events_of(rank, end):
 def run_with(observers, end):
     """Run to the end, as `labkit.launch` does, and return the run."""
     engine = FakeEngine()
-    run = Run(engine, 2, "train", timeout_s=0.2 if end == "falls silent" else None, beside=observers)
+    run = Run(engine, 2, "train", timeout_s=0.2 if end == "falls silent" else None, observers=observers)
     for rank in range(2):
         for event in events_of(rank, end):
             engine.arrived.put(event)
@@ -75,7 +71,7 @@ def run_with(observers, end):
     assert run.over.is_set(), f"never ends: {run.states}"
     assert isinstance(run.notice, str)
     run.over_after_s = time.monotonic() - began_s
-    assert run.companions.panel is None
+    assert run.panel is None
     return run
 
 
@@ -97,7 +93,7 @@ def assert_named(run, observer, said):
     assert expected in run.notice
     if run.error is not None:
         assert expected in str(run.error)
-    assert observer not in run.companions
+    assert all(each is not observer and type(each) is not observer for each in run._observers)
 
 
 # What may go wrong with each thing that an observer is asked
@@ -116,13 +112,10 @@ class Junk:
 
 def broken(method, fault):
     """An observer of which one method has a fault."""
-    is_property = isinstance(vars(Companion)[method], property) or not callable(vars(Companion)[method])
-    return type(
-        "Broken", (Companion,), {"title": "broken observer", method: property(fault) if is_property else fault}
-    )()
+    return type("Broken", (RunObserver,), {"title": "broken observer", method: fault})()
 
 
-class Asks(Companion):
+class Asks(RunObserver):
     """Notes what it is asked."""
 
     def __init__(self):
@@ -146,8 +139,8 @@ def asked():
 
 
 def end_with(method, asked):
-    """How a run ends in which that is asked; `attend` is not where the run is over before anybody waits for it."""
-    return "falls silent" if method == "attend" else next(end for end in ENDS if method in asked[end])
+    """How a run ends in which that is asked."""
+    return next(end for end in ENDS if method in asked[end])
 
 
 def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
@@ -165,18 +158,9 @@ def test_whatever_an_observer_raises_the_run_ends_as_it_would(method, error, ask
     assert method in other.asked, "the others are asked all the same"
 
 
-RETURNS_NOTHING = {"take", "look", "add_facts", "attend", "panel"}
-"""What an observer may return there is not looked at."""
-
-
-@pytest.mark.parametrize(
-    "method", sorted(set(METHODS) - RETURNS_NOTHING - {"holds_the_time", "asks_why", "mind_the_stop"})
-)
-def test_an_observer_that_returns_what_it_should_not_is_switched_off(method, asked):
-    end = end_with(method, asked)
-    observer = broken(method, lambda *_: Junk())
-    run = run_with([observer], end)
-    assert_ended(run, end)
+def test_an_observer_that_returns_no_job_is_switched_off():
+    run = run_with([broken("begin", lambda *_: Junk())], "finishes")
+    assert_ended(run, "finishes")
     assert len(run.warnings) == 1
     assert "labkit's own broken observer failed" in run.warnings[0]
 
@@ -184,42 +168,25 @@ def test_an_observer_that_returns_what_it_should_not_is_switched_off(method, ask
 @pytest.mark.parametrize("method", METHODS)
 def test_an_observer_that_takes_its_time_does_not_keep_a_run_from_ending(method, asked):
     end = end_with(method, asked)
-    given = getattr(Companion, method)
+    given = getattr(RunObserver, method)
 
     def slow(self, *arguments):
         if not vars(self).get("has_slept"):
             self.has_slept = True
             time.sleep(0.3)
-        return given(self, *arguments) if callable(given) else getattr(given, "fget", lambda _: given)(self)
+        return given(self, *arguments)
 
     run = run_with([broken(method, slow)], end)
     assert_ended(run, end)
     assert run.warnings == []
 
 
-@pytest.mark.parametrize("part", ["__enter__", "__exit__"])
-def test_what_the_context_in_which_a_run_is_shown_raises_is_its_observers(part):
-    context = type("Context", (), {"__enter__": lambda self: None, "__exit__": lambda *_: None})
-    setattr(context, part, raises(RuntimeError("injected")))
-    observer = broken("showing", lambda self: context())
-    run = run_with([observer], "finishes")
-    assert_ended(run, "finishes")
-    assert_named(run, observer, "RuntimeError: injected")
-
-
-def test_an_observer_may_keep_a_run_from_starting():
-    engine = FakeEngine()
-    run = Run(engine, 2, "train", beside=[broken("begin", raises(TimeoutError("an earlier run goes on")))])
-    with pytest.raises(TimeoutError, match="an earlier run goes on"):
-        run.start(A_JOB)
-    assert engine.calls == []
-
-
 def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
-    observers = Observers([broken("attend", raises(KeyboardInterrupt()))])
+    observer = broken("look", raises(KeyboardInterrupt()))
+    observers = Observers([observer])
     with pytest.raises(KeyboardInterrupt):
-        observers.attend()
-    assert len(observers) == 1
+        observers.look(0.0)
+    assert observers == [observer]
     assert observers.failed == []
 
 
@@ -248,74 +215,41 @@ def all_of(kind):
         yield from all_of(each)
 
 
-WITHOUT_COMPANIONS = ("as_script", "trackers.accelerate", "trackers.lightning", "trackers.transformers")
-for room in (labkit.plugins, labkit.debugger, labkit.trace, labkit.trackers):
-    for found in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
-        if not any(part in found.name for part in WITHOUT_COMPANIONS):
-            importlib.import_module(found.name)
-
 OWN = sorted(
-    {each for each in all_of(Companion) if each.__module__.startswith("labkit.")}, key=lambda each: each.__name__
+    {each for each in all_of(RunObserver) if each.__module__.startswith("labkit.")}, key=lambda each: each.__name__
 )
 
 
+def test_every_method_of_an_observer_has_two_users_at_least():
+    assert {each.__name__ for each in OWN} == {"Debugger", "MemoryWatch", "StackQuery", "TraceObserver"}
+    users = {method: [each for each in OWN if method in vars(each)] for method in METHODS}
+    assert min(map(len, users.values())) >= 2, users
+
+
 def test_every_observer_says_what_it_is():
-    made = {each for each in OWN if not all_of_has_subclasses(each)}
-    titles = [each.title for each in made]
-    assert Companion.title not in titles
+    titles = [each.title for each in OWN]
+    assert RunObserver.title not in titles
     assert len(set(titles)) == len(titles)
-
-
-def all_of_has_subclasses(kind):
-    return any(each.__module__.startswith("labkit.") for each in kind.__subclasses__())
-
-
-class Tracker:
-    def log(self, step, values):
-        pass
-
-    def close(self):
-        pass
-
-
-def observers_of_a_run(kind, monkeypatch):
-    """All that are beside a run that was launched with everything, and the one of a class."""
-    monkeypatch.setattr("labkit.ui.kernel.this_execution", lambda: Execution("cell", 1))
-    monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
-    asked = Asked(lambda worker: None, world_size=2, log_to=Tracker(), trace=3, watch="nan", live=False)
-    found = companions(asked)
-    debugger = Debugger(Run(FakeEngine(), 2, "train", beside=[]), {}, "")
-    found.append(debugger)
-    return found, next(each for each in found if type(each) is kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [
-        (kind, method)
-        for kind in OWN
-        if not all_of_has_subclasses(kind)
-        for method in METHODS
-        if method in {name for base in kind.__mro__ if base not in (Companion, object) for name in vars(base)}
-    ],
+    [(kind, method) for kind in OWN for method in [*METHODS, *OF_ONE.get(kind, ())] if method in vars(kind)],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, asked, monkeypatch):
-    end = end_with(method, asked)
-    found, observer = observers_of_a_run(kind, monkeypatch)
-    fault = raises(RuntimeError("injected"))
-    is_property = not callable(getattr(Companion, method))
-    faulty = type(kind.__name__, (kind,), {method: property(fault, lambda *_: None) if is_property else fault})
-    observer.__class__ = faulty
-    run = run_with(found, end)
+    monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
+    monkeypatch.setattr(kind, method, raises(RuntimeError("injected")))
+    end = OF_ONE[kind][method] if method in OF_ONE.get(kind, ()) else end_with(method, asked)
+    run = run_with([Debugger(live=False, wait=True), TraceObserver(3)], end)
     assert_ended(run, end)
-    assert_named(run, observer, "RuntimeError: injected")
+    assert_named(run, kind, "RuntimeError: injected")
 
 
 def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_failed(monkeypatch):
     engine = FakeEngine()
     run = Run(engine, 2, "train")
-    monkeypatch.setattr("labkit.plugins.stacks.question.Asking.take", raises(RuntimeError("injected")))
+    monkeypatch.setattr("labkit.monitor.stack_query.StackQuery.take", raises(RuntimeError("injected")))
     engine.arrived.put(events.Started(0))
     run.start(A_JOB._replace(start_s=time.time()))
     wait_until(lambda: run.warnings)
@@ -324,29 +258,3 @@ def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_f
     ):
         run.stacks()
     run.stop(0)
-
-
-# The one place that calls them
-
-
-def test_observers_are_called_in_one_place_alone():
-    """So that each call is one that may fail: elsewhere a run's observers are asked by the methods of `Observers`."""
-    allowed = {name for name in vars(Observers) if not name.startswith("_")} | {"append", "failed"}
-    for path in Path(labkit.__file__).parent.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        inner = {node.value: node for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in ("companions", "_observers")
-                and isinstance(node.ctx, ast.Load)
-            ):
-                asked = inner.get(node)
-                passed_on = path.name == "run.py" and ast.unparse(node) == "self.companions" and asked is None
-                assert passed_on or (asked is not None and asked.attr in allowed), f"{path}:{node.lineno}"
-
-
-def test_what_an_observer_may_be_asked_is_what_the_one_place_asks():
-    missing = set(METHODS) - set(vars(Observers))
-    assert missing == set()
-    assert set(inspect.signature(Observers.take).parameters) == set(inspect.signature(Companion.take).parameters)

@@ -25,8 +25,8 @@ from labkit.protocol import module_archives, modules
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.job import Cell
 from labkit.protocol.modules import Search
-from labkit.rank import hints, settings
-from labkit.session import imports, isolation
+from labkit.rank import hints, isolation, settings
+from labkit.rank import import_effects as imports
 from tests import carried
 from tests.conftest import shared_session
 from tests.fake_engine import A_JOB

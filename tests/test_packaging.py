@@ -38,6 +38,12 @@ if __name__ == "__main__":
     print(*run.results)
 """
 
+NO_OTHER_COPY = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
+"""
+"""An editable install would quietly give back, from the tree where it lies, what is not installed."""
+
 
 def run(*command, **options):
     done = subprocess.run(

@@ -19,7 +19,7 @@ from labkit.launchers.run_directory import private
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.session import isolation
+from labkit.rank import isolation
 from labkit.session.directory import SessionDirectory
 
 

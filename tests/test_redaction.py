@@ -17,8 +17,8 @@ from labkit import launcher
 from labkit.engines import base
 from labkit.exporting import script
 from labkit.exporting.secrets import Environment, lines_with_secrets, without_secrets
-from labkit.plugins.variables.describing import named
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, is_surely_secret, looks_random, redact, shown
+from labkit.rank.describe import named
 from labkit.trackers.base import plain
 from labkit.ui import kernel
 from tests.fake_engine import FakeEngine

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import labkit
-from labkit.plugins.report import summary
-from labkit.plugins.report.lines import Lines
 from labkit.protocol.events import Exit, Result
 from labkit.protocol.pickling import dumps, loads, pack_result, to_host
+from labkit.ui import summary
+from labkit.ui.lines import Lines
 from tests.conftest import shared_session
 from tests.test_view import started
 

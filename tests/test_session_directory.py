@@ -13,9 +13,9 @@ from labkit.launchers import job_events
 from labkit.launchers.launcher_job import LauncherJob
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.launchers.slurm import commands as slurm_commands
-from labkit.monitor.run import Run
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
+from labkit.run import Run
 from labkit.session import job_engine
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.directory import SessionDirectory

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
-from labkit.monitor.run import Run
 from labkit.rank import process_group
 from labkit.rank.channels import EventQueue
 from labkit.rank.device import Settled
+from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
 from tests.fake_engine import A_JOB as A_SMALL_JOB
 

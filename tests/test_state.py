@@ -9,8 +9,8 @@ import pytest
 
 import labkit
 from labkit.launchers.job_events import Absent, JobEnded, Notice, Restarted
+from labkit.monitor.memory import MemorySeen
 from labkit.monitor.state import RETURN_GRACE_S, RunState
-from labkit.plugins.memory.seen import MemorySeen
 from labkit.protocol.events import (
     Exit,
     Expect,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from array import array
 
 import pytest
 
-from labkit.plugins.in_vain.beside import USED_SHARE, Stopping
-from labkit.plugins.in_vain.waiting import Waits
-from labkit.plugins.stopping.pace import RECENT, Pace
-from labkit.protocol.events import Log
+from labkit.failures.stop_deadlock import USED_SHARE, StopDeadlock
+from labkit.monitor.pace import RECENT, Pace
+from labkit.protocol.events import Attached, Log
+from labkit.rank.waiting import KIND, Waits
 
 GRACE_S = 2.0
 
@@ -68,22 +69,26 @@ ASLEEP = Waits(0, "time", "1234.5", 3600.0, 5.0)
 AT_WORK = Waits(0, "", "", 0.0, 5.0)
 
 
+def attached(answer):
+    return Attached(answer.rank, KIND, pickle.dumps(tuple(answer)))
+
+
 def rounds(*answers, quiet_s=0.0, living=None):
-    """Whether ranks wait in vain once they have answered so: for each question, a second apart, the answers by rank."""
+    """Whether ranks that have answered so are deadlocked: for each question, a second apart, the answers by rank."""
     living = living or set(range(len(answers[0])))
-    stopping, now = Stopping(0.0, quiet_s), 0.0
+    stopping, now = StopDeadlock(0.0, quiet_s), 0.0
     for number, by_rank in enumerate(answers):
         now = float(number)
         assert not number or stopping.ask_again(living, now), "all have answered, a while ago"
         for rank, answer in enumerate(by_rank):
             if answer is not None:
-                stopping.take(answer._replace(rank=rank), now)
+                stopping.take(attached(answer._replace(rank=rank)), now)
         assert not stopping.ask_again(living, now), "not at once"
-    return stopping.in_vain(living, now + GRACE_S, now)
+    return stopping.is_proven(living, now + GRACE_S, now)
 
 
 @pytest.mark.parametrize(
-    ("what", "second", "in_vain"),
+    ("what", "second", "is_deadlock"),
     [
         ("all are in collectives", [COLLECTIVE, COLLECTIVE], True),
         ("one waits for itself", [COLLECTIVE, EVENT], True),
@@ -98,16 +103,16 @@ def rounds(*answers, quiet_s=0.0, living=None):
         ("one sleeps anew", [COLLECTIVE, ASLEEP._replace(at="2345.6")], False),
     ],
 )
-def test_ranks_are_in_vain_if_two_rounds_of_answers_tell_of_the_same_waits(what, second, in_vain):
+def test_ranks_are_deadlocked_if_two_rounds_of_answers_tell_of_the_same_waits(what, second, is_deadlock):
     sleeps = second[1] is not None and second[1].what == "time"
     first = [COLLECTIVE, ASLEEP if sleeps else EVENT if second[1] is EVENT else COLLECTIVE]
     assert not rounds(first), "told once only"
-    assert rounds(first, second) == in_vain
+    assert rounds(first, second) == is_deadlock
 
 
 def test_those_that_have_ended_are_not_asked_for():
     assert rounds([COLLECTIVE, AT_WORK], [COLLECTIVE, AT_WORK], living={0})
-    assert not Stopping(0.0).in_vain(set(), 1.0, 0.0), "all have ended, and may take leave"
+    assert not StopDeadlock(0.0).is_proven(set(), 1.0, 0.0), "all have ended, and may take leave"
 
 
 def test_a_network_is_given_time():
@@ -117,11 +122,11 @@ def test_a_network_is_given_time():
 
 
 def test_ranks_are_asked_again_when_all_have_answered_and_after_twice_the_time_that_took():
-    stopping = Stopping(0.0)
+    stopping = StopDeadlock(0.0)
     assert not stopping.ask_again({0, 1}, 100.0), "none has answered"
-    stopping.take(AT_WORK, 100.0)
+    stopping.take(attached(AT_WORK), 100.0)
     assert not stopping.ask_again({0, 1}, 100.0), "one has not"
-    stopping.take(AT_WORK._replace(rank=1), 103.0)
+    stopping.take(attached(AT_WORK._replace(rank=1)), 103.0)
     assert not stopping.ask_again({0, 1}, 103.0)
     assert not stopping.ask_again({0, 1}, 308.0)
     assert stopping.ask_again({0, 1}, 309.0)
@@ -129,9 +134,9 @@ def test_ranks_are_asked_again_when_all_have_answered_and_after_twice_the_time_t
 
 
 def test_ranks_that_take_their_time_are_not_asked_often():
-    stopping, now, asked = Stopping(0.0), 0.0, 0
+    stopping, now, asked = StopDeadlock(0.0), 0.0, 0
     while now < 60:
-        stopping.take(AT_WORK, now)
+        stopping.take(attached(AT_WORK), now)
         now += 0.01
         asked += stopping.ask_again({0}, now)
     assert 3 < asked < 50

@@ -11,13 +11,12 @@ from jupyter_client.session import json_packer
 
 import labkit
 from labkit.failures.facts import Diagnosis
-from labkit.plugins.report import summary
-from labkit.plugins.report.lines import Lines
 from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable
 from labkit.session import cells
 from labkit.trackers.base import plain
-from labkit.ui import live, words
+from labkit.ui import live, summary, words
+from labkit.ui.lines import Lines
 from tests.conftest import LONG_S
 from tests.test_tracking import Notes
 from tests.test_view import fail, finish, log, page, slow_imports_are_paid, started  # noqa: F401 - two are fixtures

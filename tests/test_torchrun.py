@@ -205,12 +205,12 @@ def test_ranks_under_an_agent_stop_by_the_same_rules_as_others(launch):
     run = launch(workloads.slow_steps, 0.9)
     wait_until(lambda: len(run.history) >= 4, LONG_S)
     run.stop()
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["finished"] * 2, "")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
     assert run.results[0] == run.results[1] > 0
     run = launch(workloads.stuck)
     wait_until(lambda: len(run.history) == 2, LONG_S)
     run.stop(grace_s=LONG_S)
-    assert (run.status, run.states, run.cut_short) == ("stopped", ["ended"] * 2, "in vain")
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "deadlock")
 
 
 @pytest.mark.spawns

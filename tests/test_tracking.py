@@ -16,8 +16,8 @@ import pytest
 
 import labkit
 from labkit.launchers import job_events
-from labkit.monitor.run import Run
 from labkit.protocol import events
+from labkit.run import Run
 from labkit.trackers import following
 from labkit.trackers.base import plain
 from labkit.trackers.curves import PATIENCE_S, WAITING_STEPS, Curves

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import labkit
 from labkit.monitor.output import RankOutput
-from labkit.plugins.as_script import hooks
+from labkit.rank.script_compat import reuse_process_group as hooks
 from labkit.trackers.values import send
 from tests.conftest import LONG_S, shared_session
 

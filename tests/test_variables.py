@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 import labkit
+from labkit.failures.frames import Frames, frames_of
 from labkit.launchers.run_directory.records import decoded
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.plugins.report import summary
-from labkit.plugins.variables import describing
-from labkit.plugins.variables.describing import CHARACTERS, LEFT_OUT, describe, named, of_frames
-from labkit.plugins.variables.frames import Frames, frames_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
+from labkit.rank import describe as describing
+from labkit.rank.describe import CHARACTERS, LEFT_OUT, describe, named, of_frames
+from labkit.ui import summary
 from tests.conftest import shared_session
 
 NAN, INF = float("nan"), float("inf")

@@ -15,9 +15,10 @@ from multiprocessing.connection import Pipe
 import pytest
 
 import labkit
+from labkit.debugger.debugger import Debugger
 from labkit.engines import standby
-from labkit.protocol import events, plugins, versions
-from labkit.protocol.job import RankHooks
+from labkit.protocol import events, versions
+from labkit.protocol.job import RankHook
 from labkit.protocol.versions import Version
 from labkit.rank import main
 from labkit.rank.channels import EventQueue, RankPipes
@@ -147,7 +148,7 @@ def test_a_rank_on_a_cluster_reports_a_job_that_it_cannot_read(tmp_path):
 # With real ranks
 
 
-class Unreadable(RankHooks):
+class Unreadable(RankHook):
     """What the kernel can pickle and a rank cannot read."""
 
     def __reduce__(self):
@@ -162,9 +163,8 @@ def _missing():
 def unreadable_jobs(monkeypatch):
     """The kernel has been there since an earlier version, and its jobs name what is no more."""
     monkeypatch.setattr(versions, "loaded", lambda: EARLIER)
-    those_with = plugins.those_with
-    hooks = {"rank_hooks": [lambda: Unreadable()]}
-    monkeypatch.setattr(plugins, "those_with", lambda function: those_with(function) + hooks.get(function, []))
+    begin = Debugger.begin
+    monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,10 @@ import labkit
 from labkit.engines.base import Engine
 from labkit.launchers.job_events import Notice
 from labkit.monitor.output import LINES_KEPT
-from labkit.monitor.run import Run
-from labkit.plugins.report import summary
-from labkit.plugins.report.lines import Lines
 from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, Started, Stopped
-from labkit.ui import charts, kernel, live, live_chart, present, prewarm, widgets
+from labkit.run import Run
+from labkit.ui import charts, kernel, live, live_chart, present, prewarm, summary, widgets
+from labkit.ui.lines import Lines
 from labkit.ui.pictures import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
@@ -153,7 +152,7 @@ def printed(capsys):
 
 def test_the_line_says_name_phase_step_values_rate_and_seconds():
     run = Run(NoRanks(), 2, "train")
-    run._follower.start_s -= 12
+    run.start_s -= 12
     assert re.fullmatch(r"train: starting · 2 ranks · 12\.\d s", summary.line(run))
     run._follower.take(Started(0))
     assert "train: starting" in summary.line(run), "one rank is still on its way"
@@ -231,7 +230,7 @@ def test_a_loss_that_explodes_is_shown_like_any_other(losses, page):
 
 @pytest.mark.parametrize("names", [500, 501])
 def test_a_run_that_logs_very_many_names_says_once_what_that_means(names, printed, monkeypatch):
-    monkeypatch.setattr("labkit.plugins.report.lines.LINE_EVERY_S", LONG_S)
+    monkeypatch.setattr("labkit.ui.lines.LINE_EVERY_S", LONG_S)
     run = started()
     lines = Lines(run, in_notebook=False, wait=True)
     lines.start()
@@ -658,13 +657,13 @@ def test_the_stop_button_ends_the_run_when_it_is_pressed_again(page):
     run = started(steps=20)
     view = live.LiveView(run)
     view._button.click()
-    run._follower.mind_the_time()
+    run._follower.enforce_deadlines()
     assert not run.engine.kills, "there is time"
     view._button.click()
     assert view._button.disabled
-    run._follower.mind_the_time()
+    run._follower.enforce_deadlines()
     assert run.engine.kills
-    assert run.cut_short == "late"
+    assert run.stop_outcome == "late"
     view.start()
     end(run, view)
     assert run.status == "stopped"

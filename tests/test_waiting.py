@@ -12,12 +12,12 @@ import torch
 import torch.distributed.checkpoint.filesystem
 import torch.distributed.distributed_c10d
 
-from labkit.plugins.in_vain import waiting
-from labkit.plugins.in_vain.waiting import SLEEP
+from labkit.rank import waiting
+from labkit.rank.waiting import SLEEP
 
 SCRIPT = """
 import json, os, queue, threading, time
-from labkit.plugins.in_vain.waiting import look
+from labkit.rank.waiting import look
 
 found = {}
 

@@ -19,8 +19,8 @@ from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
 if TYPE_CHECKING:
     from labkit.comparison.comparison import Comparison
     from labkit.comparison.strategy import Strategy
-    from labkit.monitor.run import Run
     from labkit.rank.worker import Worker
+    from labkit.run import Run
     from labkit.session.session import Session
 
 DEVICE_STEPS = 3

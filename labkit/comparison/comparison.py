@@ -21,9 +21,9 @@ from labkit.comparison.reading import (
     scale,
 )
 from labkit.comparison.sorting import sortable
-from labkit.monitor.run import Run
 from labkit.profiling import PARTS
 from labkit.protocol.text import printable
+from labkit.run import Run
 from labkit.ui import kernel
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.measuring import measure
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming
 from labkit.launcher import launch
-from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.report import summary
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
+from labkit.run import Run, WorkerFailed
 from labkit.session.session import Session
-from labkit.ui import kernel
+from labkit.ui import kernel, summary
 
 
 def compare(

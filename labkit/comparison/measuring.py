@@ -25,7 +25,6 @@ from labkit.comparison import differences
 from labkit.comparison.accelerator import VirtualDevices
 from labkit.comparison.differences import Portable
 from labkit.comparison.held import Held
-from labkit.failures import recorder
 from labkit.profiling import (
     COLLECTIVE,
     KERNEL,
@@ -37,6 +36,7 @@ from labkit.profiling import (
     received,
     split,
 )
+from labkit.rank import recorder
 from labkit.trace.phases import Phases
 from labkit.trace.recording import flight_record
 

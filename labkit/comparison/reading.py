@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.monitor.history import SAMPLES, History
-from labkit.monitor.run import Run
 from labkit.profiling import Mark
+from labkit.run import Run
 
 LARGE_KIB = 4096.0
 """From so many KiB on, a chart counts in MiB."""

@@ -12,9 +12,8 @@ from typing import Any
 import ipywidgets as widgets
 
 from labkit.comparison.reading import HERE, ON_DEVICES, measured
-from labkit.monitor.run import Run
-from labkit.plugins.report import summary
-from labkit.ui import kernel, prewarm
+from labkit.run import Run
+from labkit.ui import kernel, prewarm, summary
 
 LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from labkit.protocol.text import printable
 from labkit.rank import failure
 from labkit.rank.channels import Channel
-from labkit.rank.worker import Stopped
+from labkit.rank.stop_agreement import Stopped
 
 LINE = "debugging line "
 """Begins a word to a rank: what follows has been typed for it."""

@@ -11,19 +11,17 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from labkit.debugger.answering import PANEL, WAITER, read_line
+from labkit.debugger.answering import PANEL, WAITER, answerer, read_line
 from labkit.debugger.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
+from labkit.debugger.hooks import PromptHook
 from labkit.failures import source
 from labkit.failures.grouping import rank_list
-from labkit.monitor.companion import Companion
+from labkit.monitor.observers import RunObserver
 from labkit.protocol import events
-from labkit.protocol.job import Cell
+from labkit.protocol.job import Cell, Job
 from labkit.ui import kernel
-
-if TYPE_CHECKING:
-    from labkit.monitor.run import Run
 
 TOGETHER_S = 1.0
 """How long a line typed waits for ranks that were let go together to stand again; one may be blocked by then."""
@@ -34,18 +32,24 @@ GATHER_S = 0.3
 AROUND = 3
 """Lines of source shown before and after the one where a rank stands."""
 
+MENTIONS = (b"breakpoint", b"set_trace")
+"""Names by which a function that was sent by value shows that it may stop."""
+
 KEPT = 40_000
 """Characters of what was said that are kept."""
 
 
-class Debugger(Companion):
+class Debugger(RunObserver):
     """Beside one run. Its methods are called from the thread that follows the run, the panel's, and a waiter's."""
 
     title = "debugger"
 
-    def __init__(self, run: Run, cells: Mapping[str, Cell], way: str) -> None:
-        self._run, self._cells, self._way = run, cells, way
-        self._engine: Any = run.engine  # one that can `say`
+    def __init__(self, live: bool | None, wait: bool) -> None:
+        """Take how the run is shown, as `labkit.launch` is told."""
+        self._live, self._wait = live, wait
+        self._way = ""
+        """Who can answer; "" if nobody can."""
+        self._cells: Mapping[str, Cell] = {}
         self._began_s = time.monotonic()
         self._changed = threading.Condition()
         self._asking: dict[int, Asks] = {}
@@ -62,15 +66,24 @@ class Debugger(Companion):
         self.said = ""
         """What the debuggers have written, and what was typed."""
         self._unprinted = ""
-        self.panel: Any = None
-        """The widget for the live view, from the first question on."""
 
     # What the run asks
 
+    def begin(self, job: Job) -> Job:
+        """Find out who can answer the run's ranks, and return the job with what they need to ask."""
+        if self.run.engine.runs_in_this_process:  # where Python's own debugger is at hand
+            return job
+        self._cells = job.cells
+        self._way, why_nobody = answerer(self.run.engine, self._live, self._wait)
+        return job.with_hook(PromptHook(why_nobody, any(name in job.function.head for name in MENTIONS)))
+
     @property
-    def holds_the_time(self) -> bool:  # type: ignore[override]
-        """Whether anybody debugs, so that `timeout_s` does not run."""
+    def _is_in_use(self) -> bool:
         return bool(self._asking or self._moving)
+
+    def _pause_timeout(self) -> None:
+        """Have `timeout_s` not run while somebody debugs."""
+        self.run.paused_by = self if self._is_in_use else None
 
     def take(self, event: Any) -> None:
         """Note what an event of the run says."""
@@ -81,14 +94,14 @@ class Debugger(Companion):
                     self._changed.notify_all()
                 if isinstance(event, Asks) and not self._has_held:
                     self._has_held = True
-                    for rank in range(self._run.world_size):
-                        self._engine.say(rank, HOLD)
+                    for rank in range(self.run.world_size):
+                        self.run.engine.say(rank, HOLD)
                 self._show()
             case Quits():
                 # Once whoever sent the line is done with it: a rank's inbox takes no stop while something else is sent.
                 with self._changed:
                     self._say("the run is being stopped\n")
-                self._run.ask_to_stop()
+                self.run.ask_to_stop()
             case events.Exit() | events.Failure() | events.Result() | events.Stopped():
                 with self._changed:
                     self._forget(event.rank)
@@ -99,18 +112,18 @@ class Debugger(Companion):
         """Ask whoever waits for the run, as long as ranks ask; in the thread that waits."""
         if self._way == PANEL and self._asking and self._is_panel_deaf():
             with self._changed:
-                self._way, self.panel = WAITER, None
-        while self._way == WAITER and self._asking and not self._run.over.is_set():
+                self._way, self.run.panel = WAITER, None
+        while self._way == WAITER and self._asking and not self.run.over.is_set():
             if not self._is_talked_to:
                 time.sleep(GATHER_S)
             if not (prompt := self.prompt):
                 break
             self._print()
-            line = read_line(prompt, self._run.over, self._is_secret)
+            line = read_line(prompt, self.run.over, self._is_secret)
             if line is not None:
                 self.submit(line)
             with self._changed:
-                self._changed.wait_for(lambda: bool(self.prompt) or not self.holds_the_time, TOGETHER_S)
+                self._changed.wait_for(lambda: bool(self.prompt) or not self._is_in_use, TOGETHER_S)
         self._print()
 
     def _is_panel_deaf(self) -> bool:
@@ -136,7 +149,7 @@ class Debugger(Companion):
     def prompt(self) -> str:
         """What stands before the line to be typed; "" while the current rank does not ask."""
         ask = self._ask
-        return f"(rank {ask.rank}) {ask.prompt}" if ask and not self._run.stopping else ""
+        return f"(rank {ask.rank}) {ask.prompt}" if ask and not self.run.stopping else ""
 
     @property
     def _ask(self) -> Asks | None:
@@ -173,7 +186,7 @@ class Debugger(Companion):
             elif line.strip() == "ranks" and (ask is None or ask.is_debugger):
                 wants_list = True
             elif ask is None:
-                still = "no rank asks" if not self.holds_the_time else "it runs, or waits for another rank"
+                still = "no rank asks" if not self._is_in_use else "it runs, or waits for another rank"
                 self._say(f"not taken: {still}. `ranks` says where each one stands\n")
             else:
                 self._send(ask, line)
@@ -194,10 +207,10 @@ class Debugger(Companion):
         if rank in self._asking:
             self._current = rank
             self._say(self._unshown.pop(rank, "") or f"{self._place(self._asking[rank])}\n")
-        elif rank < self._run.world_size:
+        elif rank < self.run.world_size:
             self._say(f"rank {rank} does not ask: it runs, or waits for another. `ranks` says where it stands\n")
         else:
-            self._say(f"there are ranks 0 to {self._run.world_size - 1}\n")
+            self._say(f"there are ranks 0 to {self.run.world_size - 1}\n")
 
     def _send(self, ask: Asks, line: str) -> None:
         """Send a line to the rank in the prompt; what lets it go on, and an input, to all that ask the same."""
@@ -210,10 +223,11 @@ class Debugger(Companion):
         for other in to:
             del self._asking[other.rank]
             self._moving.add(other.rank)
-            self._engine.say(other.rank, LINE + line)
+            self.run.engine.say(other.rank, LINE + line)
+        self._pause_timeout()
 
     def _where_all_stand(self) -> str:
-        stacks = self._run.stacks()
+        stacks = self.run.stacks()
         lines = list(self.where)
         lines += [f"rank {each.rank} {each.in_words}" for each in stacks if each.rank not in self._asking]
         return "".join(f"{line}\n" for line in lines)
@@ -228,12 +242,14 @@ class Debugger(Companion):
             self._say(event.text)
         else:
             self._unshown[event.rank] = event.text
+        self._pause_timeout()
         self._choose()
 
     def _forget(self, rank: int) -> None:
         self._moving.discard(rank)
-        if self._asking.pop(rank, None) and not self._run.stopping:
+        if self._asking.pop(rank, None) and not self.run.stopping:
             self._say(f"rank {rank} has ended\n")
+        self._pause_timeout()
         self._choose()
 
     def _choose(self) -> None:
@@ -241,7 +257,7 @@ class Debugger(Companion):
         before = self._ask
         if before is None and self._current not in self._moving:
             self._is_talked_to = False
-        if self._is_talked_to or not self._asking or self._run.stopping:
+        if self._is_talked_to or not self._asking or self.run.stopping:
             return
         self._current = min(self._asking)
         text = self._unshown.pop(self._current, "")
@@ -262,12 +278,12 @@ class Debugger(Companion):
         if self._way != PANEL:
             return
         with self._changed:
-            if self.panel is None and self._asking:
+            if self.run.panel is None and self._asking:
                 from labkit.debugger.panel import Panel  # not above: it imports the widgets
 
-                self.panel = Panel(self.submit)
-            if self.panel is not None:
-                self.panel.bring_up_to_date(self.where_html, self.said, self.prompt, self._is_secret)
+                self.run.panel = Panel(self.submit)
+            if self.run.panel is not None:
+                self.run.panel.bring_up_to_date(self.where_html, self.said, self.prompt, self._is_secret)
 
     @property
     def where_html(self) -> str:

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from labkit.debugger.conversation import HOLD, Conversation, place_of
 from labkit.failures import source
-from labkit.protocol.job import Job, RankHooks
+from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pages import help_hint
 from labkit.rank.channels import Channel
 
@@ -50,7 +50,7 @@ def _ignore(word: str) -> None:
     """Do nothing with it."""
 
 
-class Hooks(RankHooks):
+class PromptHook(RankHook):
     """What a job carries for its ranks."""
 
     def __init__(self, why_nobody: str, is_mentioned: bool) -> None:
@@ -79,7 +79,7 @@ def hold_timeouts() -> None:
 class _Installed:
     """The hooks, in place for one job."""
 
-    def __init__(self, hooks: Hooks, job: Job, channel: Channel) -> None:
+    def __init__(self, hooks: PromptHook, job: Job, channel: Channel) -> None:
         self._hooks, self._channel, self._cells = hooks, channel, job.cells
         self._conversation = Conversation(channel)
         self._pid = os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -67,8 +68,8 @@ class Engine:
         """Start the ranks."""
         raise NotImplementedError
 
-    def work(self) -> None:
-        """Do the job in the thread that calls, where that is how the engine runs it."""
+    def work(self, interrupted: Callable[[], object]) -> None:
+        """Do the job in the thread that calls, where that is how the engine runs it; see `in_process`."""
 
     def poll(self, timeout_s: float) -> list[events.Event]:
         """Return events that have arrived; every rank's last is its `Exit`."""
@@ -101,7 +102,7 @@ class Engine:
         raise NotImplementedError
 
 
-def end_unminded(engine: Engine) -> None:
+def kill_unmonitored(engine: Engine) -> None:
     """End ranks that nobody follows, as after an interrupt while they started; another must not leave them going."""
     while True:
         with contextlib.suppress(KeyboardInterrupt):

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch.multiprocessing as mp
 
-from labkit.protocol import plugins, versions
+from labkit.protocol import versions
 from labkit.protocol.job import Job
 from labkit.protocol.system import raise_open_files_limit
 from labkit.rank import descendants, main
@@ -274,8 +274,7 @@ def _start(ends: list[RankPipes]) -> list[Any]:
         ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
     with _nothing_in_place_of_main():
-        begins, waits = plugins.those_with("rank_begins"), plugins.those_with("rank_waits")
-        found: list[Any] = mp.spawn(main.main, args=(ends, begins, waits), nprocs=len(ends), join=False).processes
+        found: list[Any] = mp.spawn(main.main, args=(ends,), nprocs=len(ends), join=False).processes
     return found
 
 

@@ -39,15 +39,14 @@ MARK = ".labkit-export.json"
 PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "checkpoint"}
-RANK_SIDE_PLUGINS = {"as_script"}
 RANK_SIDE_MODULES = {
     *("launchers", "launchers.job_events", "launchers.rank_entry", "launchers.tcp_store", "launchers.run_directory"),
     *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
-    *("exporting", "exporting.script", "plugins"),
+    *("exporting", "exporting.script"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparison", "comparison.strategy", "profiling", "comparison.scaling"),
 }
-"""Folders, plugins and modules of labkit that a rank may need; the others are the notebook's."""
+"""Folders and modules of labkit that a rank may need; the others are the notebook's."""
 
 
 def export(
@@ -219,14 +218,13 @@ def _data_of(package: Path) -> list[Path]:
 
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
     """Return the files of labkit that the script needs, below `labkit/`."""
-    by_name = "labkit.plugins.as_script.fork_server"  # which a fork server imports, as `children` there tells it to
+    by_name = "labkit.rank.script_compat.fork_server"  # which a fork server imports, as `children` there tells it to
     needed = {"labkit.exporting.script", by_name}.union(*(_labkit_modules(text) for text in texts))
     todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
     while todo:
         module = todo.pop().removeprefix("labkit.")
-        folder, _, rest = module.partition(".")
-        is_ranks = folder in RANK_SIDE or (folder == "plugins" and rest.partition(".")[0] in RANK_SIDE_PLUGINS)
-        if module not in RANK_SIDE_MODULES and not is_ranks:
+        folder, _, _ = module.partition(".")
+        if module not in RANK_SIDE_MODULES and folder not in RANK_SIDE:
             raise ValueError(
                 f"{title} cannot be exported: it uses labkit.{module}, which is of the notebook and not of the ranks"
             )

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from labkit.plugins.as_script import process_begins, rank_hooks
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import Message, loads
 from labkit.protocol.redaction import shown
+from labkit.rank import script_compat
 from labkit.rank.channels import Channel
 from labkit.rank.main import Part, do_and_exit
 
@@ -48,7 +48,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
     chosen, seed, threads = options(function, arguments, seed).parse(sys.argv[1:])
 
     def prepare() -> Callable[[], Part | None]:
-        process_begins()
+        script_compat.begin()
         faulthandler.enable()
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         here = Path(sys.modules["__main__"].__file__ or "").absolute().parent
@@ -67,7 +67,6 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             start_s=time.time(),
             environment={},
             cells={},
-            hooks=(rank_hooks(),),
             argv=tuple(sys.argv[:1]),  # what follows has been given to the function
         )
         return lambda: Part(job, info, channel, lambda job, info: channel.meet())

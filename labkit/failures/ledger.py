@@ -14,8 +14,8 @@ from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
 from labkit.failures.facts import Finding, RankFacts
 from labkit.failures.grouping import rank_list
 from labkit.failures.missed import SAME_ORDER, Call, Group, RankCalls, groups_of
-from labkit.failures.recorder import Collectives
 from labkit.protocol.events import Log
+from labkit.rank.recorder import Collectives
 
 # The problem: one rank is not where the others wait for it, and the others are all that is heard of. gloo over TCP
 # tells them of a peer that has gone; its libuv transport (macOS, Windows) and NCCL do not. A time limit is reported by

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from labkit.failures.grouping import alike, rank_list
 from labkit.failures.hang import Missed
-from labkit.failures.recorder import Collectives
 from labkit.failures.stacks import plural
+from labkit.rank.recorder import Collectives
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
 """Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""

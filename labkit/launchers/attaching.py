@@ -11,7 +11,7 @@ from labkit.launchers.directory_engine import LaunchedEngine
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.slurm.commands import directory_of
 from labkit.launchers.slurm.job import SlurmJob
-from labkit.monitor.run import Run
+from labkit.run import Run
 
 if TYPE_CHECKING:
     from labkit.session.session import Session

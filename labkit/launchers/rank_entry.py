@@ -27,9 +27,9 @@ from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.files import clock_off_s
 from labkit.launchers.run_directory.sender import FileSender, printing_never_fails
 from labkit.launchers.tcp_store import RENDEZVOUS_S, is_address, join_store, open_store
-from labkit.plugins.as_script import process_begins
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
+from labkit.rank import script_compat
 from labkit.rank.channels import Channel
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve_master_port
 from labkit.rank.main import Part, do_and_exit, leave, read_job
@@ -101,7 +101,7 @@ def correct_clock(sender: FileSender, info: RankInfo, directory: RunDirectory) -
 
 def begin(stacks: int) -> None:
     """Prepare this process, whose stacks go to that file when it is asked where it stands."""
-    process_begins()
+    script_compat.begin()
     handle_signals(stacks)
     outlive_the_launchers_signal()
     faulthandler.enable()

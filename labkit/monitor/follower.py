@@ -6,20 +6,20 @@ returned. What is decided there is tested without processes, in `state` and `dia
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from labkit.engines.base import Engine
 from labkit.failures.diagnosis import diagnose_own_error, diagnose_silence
-from labkit.failures.facts import Diagnosis, RankFacts
+from labkit.failures.facts import Diagnosis, Finding, RankFacts
 from labkit.failures.first_to_fail import diagnose, others
+from labkit.failures.stop_deadlock import StopDeadlock
 from labkit.failures.threads import name_dead_threads
 from labkit.monitor.observers import Observers
-from labkit.monitor.state import RunState
+from labkit.monitor.record import RunRecord
+from labkit.monitor.stack_query import StackQuery
 from labkit.protocol import events
 from labkit.protocol.job import Cell
 
@@ -35,47 +35,31 @@ POLL_S = 0.05
 POLL_STOPPING_S = 0.01
 """… and once they were asked to stop."""
 
-LOCK_S = 1.0
-"""How long whoever stops a run waits for the lock; one that is held for longer is held by what does not go on."""
-
 logger = logging.getLogger("labkit")
 
 
 class Follower:
-    """What follows one run. Everything that others read or call holds `lock`."""
+    """What follows one run, and decides when its ranks are ended."""
 
     def __init__(
         self,
-        engine: Engine,
-        world_size: int,
+        run: RunRecord,
+        observers: Observers,
+        stack_query: StackQuery,
         timeout_s: float | None,
         on_end: Callable[[], object],
-        observers: Observers,
     ) -> None:
-        self.engine, self._observers = engine, observers
-        self.state = RunState(world_size, engine.failure_grace_s, time.monotonic())
-        self.lock = threading.RLock()
-        self.over = threading.Event()
-        """Set once the run has ended and how is final."""
+        self._run, self._observers, self._stack_query = run, observers, stack_query
+        self._engine, self._state = run.engine, run._state
+        self._timeout_s, self._on_end = timeout_s, on_end
         self.diagnosis: Diagnosis | None = None
         """Why the run failed, once it is over; None if it has not."""
-        self.cut_short = ""
-        """Why ranks that were asked to stop were ended: "in vain", "late", or "" if they ended by themselves."""
-        self.cells: Mapping[str, Cell] = {}
-        self.start_s = time.time()
-        self.end_s: float | None = None
-        self._timeout_s, self._on_end = timeout_s, on_end
-        self.stop_asked_s: float | None = None
-        """When the run was asked to stop, as `time.monotonic()`."""
-        self._stop_grace_s: float | None = None
+        self.stop_outcome = ""
+        """Why ranks that were asked to stop were ended: "deadlock", "late", or "" if they ended by themselves."""
+        self._stop_deadlock: StopDeadlock | None = None
         self._silence: Diagnosis | None = None
         self._own_error: Diagnosis | None = None
         self._thread: threading.Thread | None = None
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds from the launch until the end, or until now."""
-        return (self.end_s or time.time()) - self.start_s
 
     @property
     def has_begun(self) -> bool:
@@ -84,8 +68,8 @@ class Follower:
 
     def begin(self, cells: Mapping[str, Cell], start_s: float, stop_asked: bool) -> None:
         """Follow ranks that have been started at `start_s`, as `time.time()`, and perhaps been asked to stop since."""
-        self.cells, self.start_s, self.state.stop_asked = cells, start_s, stop_asked
-        for event in self.engine.poll(timeout_s=0):
+        self._run.cells, self._run.start_s, self._state.stop_asked = cells, start_s, stop_asked
+        for event in self._engine.poll(timeout_s=0):
             self.take(event)
         thread = threading.Thread(target=self._follow, name="labkit-run", daemon=True)
         thread.start()
@@ -94,24 +78,26 @@ class Follower:
     def take(self, event: events.Event) -> None:
         """Note one event."""
         self._observers.take(event)
-        since_launch_s, ended_by_us = self.elapsed_s, False
+        if (deadlock := self._begun_stop()) is not None:
+            deadlock.take(event, time.monotonic())
+        since_launch_s, ended_by_us = self._run.elapsed_s, False
         if isinstance(event, events.Exit):
-            ended_by_us = self.engine.killed(event.rank)
-            since_launch_s = event.at_s - self.start_s if event.at_s else since_launch_s
-        self.state.take(event, time.monotonic(), since_launch_s, ended_by_us)
+            ended_by_us = self._engine.killed(event.rank)
+            since_launch_s = event.at_s - self._run.start_s if event.at_s else since_launch_s
+        self._state.take(event, time.monotonic(), since_launch_s, ended_by_us)
 
     def _follow(self) -> None:
         try:
-            while not self.state.is_over:
-                for event in self.engine.poll(timeout_s=POLL_S if self.stop_asked_s is None else POLL_STOPPING_S):
-                    with self.lock:
+            while not self._state.is_over:
+                for event in self._engine.poll(timeout_s=POLL_S if self._run.stop_asked_s is None else POLL_STOPPING_S):
+                    with self._run.lock:
                         self.take(event)
-                self.mind_the_time()
+                self.enforce_deadlines()
         except BaseException as error:  # labkit's own, or the file system's: not one of a rank, and not to be hidden
             self._give_up(error)
         finally:
             try:
-                self.engine.close()
+                self._engine.close()
             except BaseException as error:
                 self._give_up(error)
             finally:
@@ -119,7 +105,7 @@ class Follower:
 
     def settle_if_dead(self) -> None:
         """End a run whose thread has ended without a word, so that nobody waits for it: for those who wait."""
-        if self._thread is not None and not self._thread.is_alive() and not self.over.is_set():
+        if self._thread is not None and not self._thread.is_alive() and not self._run.over.is_set():
             self._give_up(RuntimeError("the thread that followed them has ended"))
             self.settle()
 
@@ -128,11 +114,11 @@ class Follower:
 
         What has come from the ranks is kept.
         """
-        folder = str(self.engine.folder or "") if self.engine.outlives_notebook else ""
+        folder = str(self._engine.folder or "") if self._engine.outlives_notebook else ""
         not_ended = ""
-        if not self.engine.outlives_notebook:
+        if not self._engine.outlives_notebook:
             try:
-                self.engine.kill()
+                self._engine.kill()
             except BaseException as worse:
                 not_ended = f"{type(worse).__name__}: {worse}"
         if self._own_error is None:
@@ -142,7 +128,7 @@ class Follower:
     def settle(self) -> None:
         """Say how the run ended. Nothing of it changes any more."""
         try:
-            with self.lock:
+            with self._run.lock:
                 self._settle()
         except BaseException as error:
             self._give_up(error)
@@ -153,105 +139,94 @@ class Follower:
             except BaseException as error:
                 logger.error("labkit could not note how a run ended", exc_info=error)
             finally:
-                self.over.set()
+                self._run.over.set()
 
     def _settle(self) -> None:
-        state = self.state
+        state = self._state
         exits_s = max(rank.exit_s for rank in state.ranks)
-        self.end_s = min(time.time(), self.start_s + exits_s)
+        self._run.end_s = min(time.time(), self._run.start_s + exits_s)
         ended = state.ended if not state.stop_asked else None
         if self._own_error is not None:
             self.diagnosis = self._own_error
-            if not self.engine.outlives_notebook:
+            if not self._engine.outlives_notebook:
                 state.end_all()
         elif state.has_failed or ended is not None:
             facts = self._facts()
             if ended:
                 ended = ended._replace(others=others(facts, ended.rank))
-            diagnosis = self._silence or ended or diagnose(facts, [self._observers.explain_failure])
+            diagnosis = self._silence or ended or diagnose(facts, [self._explain_failure])
             blamed = "" if diagnosis.rank is None else facts[diagnosis.rank].output_end
-            self.diagnosis = name_dead_threads(diagnosis, blamed, self.cells)
+            self.diagnosis = name_dead_threads(diagnosis, blamed, self._run.cells)
 
-    def mind_the_time(self) -> None:
+    def enforce_deadlines(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
-        now_s, state = time.monotonic(), self.state
-        if self._observers.holds_the_time:
+        now_s, state = time.monotonic(), self._state
+        if self._run.paused_by in self._observers:
             state.progress_s = now_s
-        with self.lock:
-            if self.stop_asked_s is not None and not self.cut_short:
-                self._mind_the_stop(self.stop_asked_s + self.grace_s, now_s)
+        with self._run.lock:
+            if self._run.stop_asked_s is not None and not self.stop_outcome:
+                self._enforce_stop(self._run.stop_asked_s + self.grace_s, now_s)
         if now_s >= state.end_by_s:
             state.end_by_s = now_s + KILL_AGAIN_S
-            self.engine.kill()
+            self._engine.kill()
             return
         if self._timeout_s is not None and not (state.stop_asked or state.is_queued or state.end_by_s < float("inf")):
             is_starting = any(rank.phase == "starting" for rank in state.ranks)
             if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
-                with self.lock:
+                with self._run.lock:
                     self._end_the_silent(self._timeout_s, now_s)
                 return
-        with self.lock:
+        with self._run.lock:
             self._observers.look(now_s - state.progress_s)
 
     def _end_the_silent(self, timeout_s: float, now_s: float) -> None:
         """End ranks that have been silent for too long, once those have heard that ask them why."""
-        ranks, silent_s = self.state.ranks, now_s - self.state.progress_s
-        if self._observers.asks_why(silent_s):
+        ranks, silent_s = self._state.ranks, now_s - self._state.progress_s
+        query = self._stack_query
+        if self._observers.ask(query, lambda query: query.is_querying(silent_s), False):
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
-        first = min(silent, key=lambda n: max(self.state.recorded.progress(n).time_s, ranks[n].printed_s))
-        found = self._observers.explain_silence(timeout_s, first)
+        first = min(silent, key=lambda n: max(self._state.recorded.progress(n).time_s, ranks[n].printed_s))
+        found = self._observers.ask(query, lambda query: query.explain_silence(timeout_s, first), None)
         self._silence = found or diagnose_silence(timeout_s, first, self._facts())
         if self._silence.rank is not None:
             ranks[self._silence.rank].phase = "failed"
-        self.state.has_failed, self.state.end_by_s = True, now_s
-
-    def ask_to_stop(self, grace_s: float | None) -> None:
-        """Begin to stop the run; asked again, only take another grace. In s."""
-        with self._lock_unless_stuck():
-            if self.over.is_set():
-                return
-            if grace_s is not None:
-                self._stop_grace_s = grace_s
-            if self.stop_asked_s is not None:
-                return
-            self.state.stop_asked, self.stop_asked_s = True, time.monotonic()
-            if any(rank.phase in ("starting", "queued") for rank in self.state.ranks):
-                self.engine.kill()  # nothing to keep
-            else:
-                self.engine.ask_to_stop()
-
-    @contextlib.contextmanager
-    def _lock_unless_stuck(self) -> Iterator[None]:
-        """Hold the lock, or do without it: whoever stops a run is not to wait for an observer that never returns."""
-        has_it = self.lock.acquire(timeout=LOCK_S)
-        try:
-            yield
-        finally:
-            if has_it:
-                self.lock.release()
+        self._state.has_failed, self._state.end_by_s = True, now_s
 
     @property
     def grace_s(self) -> float:
         """How long ranks that are asked to stop have, in s."""
-        if self._stop_grace_s is not None:
-            return self._stop_grace_s
-        return self.engine.stop_grace_s + self._observers.grace_s
+        if self._run.stop_grace_s is not None:
+            return self._run.stop_grace_s
+        return self._engine.stop_grace_s + self._state.pace.grace_s
 
-    def _mind_the_stop(self, end_s: float, now_s: float) -> None:
-        """End ranks that were asked to stop when their grace is over, or nothing can come of it."""
-        at_work = self.state.at_work
-        in_vain = self._observers.mind_the_stop(at_work, end_s, now_s)
-        if in_vain or now_s >= end_s:
-            self.cut_short = "in vain" if in_vain else "late"
-            self.state.end_by_s = min(self.state.end_by_s, now_s)
+    def _begun_stop(self) -> StopDeadlock | None:
+        """Return what knows of the answers to a stop, once there is one."""
+        if self._stop_deadlock is None and self._run.stop_asked_s is not None:
+            self._stop_deadlock = StopDeadlock(self._run.stop_asked_s, self._engine.quiet_s)
+        return self._stop_deadlock
+
+    def _enforce_stop(self, end_s: float, now_s: float) -> None:
+        """End ranks that were asked to stop when their grace is over, or once they are proven to be deadlocked."""
+        at_work, deadlock = self._state.at_work, self._begun_stop()
+        is_deadlocked = deadlock is not None and deadlock.is_proven(at_work, end_s, now_s)
+        if is_deadlocked or now_s >= end_s:
+            self.stop_outcome = "deadlock" if is_deadlocked else "late"
+            self._state.end_by_s = min(self._state.end_by_s, now_s)
+        elif deadlock is not None and deadlock.ask_again(at_work, now_s):
+            self._engine.ask_to_stop()
+
+    def _explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what the ranks' collectives say of a failure."""
+        query = self._stack_query
+        return self._observers.ask(query, lambda query: query.explain_failure(culprit, cause, ranks), None)
 
     def _facts(self) -> list[RankFacts]:
         """Return what is known of each rank, for the diagnosis."""
-        for rank in self.state.ranks:
+        for rank in self._state.ranks:
             rank.output_end, _, rank.crash = rank.output.tail(300).partition("Fatal Python error: ")
-            rank.last_step = self.state.recorded.progress(rank.rank).last_step
-            rank.ended_by_us = rank.ended_by_us or self.engine.killed(rank.rank)
-        facts: list[RankFacts] = list(self.state.ranks)
+            rank.last_step = self._state.recorded.progress(rank.rank).last_step
+            rank.ended_by_us = rank.ended_by_us or self._engine.killed(rank.rank)
+        facts: list[RankFacts] = list(self._state.ranks)
         self._observers.add_facts(facts)
         return facts

@@ -28,6 +28,9 @@ AT_ONCE = 8_192
 PANELS = 100
 """Names that a chart has panels for, at most: more take seconds to draw, and nobody looks at them."""
 
+FEW = 16
+"""Ranks that are drawn, listed and averaged one by one, at most; of more, see `large_world`."""
+
 MEAN = "mean"
 """Label of the curve over all ranks, beside "rank 0", "rank 1", …"""
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.failures.facts import Diagnosis, RankFacts
-from labkit.monitor.history import History
+from labkit.monitor.history import FEW, History
+from labkit.monitor.large_world import LargeWorldHistory
 from labkit.monitor.output import RankOutput
+from labkit.monitor.pace import Pace
 from labkit.monitor.results import load
-from labkit.protocol import events, plugins
+from labkit.protocol import events
 
 WARNINGS = 3
 """Of one kind that are shown at most; of the other ranks it is only said how many there are."""
@@ -41,7 +43,7 @@ class RankState(RankFacts):
     printed_s: float = 0.0
     """When its function last printed, since the launch; 0 before."""
     attached: dict[str, bytes] = field(default_factory=dict)
-    """What plugins have sent, by its kind."""
+    """What it has sent besides, by kind: its variables when it failed, its trace."""
     begins_again: bool = False
     """Whether it has been started again, and has not logged since."""
 
@@ -59,8 +61,10 @@ class RunState:
 
     def __init__(self, world_size: int, failure_grace_s: float, now_s: float) -> None:
         self.ranks = [RankState(rank) for rank in range(world_size)]
-        self.recorded: History = plugins.first("history", world_size) or History(world_size)
+        self.recorded: History = History(world_size) if world_size <= FEW else LargeWorldHistory(world_size)
         """What was logged, in the form that charts draw."""
+        self.pace = Pace(world_size)
+        """How long its steps take."""
         self.notice = ""
         """What whoever carries the ranks says of all of them."""
         self.warned: dict[tuple[int, str], str] = {}
@@ -158,6 +162,7 @@ class RunState:
             case events.Started():
                 rank.phase = "running"
                 rank.device, rank.device_note = event.device, event.note
+                self.pace.begin(event.rank, since_launch_s)
                 self.progress_s = now_s
             case events.Output():
                 rank.output.add(event.text)
@@ -182,6 +187,7 @@ class RunState:
             rank.begins_again = False
             self.recorded.go_back(log.rank, log.steps[0])
         self.recorded.add(log)
+        self.pace.add(log)
         self.progress_s = now_s
 
     def _take_result(self, event: events.Result, now_s: float, since_launch_s: float) -> None:

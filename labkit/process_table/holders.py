@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import psutil
 
 from labkit.engines import standby
-from labkit.monitor.going import going
-from labkit.monitor.run import Run
+from labkit.monitor.active_runs import active_runs
+from labkit.monitor.record import RunRecord
 from labkit.protocol.system import unique_bytes
 
 
@@ -54,14 +54,14 @@ class _Runs:
     """All runs that are going, as a holder of processes."""
 
     def processes(self) -> list[HeldProcess]:
-        return [one for run in list(going) for one in self._of(run)]
+        return [one for run in list(active_runs) for one in self._of(run)]
 
     def end(self, pid: int) -> None:
-        for run in list(going):
+        for run in list(active_runs):
             if pid in run.pids:
                 run.ask_to_stop()
 
-    def _of(self, run: Run) -> list[HeldProcess]:
+    def _of(self, run: RunRecord) -> list[HeldProcess]:
         ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
         return [one for rank, (pid, state) in enumerate(ranks) for one in held("run", run.name, rank, pid, state, self)]
 

@@ -43,8 +43,8 @@ class Surroundings(Protocol):
         """Have the process that calls this take over the notebook's folder, path and environment, say."""
 
 
-class RankHooks:
-    """What a plugin does in each rank: sent with the job, by which the rank imports it.
+class RankHook:
+    """What takes part in a job on a rank: `labkit.rank.hooks` lists those of every job, others are sent with theirs.
 
     Each method may be left as it is. `channel` is the rank's `labkit.rank.channels.Channel`.
     """
@@ -58,16 +58,6 @@ class RankHooks:
 
         "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.
         """
-
-    def logged(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
-        """Hear of what the rank has logged, in its own thread; may raise what is to end it."""
-
-    def goes_on(self, log_calls: int, channel: Any) -> bool:
-        """Return whether the rank, asked to stop, is to log once more before it does; it has made so many log calls.
-
-        May raise `labkit.Stopped` itself.
-        """
-        return False
 
     def failed(self, error: BaseException, job: Job, channel: Any) -> None:
         """Say more of what the function has raised, before the failure is reported."""
@@ -97,8 +87,8 @@ class Job(NamedTuple):
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
     surroundings: Surroundings | None = None
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
-    hooks: tuple[RankHooks, ...] = ()
-    """What plugins do in each rank."""
+    hooks: tuple[RankHook, ...] = ()
+    """What takes part on each rank besides what every job has, the debugger's part, say."""
     store: str = ""
     """The file of the store through which ranks meet that the notebook has started."""
     argv: tuple[str, ...] = ("-c",)
@@ -117,10 +107,12 @@ class Job(NamedTuple):
     """The file of a store that lasts as long as the reserved ranks, for a process group that may outlive its launch."""
     spared_gpus: int = 0
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
+    watches_nan: bool = False
+    """Whether a rank fails at the first NaN or Inf that it logs."""
 
-    def with_hooks(self, hooks: RankHooks) -> Job:
-        """Return the job with these, too."""
-        return self._replace(hooks=(*self.hooks, hooks))
+    def with_hook(self, hook: RankHook) -> Job:
+        """Return the job with this one, too."""
+        return self._replace(hooks=(*self.hooks, hook))
 
 
 class RankInfo(NamedTuple):

@@ -494,9 +494,9 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         pickler = Pickler(shares=shares)
         pickler.dump((fn, args, kwargs))
     except Exception as error:
-        from labkit.protocol import plugins  # not above: a rank packs no calls
+        from labkit.protocol import unpicklable  # not above: a rank packs no calls
 
-        why = plugins.first("unsendable", fn, args, kwargs) or error
+        why = unpicklable.explain(name_of(fn), fn, args, kwargs, dumps) or error
         raise ValueError(f"{name_of(fn)} cannot be sent to the ranks: {why}\n{help_hint('cannot_be_sent')}") from error
     if pickler.has_unshared:
         warnings.warn(

@@ -7,7 +7,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import labkit
+VERSION = "0.1.0"
+"""`labkit.__version__`, and what pyproject.toml says."""
+
+PACKAGE = Path(__file__).parent.parent
 
 
 class Version(NamedTuple):
@@ -23,8 +26,8 @@ class Version(NamedTuple):
 
 def on_disk() -> Version:
     """Return that of the files as they are now."""
-    files = Path(labkit.__file__).parent.rglob("*.py")
-    return Version(labkit.__version__, max(file.stat().st_mtime for file in files))
+    files = PACKAGE.rglob("*.py")
+    return Version(VERSION, max(file.stat().st_mtime for file in files))
 
 
 @functools.cache

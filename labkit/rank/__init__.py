@@ -7,24 +7,24 @@ In the notebook's process:
 
 * `multiprocessing.spawn.get_preparation_data` (`engines.spawn`): a spawned rank must not import the script that
   launches it. Put back once the processes exist.
-* `ForkingPickler.reducer_override` (`plugins.as_script.children`, for `Here`): functions of cells reach a DataLoader's
+* `ForkingPickler.reducer_override` (`rank.script_compat.children`, for `Here`): functions of cells reach a DataLoader's
   workers by value. Put back after the function.
 
 In a rank's process, for its whole life:
 
-* `multiprocessing.connection.arbitrary_address`, `ForkingPickler.reducer_override` (`plugins.as_script.children`):
+* `multiprocessing.connection.arbitrary_address`, `ForkingPickler.reducer_override` (`rank.script_compat.children`):
   sockets that leave no file behind; functions of cells reach a DataLoader's workers by value.
-* `torch._dynamo` in `sys.modules`, with a finder in `sys.meta_path` (`plugins.as_script.dynamo`): every optimizer
+* `torch._dynamo` in `sys.modules`, with a finder in `sys.meta_path` (`rank.script_compat.dynamo`): every optimizer
   imports half of the compiler, and no setting prevents it. Measured in pairs on two cores, a cold launch reaches its
   first step 1.7 times as late without this, and a standby rank takes 402 MB instead of 309 MB. The real module takes
   its place as soon as something needs it.
-* `tqdm.notebook`, by a finder in `sys.meta_path` (`plugins.as_script.bars`): a widget made in a rank is shown nowhere.
+* `tqdm.notebook`, by a finder in `sys.meta_path` (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
 * `torch.distributed.rendezvous._create_c10d_store` (`rank.local_rendezvous`): `rpc.init_rpc` would listen on the whole
   network. It calls the original for every other address.
-* `dist.init_process_group` (`plugins.as_script.hooks`): a script finds that its rank has joined the group. It calls the
-  original outside of a job.
-* `importlib._bootstrap._load_unlocked` (`session.imports`, on reserved ranks): notes what an import changes, for later
-  jobs. There is no hook after an import.
+* `dist.init_process_group` (`rank.script_compat.reuse_process_group`): a script finds that its rank has joined the
+  group. It calls the original outside of a job.
+* `importlib._bootstrap._load_unlocked` (`rank.import_effects`, on reserved ranks): notes what an import changes, for
+  later jobs. There is no hook after an import.
 * A finder in `sys.meta_path` (`protocol.modules`): finds modules where the notebook found them. The next job's replaces
   it.
 

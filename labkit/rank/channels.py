@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from labkit.protocol import events, storages
-from labkit.protocol.job import RankHooks
+from labkit.protocol.job import RankHook
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -294,7 +294,7 @@ class Channel:
         self.during = "starting"
         """What the rank is doing, for its report if it fails."""
         self.store: dist.Store | None = None
-        self.hooks: tuple[RankHooks, ...] = ()
+        self.hooks: tuple[RankHook, ...] = ()
         """The job's, once the rank is at it."""
 
     @property
@@ -325,9 +325,9 @@ class Channel:
         """
         if word == "stop":  # perhaps again, for hooks that answer
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
-        for hooks in self.hooks:
+        for hook in self.hooks:
             try:
-                hooks.hear(word, self)
+                hook.hear(word, self)
             except BaseException:
                 traceback.print_exc()
         if word == "details":

@@ -48,8 +48,8 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     if isinstance(error, SystemExit) and not isinstance(error.code, int):
         print(error.code, file=sys.stderr)  # as Python does at its end
     hints.add(behind(error), job)
-    for hooks in job.hooks:
-        hooks.failed(behind(error), job, channel)
+    for hook in channel.hooks:
+        hook.failed(behind(error), job, channel)
     channel.send(events.Failure(rank, failed_s, channel.during, *describe(error, job.cells)))
 
 

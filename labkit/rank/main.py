@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue as JobQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -28,13 +28,24 @@ from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.protocol.system import cores, peak_resident_bytes
-from labkit.rank import carried_modules, descendants, failure, notebook_main, process_group, settings
+from labkit.rank import (
+    carried_modules,
+    descendants,
+    failure,
+    first_step,
+    notebook_main,
+    process_group,
+    script_compat,
+    settings,
+)
 from labkit.rank import device as devices
 from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
+from labkit.rank.hooks import hooks_of
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.signals import handle_signals, leave_children_alone
-from labkit.rank.worker import Stopped, Worker
+from labkit.rank.stop_agreement import Stopped
+from labkit.rank.worker import Worker
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -144,16 +155,10 @@ def read_job(read: Callable[[], Job], channel: Channel) -> Job:
         raise
 
 
-def main(
-    index: int,
-    all_ends: list[RankPipes],
-    begins: Sequence[Callable[[], None]] = (),
-    waits: Sequence[Callable[[], None]] = (),
-) -> None:
+def main(index: int, all_ends: list[RankPipes]) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job. `begins` is what plugins do first,
-    and `waits` what they do while there is no job.
+    `index` says which of the ends are this process's; its rank comes with the job.
     """
     ends = all_ends[index]
 
@@ -163,13 +168,11 @@ def main(
         for other in all_ends:
             if other is not ends:
                 other.close()  # so that a rank's death closes its own channels for good
-        for begin in begins:
-            begin()
+        script_compat.begin_spawned()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
         if inbox.is_empty:
-            for wait in waits:
-                wait()
+            first_step.get_warm()
         ends.queue.put(events.Ready())
         return inbox.next_part
 
@@ -256,7 +259,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     job, info, channel, _ = part
     rank = info.rank
     log = LogBatcher(rank, channel.send, job.start_s)
-    channel.hooks = job.hooks
+    channel.hooks = hooks_of(job)
     code, store = 1, None
     try:
         settled, store = join(part) if job.surroundings is None else job.surroundings.join(part)
@@ -295,7 +298,9 @@ def call_and_send_result(
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
                 try:
-                    result = call(function, Worker(info, settled.device, log, channel), *args, **kwargs)
+                    result = call(
+                        function, Worker(info, settled.device, log, channel, job.watches_nan), *args, **kwargs
+                    )
                 finally:
                     end_if_forked(channel)
             log.close()
@@ -337,8 +342,8 @@ def join(part: Part) -> tuple[devices.Settled, dist.Store]:
 def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
     """Return the context in which the function is called, as the job's hooks make it."""
     with contextlib.ExitStack() as around:
-        for hooks in job.hooks:
-            around.enter_context(hooks.around(job, channel))
+        for hook in channel.hooks:
+            around.enter_context(hook.around(job, channel))
         return around.pop_all()
 
 

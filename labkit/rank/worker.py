@@ -10,28 +10,15 @@ from typing import Any, NoReturn
 import torch
 
 from labkit.protocol import events
-from labkit.protocol.job import RankHooks, RankInfo
+from labkit.protocol.job import RankInfo
 from labkit.protocol.text import printable
+from labkit.rank import not_finite
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
+from labkit.rank.stop_agreement import StopAgreement
 
 LEAST_STEP, GREATEST_STEP = -(2**63), 2**63 - 1
 """The history keeps steps in 64 bits."""
-
-
-class Stopped(BaseException):
-    """Raised by `worker.log` once the run was asked to stop, on every rank at the same step where ranks log in step.
-
-    Not an `Exception`, so that a training loop's own error handling does not swallow it. Catch it to return what the
-    rank has so far:
-
-    >>> def train(worker):
-    ...     try:
-    ...         ...  # the training loop, with worker.log(...) in it
-    ...     except labkit.Stopped:
-    ...         pass
-    ...     return model.state_dict()
-    """
 
 
 class Worker:
@@ -46,12 +33,15 @@ class Worker:
     device: torch.device
     """Where this rank computes: its GPU, or the CPU."""
 
-    def __init__(self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel) -> None:
+    def __init__(
+        self, info: RankInfo, device: torch.device, log: LogBatcher, channel: Channel, watches_nan: bool = False
+    ) -> None:
         self.rank, self.local_rank, self.world_size = info.rank, info.local_rank, info.world_size
         self.device = device
         self._pid = os.getpid()
         self._log, self._channel = log, channel
-        self._watching = [hooks for hooks in channel.hooks if type(hooks).logged is not RankHooks.logged]
+        self._watches_nan = watches_nan
+        self._stop_agreement = StopAgreement(channel, info.world_size)
         self._known_names: dict[tuple[str, ...], tuple[str, ...]] = {}
         """What `log` was given, and how that is written."""
         self._next_step = 0
@@ -87,11 +77,10 @@ class Worker:
                 break
         self._log.add(step, names, numbers)
         self._log_calls += 1
-        for hooks in self._watching:
-            hooks.logged(step, names, numbers)
-        channel = self._channel
-        if channel.stop_asked_s is not None and not any(h.goes_on(self._log_calls, channel) for h in channel.hooks):
-            raise Stopped(f"rank {self.rank} stopped after log call {self._log_calls}")
+        if self._watches_nan:
+            not_finite.check(step, names, numbers)
+        if self._channel.stop_asked_s is not None:
+            self._stop_agreement.check(self._log_calls)
 
     def expect(self, steps: int) -> None:
         """Say how many steps this rank will log in all, so that the live view can show progress and time left.

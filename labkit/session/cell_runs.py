@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from labkit.debugger.debugger import Debugger
 from labkit.engines.base import Engine
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
-from labkit.monitor.companion import Asked, companions
-from labkit.monitor.run import Run, WorkerFailed
-from labkit.plugins.report.lines import print_output
 from labkit.protocol import modules
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
@@ -27,10 +25,12 @@ from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.protocol.system import threads
 from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
+from labkit.run import Run, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
 from labkit.ui import kernel
+from labkit.ui.lines import print_output
 
 ERROR_GRACE_S = 2.0
 """How long the other ranks may take to end a cell after it has failed on one; who takes longer counts as stuck."""
@@ -175,8 +175,7 @@ class CellRuns:
             device=self._device,
             spared_gpus=self._placement.spared,
         )
-        asked = Asked(live=False, wait=True)
-        run = Run(engine, self._world_size, title, timeout_s, companions(asked))
+        run = Run(engine, self._world_size, title, timeout_s, [Debugger(live=False, wait=True)])
         run.start(job)
         return run
 

@@ -13,8 +13,8 @@ from labkit.launchers.directory_engine import folder_gone
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
+from labkit.rank.isolation import Folder
 from labkit.session.cluster_ranks import KILL_S, ClusterRanks, ReservedJobEngine
-from labkit.session.isolation import Folder
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
 

@@ -18,8 +18,8 @@ from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
 from labkit.protocol.system import unique_bytes
+from labkit.rank.isolation import Surroundings
 from labkit.rank.local_rendezvous import LocalRendezvous
-from labkit.session.isolation import Surroundings
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
 

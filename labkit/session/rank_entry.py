@@ -12,10 +12,10 @@ from typing import NamedTuple, NoReturn
 from labkit.launchers.rank_entry import begin, correct_clock, leave_rendezvous, listen, rank_info_here, rendezvous
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
-from labkit.plugins.ahead.first_step import get_warm
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
+from labkit.rank.first_step import get_warm
 from labkit.rank.main import Part, do_and_exit, read_job
 from labkit.session.directory import SessionDirectory
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engines.arguments import naming
 from labkit.engines.base import Engine, Target
-from labkit.monitor.going import run_of
-from labkit.monitor.run import Run
+from labkit.monitor.active_runs import run_of
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
+from labkit.run import Run
 from labkit.session.cell_runs import STOP_GRACE_S, CellRuns, numbers
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.local_reserve import LocalReserve
@@ -370,7 +370,7 @@ class Session(Target):
             self._why, holder = why, self._turns.holder
             self.ended.set()
         self._turns.end()
-        if holder is not None and (run := run_of(holder.engine)):
+        if holder is not None and isinstance(run := run_of(holder.engine), Run):
             run.stop(STOP_GRACE_S)
         _open.discard(self)
         self._finalizer.detach()

@@ -9,19 +9,3 @@
 
 `records` is what travels from a rank, `intervals` the arithmetic of both sides.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from labkit.monitor.companion import Asked, Companion
-
-
-def companion(asked: Asked) -> Companion | None:
-    """Return what has the function of a run recorded, if `labkit.launch` is asked to `trace` some of its steps."""
-    if asked.trace is None:
-        return None
-    from labkit.trace.recorded import Recorded
-
-    return Recorded(asked.trace)

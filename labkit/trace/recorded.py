@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from labkit.monitor.companion import Companion
+from labkit.monitor.observers import RunObserver
 from labkit.protocol.job import Job
 from labkit.trace.recording import check_steps, traced
 
-if TYPE_CHECKING:
-    pass
 
-
-class Recorded(Companion):
-    """Beside a run of which so many steps are traced. Raises ValueError for no number."""
+class TraceObserver(RunObserver):
+    """Has so many steps of a run traced. Raises ValueError for no number."""
 
     title = "trace observer"
 

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 
 from labkit import profiling
-from labkit.failures import recorder
 from labkit.protocol import events
 from labkit.protocol.pickling import Message, pack_call
-from labkit.rank import failure, notebook_main
+from labkit.rank import failure, notebook_main, recorder
 from labkit.rank.worker import Worker
 from labkit.trace import clocks, reading
 from labkit.trace.lines import LineClock

@@ -19,15 +19,15 @@ from labkit.trace.records import PARTS, TRANSFER, WAITING, Place, RankTrace, unp
 if TYPE_CHECKING:
     import pandas as pd
 
-    from labkit.monitor.run import Run
+    from labkit.monitor.record import RunRecord
     from labkit.ui.charts import Chart
 
 
-_traces: weakref.WeakKeyDictionary[Run, Trace] = weakref.WeakKeyDictionary()
+_traces: weakref.WeakKeyDictionary[RunRecord, Trace] = weakref.WeakKeyDictionary()
 """Of runs that are over: to match and measure thousands of spans takes a while."""
 
 
-def of_run(run: Run) -> Trace:
+def of_run(run: RunRecord) -> Trace:
     """Return what `run.trace` is. Raises ValueError as `Trace` does."""
     if run not in _traces:
         is_over = run.over.is_set()
@@ -44,7 +44,7 @@ class Trace:
     Raises ValueError if no rank has recorded anything: the run was launched without it, or its steps are not over.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecord) -> None:
         blobs = [attached[KIND] for attached in run.attached if KIND in attached]
         if not blobs:
             going = "" if run.over.is_set() else ", or its ranks are not through their first steps yet"

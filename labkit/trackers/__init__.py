@@ -31,10 +31,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit import importing
+from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from labkit.monitor.companion import Asked, Companion
     from labkit.trackers.accelerate import AccelerateTracker
     from labkit.trackers.base import Tracker
     from labkit.trackers.following import follow
@@ -70,13 +69,4 @@ __all__ = [
 ]
 
 
-def companion(asked: Asked) -> Companion | None:
-    """Return what takes a run's curves to the trackers that `log_to` names. Raises as `labkit.launch` says."""
-    if asked.log_to is None:
-        return None
-    from labkit.trackers.following import Followed
-
-    return Followed(asked)
-
-
-__getattr__ = importing(__name__, _HOMES, {})
+__getattr__ = lazy_names(__name__, _HOMES, {})

@@ -15,11 +15,10 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from labkit.monitor.companion import Asked, Companion
-from labkit.monitor.run import Run
+from labkit.monitor.record import RunRecord
 from labkit.trackers.base import Tracker, plain, trackers
 from labkit.trackers.curves import Curves, Row
 from labkit.trackers.since import Place, since
@@ -37,28 +36,27 @@ FAILURES = 3
 """Failures in a row after which a tracker is asked no more."""
 
 
-class Followed(Companion):
-    """Beside a run that `labkit.launch` starts with `log_to`."""
+def writers(
+    log_to: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], world_size: int
+) -> Callable[[RunRecord], contextlib.AbstractContextManager[object]]:
+    """Return what gives, for the run of this call, the context in which its trackers are written to and waited for.
 
-    title = "observer for trackers"
-
-    def __init__(self, asked: Asked) -> None:
-        """Check what `log_to` names, before any rank starts."""
-        parameters = dict(asked.kwargs)
-        with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
-            bound = inspect.signature(asked.function).bind(None, *asked.args, **asked.kwargs)
-            kinds = inspect.signature(asked.function).parameters
-            named = list(bound.arguments.items())[1:]
-            parameters |= {n: value for n, value in named if kinds[n].kind is not inspect.Parameter.VAR_KEYWORD}
-        parameters["world_size"] = asked.world_size
-        self._trackers, self._parameters = trackers(asked.log_to), plain(parameters)
-
-    def showing(self) -> Following:
-        """Return what minds the trackers, and is waited for with the run."""
-        return Following(self.run, self._trackers, self._parameters)
+    Raises as `labkit.launch` says for what `log_to` cannot be, before any rank starts.
+    """
+    if log_to is None:
+        return contextlib.nullcontext
+    parameters = dict(kwargs)
+    with contextlib.suppress(ValueError):  # some built-in functions do not say what they take
+        bound = inspect.signature(function).bind(None, *args, **kwargs)
+        kinds = inspect.signature(function).parameters
+        named = list(bound.arguments.items())[1:]
+        parameters |= {n: value for n, value in named if kinds[n].kind is not inspect.Parameter.VAR_KEYWORD}
+    parameters["world_size"] = world_size
+    made, shown = trackers(log_to), plain(parameters)
+    return lambda run: Following(run, made, shown)
 
 
-def follow(run: Run, log_to: Any, parameters: Mapping[str, Any] | None = None) -> None:
+def follow(run: RunRecord, log_to: Any, parameters: Mapping[str, Any] | None = None) -> None:
     """Have trackers get what a run has logged, from its beginning, and what it logs from now on.
 
     For a run that `labkit.attach` has found; `labkit.launch(…, log_to=…)` does the same. Returns at once, or when all
@@ -71,7 +69,7 @@ def follow(run: Run, log_to: Any, parameters: Mapping[str, Any] | None = None) -
 class Following(threading.Thread):
     """Minds the trackers of one run, for as long as it goes on and `CLOSE_S` after."""
 
-    def __init__(self, run: Run, trackers: list[Tracker], parameters: Mapping[str, Any]) -> None:
+    def __init__(self, run: RunRecord, trackers: list[Tracker], parameters: Mapping[str, Any]) -> None:
         super().__init__(name="labkit-trackers", daemon=True)
         self._run = run
         self._writers = [_Writer(run, tracker, parameters) for tracker in trackers]
@@ -100,7 +98,7 @@ class Following(threading.Thread):
 class _Writer(threading.Thread):
     """Takes one run's curves to one tracker."""
 
-    def __init__(self, run: Run, tracker: Tracker, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, run: RunRecord, tracker: Tracker, parameters: Mapping[str, Any]) -> None:
         super().__init__(name=f"labkit-tracker-{type(tracker).__name__}", daemon=True)
         self._run, self._tracker, self._parameters = run, tracker, parameters
         self._curves = Curves(run.world_size, bool(getattr(tracker, "by_rank", False)))

@@ -12,14 +12,19 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.subplots import make_subplots
 
+from labkit.monitor import not_finite
 from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
-from labkit.protocol import plugins
+from labkit.monitor.not_finite import NotFinite
+from labkit.monitor.record import RunRecord
 from labkit.ui import kernel, pictures
-from labkit.ui.tables import INK
+from labkit.ui.tables import INK, STATE_COLORS
 
 PLOTLY = "application/vnd.plotly.v1+json"
 CONFIG = {"displaylogo": False}
 """JupyterLab's extension resizes a chart with its cell; `responsive` besides, and both at once leave it no height."""
+
+NOT_FINITE = "not finite"
+"""Name of the mark at the first NaN or Inf."""
 
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C6BB1", "#7A7A7A")
 """Okabe and Ito's colours, which the colour-blind can tell apart (https://jfly.uni-koeln.de/color/)."""
@@ -181,20 +186,38 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
         figure.add_trace(line, **where)
         if panel + columns >= len(names):  # none below
             figure.update_xaxes(title_text="step", title_standoff=2, **where)
-    remark = plugins.first("remark", history)
-    if remark is not None and remark.name in names:
-        panel = names.index(remark.name)
-        remark.mark(figure, row=panel // columns + 1, col=panel % columns + 1)
+    first = not_finite.first(history)
+    if first is not None and first.name in names:
+        panel = names.index(first.name)
+        _mark_not_finite(figure, first, row=panel // columns + 1, col=panel % columns + 1)
     if not names:
         figure.add_annotation(text="nothing logged", x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
     return Chart(style(figure, title, height=(136 if title else 112) + PANEL_HEIGHT * rows))
 
 
+def of_run(run: RunRecord, ranks: Sequence[int] = ()) -> Chart:
+    """Return the chart of what a run has logged so far; of many ranks these, too, have a curve."""
+    return logged(run.recorded, title=run.name, ranks=ranks)
+
+
+def _mark_not_finite(figure: go.Figure, first: NotFinite, row: int, col: int) -> None:
+    """Mark the step of the first value that is NaN or infinite in its panel, with its rank."""
+    color = STATE_COLORS["failed"]
+    figure.add_vline(
+        x=first.step,
+        row=row,
+        col=col,
+        name=NOT_FINITE,
+        line={"color": color, "width": 1.2, "dash": "dot"},
+        annotation={"text": f"rank {first.rank}: {first.in_words}", "font": {"color": color, "size": FONT_SIZE}},
+    )
+
+
 def refresh(figure: go.Figure, history: History, ranks: Sequence[int] = ()) -> bool:
     """Update a figure made by `logged` in place; return False, with nothing changed, if a new curve needs a new one."""
     curves = history.drawn(ranks)
-    remark = plugins.first("remark", history)
-    if bool(figure.layout.shapes) != (remark is not None and remark.name in {curve.name for curve in curves}):
+    first = not_finite.first(history)
+    if bool(figure.layout.shapes) != (first is not None and first.name in {curve.name for curve in curves}):
         return False
     if [tuple(trace.meta) for trace in figure.data] != [(curve.name, curve.key) for curve in curves]:
         return False

@@ -7,7 +7,7 @@ both came during one launch, whose run is to be returned, at the next.
 
 from __future__ import annotations
 
-from labkit.monitor.run import Run
+from labkit.monitor.record import RunRecord
 from labkit.ui import kernel
 
 _execution: kernel.Execution | None = None
@@ -34,7 +34,7 @@ def check_cell_goes_on() -> None:
         raise KeyboardInterrupt("this cell's last launch was interrupted twice")
 
 
-def note(run: Run) -> None:
+def note(run: RunRecord) -> None:
     """Note a launch that is over; raise KeyboardInterrupt if an earlier one of this cell was interrupted, too."""
     global _count
     if run.interrupts and kernel.shell() is not None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from labkit.monitor.history import SAMPLES
-from labkit.monitor.run import Run
-from labkit.protocol import plugins
-from labkit.ui import kernel, prewarm, words
+from labkit.monitor.history import FEW, SAMPLES
+from labkit.monitor.record import RunRecord
+from labkit.ui import kernel, prewarm, summary, words
+from labkit.ui.boxes import Boxes
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
 
@@ -57,7 +57,7 @@ class LiveView(threading.Thread):
 
     front_end_answers = True
 
-    def __init__(self, run: Run, holds_the_cell: bool = False) -> None:
+    def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
         super().__init__(name="labkit-view", daemon=True)
         self._run = run
         self._title = widgets.HTML(title_html(run))
@@ -69,7 +69,7 @@ class LiveView(threading.Thread):
         layout = widgets.Layout(width="auto", min_width="90px", flex="0 0 auto", margin="2px 12px 2px 0")
         self._button = widgets.Button(button_style="danger", layout=layout, **self._button_says())
         self._button.on_click(lambda _: self._stop_clicked())
-        self._asking = plugins.first("asking", run) or Tabs(run)
+        self._output = Tabs(run) if run.world_size <= FEW else Boxes(run)
         self._figure: Any = None
         self._replaced: list[Any] = []
         """Earlier figures, without the curves that have come since."""
@@ -78,9 +78,9 @@ class LiveView(threading.Thread):
         self._top = widgets.HBox([self._button, self._head])
         self._keeper = WidthKeeper()
         self._panel: Any = None
-        """A companion's, from when it first has one."""
+        """The debugger's, from the first question on."""
         self._box = widgets.VBox(self._children())
-        for widget in (self._button, self._asking.output, *self._asking.boxes):
+        for widget in (self._button, self._output.output, *self._output.boxes):
             kernel.answer_while_the_cell_runs(widget)
         self._heard = threading.Event()
         self._heard.set()
@@ -90,8 +90,8 @@ class LiveView(threading.Thread):
         self._chart_handle = kernel.reserve()
 
     def _children(self) -> list[Any]:
-        middle = [part for part in (self._asking.row, self._panel, self._figure) if part is not None]
-        return [self._top, self._states, *middle, self._asking.output, self._keeper]
+        middle = [part for part in (self._output.row, self._panel, self._figure) if part is not None]
+        return [self._top, self._states, *middle, self._output.output, self._keeper]
 
     def run(self) -> None:
         """Draw until the run is over; then replace the widgets by what stays."""
@@ -109,7 +109,7 @@ class LiveView(threading.Thread):
             self._attempt(self._let_the_browser_finish)
         try:
             # What stays is small and needs no kernel: no widget, no script.
-            if not self._attempt(lambda: self._box_handle.update(words.bundle(self._run), raw=True)):
+            if not self._attempt(lambda: self._box_handle.update(summary.bundle(self._run), raw=True)):
                 self._box_handle.update({"text/plain": words.plain(self._run)}, raw=True)
             if self._run.recorded.names:
                 self._attempt(self._show_final_chart)
@@ -118,7 +118,9 @@ class LiveView(threading.Thread):
             close_later([self._box, *self._replaced], was_quick)
 
     def _show_final_chart(self) -> None:
-        self._chart_handle.update(self._run.figure(self._asking.ranks).bundle(), raw=True)
+        from labkit.ui import charts  # not above: it imports Plotly, which takes a second
+
+        self._chart_handle.update(charts.of_run(self._run, self._output.ranks).bundle(), raw=True)
 
     def _attempt(self, show: Callable[[], object]) -> bool:
         """Show something; return whether that went well. The first failure is logged."""
@@ -142,13 +144,13 @@ class LiveView(threading.Thread):
             self.join(1)
 
     def _draw(self) -> None:
-        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._asking.ranks)
+        self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._output.ranks)
         self._notice.value = notice_html(self._run)
         self._notice.layout.display = None if self._notice.value else "none"
-        self._asking.draw()
+        self._output.draw()
         for name, says in self._button_says().items() if not self._run.stopping else ():
             setattr(self._button, name, says)
-        if self._panel is not (panel := self._run.companions.panel):
+        if self._panel is not (panel := self._run.panel):
             self._panel = panel
             self._box.children = self._children()
         history = self._run.recorded
@@ -163,13 +165,13 @@ class LiveView(threading.Thread):
         from labkit.ui import charts, live_chart
 
         if self._figure is not None:
-            if not self._came_up_empty and charts.refresh(self._figure, history, self._asking.ranks):
+            if not self._came_up_empty and charts.refresh(self._figure, history, self._output.ranks):
                 self._heard.clear()
                 return
             # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
             self._replaced.append(self._figure)
         self._came_up_empty = False
-        figure = charts.logged(history, ranks=self._asking.ranks)
+        figure = charts.logged(history, ranks=self._output.ranks)
         self._figure = live_chart.chart_widget(figure)
         self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
         # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
@@ -225,7 +227,7 @@ class Tabs:
     boxes: Sequence[Any] = ()
     """… and those in it that one types into."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecord) -> None:
         self._run = run
         self._texts = [widgets.HTML() for _ in range(run.world_size)]
         self._seen = [""] * run.world_size
@@ -243,13 +245,13 @@ class Tabs:
                 self.output.layout.display = None
 
 
-def title_html(run: Run) -> str:
+def title_html(run: RunRecord) -> str:
     """Return the run's name, phase and seconds, and the time that is left if that can be told."""
     again = f" · started again {run.attempt}×" if run.attempt else ""
     return f"<b>{html.escape(run.name)}</b> {words.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
 
 
-def notice_html(run: Run) -> str:
+def notice_html(run: RunRecord) -> str:
     """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged."""
     said, _, to_copy = run.notice.partition("\n")
     said = " · ".join(filter(None, (said, run.placement, words.remark(run), words.many_names(run))))
@@ -260,7 +262,7 @@ def notice_html(run: Run) -> str:
     return shown
 
 
-def states_html(run: Run, asked: Sequence[int] = ()) -> str:
+def states_html(run: RunRecord, asked: Sequence[int] = ()) -> str:
     """Return a table of the ranks: state, step, progress, rates and last values.
 
     Of many it has only some, each with why; those that are asked for, say.
@@ -275,7 +277,7 @@ def states_html(run: Run, asked: Sequence[int] = ()) -> str:
     return (f'<div style="line-height:1.4">{headline}</div>' if headline else "") + ranks_html(rows)
 
 
-def _progress_cells(run: Run, rank: int, state: str) -> list[str]:
+def _progress_cells(run: RunRecord, rank: int, state: str) -> list[str]:
     progress, expected = run.progress(rank)
     step = (
         "" if progress.last_step is None else f"step {progress.last_step:,}" + (f" of {expected:,}" if expected else "")
@@ -289,7 +291,7 @@ def _progress_cells(run: Run, rank: int, state: str) -> list[str]:
     ]
 
 
-def _time_left(run: Run) -> str:
+def _time_left(run: RunRecord) -> str:
     progress, expected = run.progress(0)
     if not expected or run.status != "running" or not progress.steps_per_s > 0:
         return ""

@@ -1,29 +1,26 @@
 """How a run or a figure is shown: live where a person watches, still once it is over.
 
-This module tells `Run` how to show and draw itself, so that `labkit.monitor` knows neither Plotly nor widgets.
+Plotly and the widgets are imported when they are first needed.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from labkit.monitor.run import Run
-from labkit.protocol import plugins
-from labkit.ui import kernel, words
+from labkit.monitor.record import RunRecord
+from labkit.ui import kernel, summary
 
 if TYPE_CHECKING:
-    from labkit.plugins.report.lines import Lines
-    from labkit.ui.charts import Chart
+    from labkit.ui.lines import Lines
     from labkit.ui.live import LiveView
 
-_shown_in: weakref.WeakKeyDictionary[Run, kernel.Execution | None] = weakref.WeakKeyDictionary()
+_shown_in: weakref.WeakKeyDictionary[RunRecord, kernel.Execution | None] = weakref.WeakKeyDictionary()
 """In which execution of a cell a run was last shown, so that its cell does not show it twice."""
 
 
-def watch(run: Run, live: bool | None, wait: bool) -> LiveView | Lines | None:
+def watch(run: RunRecord, live: bool | None, wait: bool) -> LiveView | Lines | None:
     """Begin to show a run that has just been launched, and return what shows it; None if nothing does."""
     if live is not None and not live:
         return None
@@ -31,9 +28,8 @@ def watch(run: Run, live: bool | None, wait: bool) -> LiveView | Lines | None:
     if in_notebook:
         _shown_in[run] = kernel.this_execution()
     with_widgets = in_notebook and (live or kernel.is_interactive())
-    watcher = _live_view(run, wait) if with_widgets else plugins.first("print_lines", run, in_notebook, wait)
-    if watcher is not None:
-        watcher.start()
+    watcher = _live_view(run, wait) if with_widgets else Lines(run, in_notebook, wait)
+    watcher.start()
     return watcher
 
 
@@ -44,11 +40,11 @@ def show(thing: Any) -> None:
     data and a picture elsewhere. It keeps its own look; `labkit.charts.style(figure)` gives it that of labkit's charts,
     which lie on the page's ground in light themes and in dark ones.
     """
-    if not isinstance(thing, Run):
+    if not isinstance(thing, RunRecord):
         kernel.display(as_chart(thing))
         return
     if not kernel.has_kernel():
-        print(words.bundle(thing)["text/plain"])
+        print(summary.bundle(thing)["text/plain"])
         return
     now = kernel.this_execution()
     if _shown_in.get(thing) == now:
@@ -57,16 +53,11 @@ def show(thing: Any) -> None:
     if not thing.over.is_set() and kernel.is_interactive():
         _live_view(thing).start()
         return
-    kernel.display(words.bundle(thing), raw=True)
+    kernel.display(summary.bundle(thing), raw=True)
     if thing.over.is_set():
-        kernel.display(figure(thing))
+        from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-
-def figure(run: Run, ranks: Sequence[int] = ()) -> Chart:
-    """Return the chart of what a run has logged so far; of many ranks these, too, have a curve."""
-    from labkit.ui import charts  # not above: it imports Plotly, which takes a second
-
-    return charts.logged(run.recorded, title=run.name, ranks=ranks)
+        kernel.display(charts.of_run(thing))
 
 
 def as_chart(thing: Any) -> Any:
@@ -80,10 +71,7 @@ def as_chart(thing: Any) -> Any:
     return Chart(thing) if isinstance(thing, BaseFigure) and not isinstance(thing, Chart) else thing
 
 
-def _live_view(run: Run, holds_the_cell: bool = False) -> LiveView:
+def _live_view(run: RunRecord, holds_the_cell: bool = False) -> LiveView:
     from labkit.ui.live import LiveView  # not above: it imports the widgets
 
     return LiveView(run, holds_the_cell)
-
-
-Run.show, Run.draw = show, figure

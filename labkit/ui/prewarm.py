@@ -1,15 +1,22 @@
-"""Plotly and its widgets, imported and tried before the first chart needs them.
+"""What the first launch and chart need, done while the notebook is idle and the reader reads.
 
-That takes half a second; two where Jupyter's server has brought `rfc3987_syntax`, because Plotly's widgets import
-nbformat, and with it jsonschema, which parses that package's grammar. Every other thread of the kernel gets on slowly
-meanwhile, because one at a time runs Python: a run that was stopped just then took one to two seconds to end. So it is
-done while a run's ranks start, when the kernel only waits for them (`LiveView`), or while the notebook is idle.
+`import labkit` in a notebook's kernel begins it (`begin_when_idle`). The ranks come first: a chart has a second's time
+once its run has begun.
+
+Plotly and its widgets are imported, and tried, before the first chart needs them. That takes half a second; two where
+Jupyter's server has brought `rfc3987_syntax`, because Plotly's widgets import nbformat, and with it jsonschema, which
+parses that package's grammar. Every other thread of the kernel gets on slowly meanwhile, because one at a time runs
+Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
+the kernel only waits for them (`LiveView`), or while the notebook is idle.
 """
 
 from __future__ import annotations
 
 import threading
 from array import array
+
+from labkit.engines import standby
+from labkit.ui import kernel
 
 _lock = threading.Lock()
 _importing: threading.Thread | None = None
@@ -53,3 +60,27 @@ def _import() -> None:
         charts.logged(history)
     finally:
         _done.set()  # who needs it imports it again, and gets the error
+
+
+def begin_when_idle() -> None:
+    """Begin with all of it, in the background, once the notebook is idle."""
+    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
+    threading.Thread(target=_prewarm, args=(kernel.is_interactive(),), name="labkit-prewarm", daemon=True).start()
+
+
+def _prewarm(is_interactive: bool) -> None:
+    if (shell := kernel.shell()) is not None:
+        shell.events.register("post_run_cell", lambda _: standby.renew())
+    if is_interactive:
+        standby.ahead_of_the_first_launch()
+    standby.idle.wait()
+    wait()
+    # Where a person watches, the browser draws, and nobody needs a picture.
+    if is_interactive:
+        from labkit.ui import live_chart
+
+        live_chart.get_ready()
+    else:
+        from labkit.ui import pictures
+
+        pictures.get_ready()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
+from labkit.monitor import not_finite
 from labkit.monitor.history import PANELS
-from labkit.monitor.run import Run
-from labkit.protocol import plugins
+from labkit.monitor.record import RunRecord
 from labkit.ui import interrupts, kernel
 
 TAIL_LINES = 200
@@ -19,7 +19,7 @@ WRAPPED = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
 """Style of text in lines that may be too long; JupyterLab's own cuts words in two."""
 
 
-def phase(run: Run) -> str:
+def phase(run: RunRecord) -> str:
     """Return the run's status, in the words that the views use."""
     if run.status == "running" and run.stopping:
         return "stopping after this step"
@@ -33,13 +33,13 @@ def rate(per_s: float) -> str:
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
-def remark(run: Run) -> str:
-    """Return what a plugin has to say of the values that were logged, in one line; "" for nothing."""
-    found = plugins.first("remark", run.recorded)
+def remark(run: RunRecord) -> str:
+    """Return which rank was the first to log a NaN or an Inf, in one line; "" if none has."""
+    found = not_finite.first(run.recorded)
     return found.said if found else ""
 
 
-def many_names(run: Run) -> str:
+def many_names(run: RunRecord) -> str:
     """Return that a run logs more names than anybody looks at, and what becomes of them; "" where it does not."""
     count = len(run.recorded.names)
     if count <= MANY_NAMES:
@@ -58,13 +58,7 @@ def output_html(text: str) -> str:
     return f'<div style="{column}"><pre style="{style}">{html.escape(text)}</pre></div>'
 
 
-def plain(run: Run) -> str:
+def plain(run: RunRecord) -> str:
     """Return how a run ended in plain ASCII, which any front end takes: for when its report cannot be shown."""
     said = repr(run) if run.error is None else f"{run!r}\n{run.error}"
     return said.encode("ascii", "backslashreplace").decode()
-
-
-def bundle(run: Run) -> dict[str, str]:
-    """Return what a run has come to by MIME type, as a notebook shows it: a plugin's report, or its name and status."""
-    found: dict[str, str] | None = plugins.first("summarize", run)
-    return found or {"text/plain": repr(run)}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit import importing
+from labkit.protocol.lazy import lazy_names
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import datasets as datasets
@@ -64,7 +64,7 @@ _MODULES = {
 
 __all__ = sorted([*_HOMES, *_MODULES])
 
-__getattr__ = importing(__name__, _HOMES, _MODULES)
+__getattr__ = lazy_names(__name__, _HOMES, _MODULES)
 
 
 def __dir__() -> list[str]:

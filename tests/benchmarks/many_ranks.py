@@ -19,11 +19,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from labkit.failures.stacks import RankStack, Stacks, parse
-from labkit.monitor.run import Run
-from labkit.plugins.report import summary
 from labkit.protocol.events import Log, Output, Started
 from labkit.protocol.job import Cell
-from labkit.ui import charts, live
+from labkit.run import Run
+from labkit.ui import charts, live, summary
 from labkit.ui import prewarm as ahead
 from tests.fake_engine import FakeEngine
 
@@ -69,7 +68,7 @@ def measure(ranks: int, steps: int) -> tuple[float, ...]:
 
     def take(logs: list[Log]) -> None:
         for log in logs:
-            with run._follower.lock:
+            with run.lock:
                 run._follower.take(log)
 
     took_s = 0.0

@@ -24,10 +24,10 @@ import labkit
 STAGES = {
     "Python": "",
     "import torch": "import torch",
-    "what labkit's rank imports besides": "import labkit.rank.main, labkit.plugins.as_script.dynamo",
+    "what labkit's rank imports besides": "import labkit.rank.main, labkit.rank.script_compat.dynamo",
     "a first step without a group": """
-from labkit.plugins.ahead import first_step
-labkit.plugins.as_script.dynamo.put_off()
+from labkit.rank import first_step
+labkit.rank.script_compat.dynamo.defer_import()
 first_step.get_warm()
 """,
     "gloo, DDP, a step of 10 MB of parameters": """

@@ -1,0 +1,65 @@
+"""Whether a rank that was killed had run out of memory: it cannot say so itself."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+
+from labkit.failures.facts import RankFacts
+from labkit.monitor.observers import RunObserver
+from labkit.monitor.state import RunState
+from labkit.protocol import events
+from labkit.protocol.job import Job
+from labkit.protocol.system import OutOfMemory, OutOfMemoryKills, peak_resident_bytes
+
+LOOK_EVERY_S = 0.25
+"""Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
+
+
+@dataclass(frozen=True)
+class MemorySeen(events.Change):
+    """Peak resident memory of a process so far, as seen from outside; what the rank says itself comes as `Memory`."""
+
+    peak_bytes: int
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Keep it while the rank is at work; later, the rank's own account is on its way, or here."""
+        rank = state.ranks[self.rank]
+        if rank.is_at_work:
+            rank.peak_bytes = max(rank.peak_bytes, self.peak_bytes)
+
+
+class MemoryWatch(RunObserver):
+    """Looks at the memory of ranks on this machine, and whether the system ends processes for want of it."""
+
+    title = "memory observer"
+
+    def __init__(self) -> None:
+        self._look_due_s = 0.0
+        self._starved: dict[int, OutOfMemory] = {}
+
+    def begin(self, job: Job) -> Job:
+        """Note how many processes have been killed for want of memory before."""
+        self._kills = OutOfMemoryKills()
+        return job
+
+    def look(self, silent_s: float) -> None:
+        """See how much memory each rank has taken so far."""
+        now_s = time.monotonic()
+        if now_s >= self._look_due_s:
+            self._look_due_s = now_s + LOOK_EVERY_S
+            for rank, pid in enumerate(self.run.pids):
+                self.run.note(MemorySeen(rank, peak_resident_bytes(pid)))
+
+    def take(self, event: events.Event) -> None:
+        """Note who was killed while memory was wanting."""
+        killed = isinstance(event, events.Exit) and event.code == -getattr(signal, "SIGKILL", 9)
+        if killed and self.run.pids and (how := self._kills.seen()):
+            self._starved[event.rank] = how
+
+    def add_facts(self, ranks: list[RankFacts]) -> None:
+        """Say so of ranks that this run has not ended itself."""
+        for rank in ranks:
+            if not rank.ended_by_us:
+                rank.out_of_memory = rank.out_of_memory or self._starved.get(rank.rank, "")

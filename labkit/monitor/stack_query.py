@@ -1,0 +1,344 @@
+"""Asks the ranks of one run where they stand: for `run.stacks()`, and when they have been silent for long."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import time
+from dataclasses import dataclass
+
+from labkit.failures import ledger, mismatch
+from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
+from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
+from labkit.failures.hang import NOTHING_MISSED, Missed, diagnose_hang
+from labkit.failures.missed import RankCalls, find
+from labkit.failures.silence import Silences, look_at
+from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
+from labkit.monitor.observers import RunObserver
+from labkit.monitor.state import RunState
+from labkit.protocol.events import Answered, Attached, Change, Event, Failure, Log, Output, Stack, Started
+from labkit.protocol.job import Job
+from labkit.rank.recorder import NO_GROUP, Collectives
+from labkit.rank.report_collectives import KIND, LEFT, THREADS
+
+SLOWEST = 4
+"""Of the time that an answer of a rank has just taken, how much the others have at least."""
+
+FIRST_STEP_S = 60.0
+"""How long ranks that have begun may log and print nothing before they are asked, once, where they stand."""
+
+ANSWER_S = 3.0
+"""How long after a failure that only says that another rank was not there the others' answers are waited for."""
+
+FAILED_S = 0.1
+"""Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
+
+
+class StackQuery(RunObserver):
+    """Beside a run: the newest question, and what has come of it."""
+
+    title = "observer of stacks"
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._asked_s = self._answered_s = 0.0
+        self._texts: dict[int, str] = {}
+        """By rank, what `faulthandler` has written there."""
+        self._said: dict[int, Collectives] = {}
+        """By rank, which collectives it has called, the newest that it has said."""
+        self._failed: set[int] = set()
+        """Ranks that have reported a failure, and with it what they had called."""
+        self._told: set[int] = set()
+        """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
+        self._given_up: dict[int, set[str]] = {}
+        """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
+        self._missed: Missed | None = None
+        self._missed_anywhere: Missed | None = None
+        """The same, wherever the ranks stand."""
+        self._silences = Silences({})
+        self._is_cell = False
+        self._why_asked_s: float | None = None
+        self._first_step_asked_s: float | None = None
+        self._failed_s: float | None = None
+        self._is_failure_asked = False
+        self._threads: dict[int, tuple[list[Frame], list[Frame]]] = {}
+        """By rank, the main thread's frames if they are too many for `_texts`; another's that waits for ranks."""
+        self._left: dict[int, tuple[Left, Collectives | None]] = {}
+        """Ranks that have left their process group, and what they had called by then."""
+        self._quiet = ledger.Quiet()
+        self._stuck = ""
+        """What is being done about ranks that may be stuck: "asked", "waiting" to ask again, "asked again"; or ""."""
+        self._found_stuck: Finding | None = None
+        self._ask_again_s = 0.0
+        self._stuck_notice = ""
+        self._no_first_step = ""
+
+    def begin(self, job: Job) -> Job:
+        """Note whether it is a cell on reserved ranks."""
+        self._is_cell = job.group is not None
+        return job
+
+    def take(self, event: Event) -> None:
+        """Note what a rank answers."""
+        self._silences.take(event)
+        if isinstance(event, Failure):
+            self._failed.add(event.rank)
+        if isinstance(event, Attached) and event.kind == KIND:
+            said = Collectives(*pickle.loads(event.blob))
+            # A process that stays is asked after its rank has failed, too, and has left the group by then.
+            if said.unknown != NO_GROUP or event.rank not in self._failed or event.rank not in self._said:
+                self._said[event.rank] = said
+        if isinstance(event, Attached) and event.kind == THREADS:
+            deep, other = pickle.loads(event.blob)
+            self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]
+        if isinstance(event, Attached) and event.kind == LEFT:
+            frames = tuple(pickle.loads(event.blob))
+            place = RankStack(event.rank, [Frame(*at) for at in frames], self.run.cells).place
+            self._left[event.rank] = Left(frames, place), self._said.get(event.rank)
+        if isinstance(event, Log):
+            self._quiet.take(event, time.monotonic())
+        elif isinstance(event, (Started, Output)):
+            self._quiet.hear(event.rank, time.monotonic())
+        if isinstance(event, Stack):
+            self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
+        if isinstance(event, (Answered, Failure)):
+            self._told.add(event.rank)
+        if isinstance(event, (Stack, Answered)):
+            self._answered_s = time.monotonic()
+
+    # Asking
+
+    def ask_and_wait(self) -> Stacks:
+        """Ask, wait while answers may come, and return where the ranks stand by what has come."""
+        with self.run.lock:
+            self.ask()
+        while True:
+            with self.run.lock:
+                if self.have_come() or self.run.over.is_set():
+                    return self.stacks()
+            time.sleep(0.005)
+
+    def ask(self) -> None:
+        """Ask every rank where it stands; what it answered before is forgotten."""
+        self._missed, self._missed_anywhere, self._given_up = None, None, {}
+        self._ask()
+
+    def _ask(self) -> None:
+        run = self.run
+        at_work = {rank for rank, state in enumerate(run.states) if state in ("starting", "running")}
+        self._texts, self._threads, self._told = {}, {}, self._told - at_work
+        # Whether it could answer can be told of a process of this machine.
+        pids = enumerate(run.pids)
+        self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
+        self._said = {rank: said for rank, said in self._said.items() if rank not in at_work}
+        self._asked_s = time.monotonic()
+        self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
+
+    def have_come(self) -> bool:
+        """Return whether all that were asked have answered, or will not; twice, where they seem to have missed others.
+
+        Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
+        """
+        missing, mute = {rank: self._missing(rank) for rank in self._asked}, self._silences.mute()
+        is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items() if rank not in mute)
+        patience_s = max(self.run.engine.stacks_s, SLOWEST * (self._answered_s - self._asked_s))
+        if is_awaited and time.monotonic() < self._asked_s + patience_s:
+            return False
+        places = self._places()
+        self._missed = self._explain(places)
+        # A rank in a loop stands at one line and then at another, and misses the same call.
+        nowhere = Stacks(RankStack(at.rank, [], {}, at.note) for at in places)
+        before, self._missed_anywhere = self._missed_anywhere, self._explain(nowhere)
+        if before is None and self._missed.text:
+            self._given_up = missing
+            self._ask()
+            return False
+        if before is not None and before != self._missed_anywhere:
+            self._missed = NOTHING_MISSED
+        return True
+
+    def _missing(self, rank: int) -> set[str]:
+        """Return what a rank that was asked where it stands has not said."""
+        said = {"stack": is_complete(self._texts.get(rank, "")), "details": rank in self._told}
+        return {what for what, is_there in said.items() if not is_there}
+
+    # What has come
+
+    def stacks(self) -> Stacks:
+        """Return where every rank stands, by what has come."""
+        found = self._places()
+        found.missed = (self._missed or self._explain(found)).text
+        return found
+
+    def _explain(self, places: Stacks) -> Missed:
+        return find(self._calls(places))
+
+    def _calls(self, places: Stacks) -> list[RankCalls]:
+        return [
+            RankCalls(at.rank, self._last_said(at.rank), at.place_of_wait, at.in_words, at.waits_for_ranks)
+            for at in places
+        ]
+
+    def _last_said(self, rank: int) -> Collectives | None:
+        """Return what a rank has said of its calls; of one that has left its group, what it said then."""
+        said = self._said.get(rank)
+        if rank in self._left and (said is None or said.unknown == NO_GROUP):
+            return self._left[rank][1]
+        return said
+
+    def _note_left(self, ranks: list[RankFacts]) -> None:
+        for rank in ranks:
+            said = self._said.get(rank.rank)
+            is_out = said is None or said.unknown == NO_GROUP or said is self._left.get(rank.rank, (None, None))[1]
+            rank.left = self._left[rank.rank][0] if rank.rank in self._left and is_out else None
+
+    def _places(self) -> Stacks:
+        found = Stacks()
+        for rank, (state, returned) in enumerate(zip(self.run.states, self.run.returned, strict=True)):
+            frames: list[Frame] = []
+            deep, other = self._threads.get(rank, ([], []))
+            if state == "idle":
+                note = "has no part in the cell"
+            elif returned:
+                note = "has run the cell to its end" if self._is_cell else "has returned"
+            elif state in ("failed", "stopped", "ended"):
+                note = f"has ended ({state})"
+            else:
+                frames = deep or parse(self._texts.get(rank, ""))
+                note = "is still starting" if state in ("queued", "starting") else "did not answer"
+            in_thread = RankStack(rank, other, self.run.cells) if other and frames else None
+            found.append(RankStack(rank, frames, self.run.cells, note, in_thread))
+        return found
+
+    # What the run asks
+
+    def is_querying(self, silent_s: float) -> bool:
+        """Return whether answers may come; anew, if a rank has made progress after the ranks were asked last."""
+        now_s = time.monotonic()
+        if self._why_asked_s is None or self._why_asked_s < now_s - silent_s:
+            self._why_asked_s = now_s
+            self.ask()
+            return True
+        return not self.have_come()
+
+    def explain_silence(self, timeout_s: float, first_silent: int) -> Diagnosis:
+        """Return where the ranks stand."""
+        stacks = self._places()
+        return diagnose_hang(stacks, timeout_s, first_silent, self._missed or self._explain(stacks))
+
+    def add_facts(self, ranks: list[RankFacts]) -> None:
+        """Fill in where ranks stood that reported an exception, crashed in native code, or were ended after another."""
+        self._note_left(ranks)
+        for rank in ranks:
+            failure = rank.failure
+            # The watchdog's thread is none of the reader's.
+            thread = "main" if was_aborted_by_watchdog(rank) else "current"
+            frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
+            if rank.ended_by_us and self._is_failure_asked:
+                frames = frames or parse(self._texts.get(rank.rank, ""))
+            rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
+
+    def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
+        """Return what collectives that do not fit, or one that was missed, say of a failure."""
+        calls = [RankCalls(r.rank, self._last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
+        return mismatch.explain(culprit, cause, ranks, calls)
+
+    def look(self, silent_s: float) -> None:
+        """Have ranks say where they stand, though nobody has asked.
+
+        When another has failed, before they are ended for it: one that waits for a third may be to blame, and would
+        learn from its connections only after that one. When one has gone and another may wait for it. And when none
+        has logged anything for long.
+        """
+        self._look(silent_s)
+        self.run.hang_notice = self._stuck_notice or ("" if self.run.recorded.names else self._no_first_step)
+
+    def _look(self, silent_s: float) -> None:
+        run = self.run
+        if "failed" in run.states:
+            self._look_after_failure()
+            return
+        if self._look_for_stuck():
+            return
+        if silent_s < FIRST_STEP_S:  # one has printed since
+            self._first_step_asked_s, self._no_first_step = None, ""
+        if self._no_first_step or run.recorded.names or run.stopping:
+            return
+        if not {"running"} <= set(run.states) <= {"running", "finished"}:
+            return
+        if self._first_step_asked_s is None:
+            if silent_s > FIRST_STEP_S:
+                self._first_step_asked_s = time.monotonic()
+                self.ask()
+        elif self.have_come() or time.monotonic() - self._first_step_asked_s > run.engine.stacks_s:
+            self._no_first_step = f"no rank has logged or printed anything in {FIRST_STEP_S:g} s:\n{self.stacks()}"
+
+    def _look_after_failure(self) -> None:
+        now_s = time.monotonic()
+        self._failed_s = self._failed_s or now_s
+        if not self._is_failure_asked:
+            if now_s > self._failed_s + FAILED_S:
+                self._is_failure_asked = True
+                self.ask()
+            return
+        # If all that is known is that somebody was not there, the answer of that one decides.
+        failed = [r for r in self.run.rank_facts if r.failure or (r.exit_code is not None and not r.returned)]
+        is_evidence = all(is_only_evidence(r) or r.exit_code in ABORTED for r in failed)
+        if is_evidence and now_s < self._failed_s + ANSWER_S and not self.have_come():
+            self.run.note(EndLater(-1))
+
+    def _look_for_stuck(self) -> bool:
+        """End the run if ranks wait for one that has gone. Return whether they are just being asked whether they do."""
+        run, now_s = self.run, time.monotonic()
+        if run.stopping or "running" not in run.states:
+            self._stuck = ""
+            return False
+        ranks = run.rank_facts
+        self._note_left(ranks)
+        if not self._stuck:
+            at_work = {rank for rank, state in enumerate(run.states) if state == "running"}
+            if self._quiet.is_due(at_work, set(ledger.gone(ranks)), now_s):
+                self._stuck = "asked"
+                self.ask()
+            return bool(self._stuck)
+        if self._stuck == "waiting":
+            if now_s > self._ask_again_s:
+                self._stuck = "asked again"
+                self.ask()
+            return True
+        if not self.have_come():
+            return True
+        found = ledger.stuck(ranks, self._calls(self._places()))
+        if found is not None and self._stuck == "asked":
+            self._stuck, self._found_stuck, self._ask_again_s = "waiting", found, now_s + ledger.CONFIRM_S
+            return True
+        self._stuck, self._stuck_notice = "", ""
+        if found is not None and found[:2] == (self._found_stuck or ())[:2]:
+            if self._is_cell:  # its ranks keep what they hold; whoever waits may interrupt it
+                self._stuck_notice = found[1]
+            else:
+                run.note(CannotGoOn(found[0], *found[1:]))
+        return False
+
+
+@dataclass(frozen=True)
+class EndLater(Change):
+    """Ranks that are to be ended after a failure are still being asked where they stand."""
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Give them the time to answer."""
+        if state.end_by_s < float("inf"):
+            state.end_by_s = max(state.end_by_s, now_s + FAILED_S)
+
+
+@dataclass(frozen=True)
+class CannotGoOn(Change):
+    """Ranks wait for one that can never come, which is to blame."""
+
+    headline: str
+    cause: str
+    page: str
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Have the ranks ended."""
+        state.end_for(self.rank, self.headline, self.cause, self.page, now_s)

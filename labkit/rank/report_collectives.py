@@ -1,0 +1,120 @@
+"""What a rank does for its collectives to be known."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from labkit.protocol.events import Attached
+from labkit.protocol.job import Job, RankHook
+from labkit.rank import recorder
+from labkit.rank.channels import Channel
+from labkit.rank.waiting import COLLECTIVES
+
+KIND = "collectives"
+"""What the notebook knows by it what a rank says."""
+
+LEFT = "left"
+"""What the notebook knows by it that a rank has left its process group: (file, line, function), most recent first."""
+
+THREADS = "threads"
+"""What the notebook knows by it what `look_at_threads` has found."""
+
+DEEPEST, KEPT = 95, 45
+"""faulthandler writes the most recent 100 frames; of a deeper stack so many of either end are sent from here."""
+
+FRAMES = 20
+"""Of the call by which it left, the most recent."""
+
+_group: int | None = None
+"""The number of the process group of the last job, if that stays from cell to cell."""
+
+
+class ReportCollectives(RankHook):
+    """Says which collectives the rank has called, when it is asked and when it fails."""
+
+    def around(self, job: Job, channel: Channel) -> contextlib.AbstractContextManager[None]:
+        """Forget what earlier jobs have called, in a process that stays, unless this one goes on in their group."""
+        global _group
+        if job.group is None or job.group != _group:
+            recorder.forget()
+        _group = job.group
+        return _reporting_leaving(channel)
+
+    def hear(self, word: str, channel: Channel) -> None:
+        """Answer the question for details. In whatever thread asks, while the main thread waits in native code."""
+        if word == "details":
+            _say_calls(channel)
+            channel.send(Attached(channel.rank, THREADS, pickle.dumps(look_at_threads())))
+
+    def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
+        """Say it of a rank that fails, too."""
+        _say_calls(channel, error.__traceback__)
+
+
+def _say_calls(channel: Channel, trace: TracebackType | None = None) -> None:
+    channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(recorder.look(channel.rank, trace)))))
+
+
+@contextlib.contextmanager
+def _reporting_leaving(channel: Channel) -> Iterator[None]:
+    """Have the notebook know when the function leaves the process group, and where.
+
+    `destroy_process_group` is replaced meanwhile: PyTorch tells nobody of it. What still fails: a module of the
+    reader's that is already there and has imported the name itself. Such a rank is only known to be in no group when
+    it is asked.
+    """
+    real = distributed_c10d.destroy_process_group
+
+    @functools.wraps(real)
+    def destroy_process_group(group: Any = None) -> None:
+        if not channel.is_copy and dist.is_initialized() and group in (None, dist.group.WORLD):
+            frames = traceback.extract_stack(sys._getframe(1))[-FRAMES:]
+            _say_calls(channel)
+            left = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(frames))
+            channel.send(Attached(channel.rank, LEFT, pickle.dumps(left)))
+        real(group)
+
+    for module in (distributed_c10d, dist):
+        module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in (distributed_c10d, dist):
+            module.destroy_process_group = real  # type: ignore[attr-defined]
+
+
+def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]:
+    """Return the main thread's frames, most recent first, if faulthandler does not show them all; and those of another
+    thread that waits for other ranks, if one does. Empty if not."""
+    main, deep = threading.main_thread().ident or 0, []
+    frames = sys._current_frames()
+    depth = sum(1 for _ in _up(frames.get(main)))
+    if depth > DEEPEST:
+        deep = _named(frames.get(main))
+        deep = deep[:KEPT] + deep[-KEPT:]
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
+    for ident, frame in frames.items():
+        if ident != main and ident not in ours and frame.f_code.co_filename.startswith(COLLECTIVES):
+            return deep, _named(frame)[:DEEPEST]
+    return deep, []
+
+
+def _up(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _named(frame: FrameType | None) -> list[tuple[str, int, str]]:
+    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _up(frame)]

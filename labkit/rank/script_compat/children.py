@@ -1,0 +1,151 @@
+"""The processes that a rank starts, a DataLoader's workers above all: what they are sent, and that they end.
+
+The problem. From Python 3.14 on such a process is no fork of the rank: it comes from a server (`forkserver`). What it
+is given is pickled, and a function or a class then travels by the name of its module. What was typed in a cell is in
+`__main__`, which in the new process is another; a lambda has no name. A forked worker, too, sends its batches so. And a
+worker notices that the rank was killed only by its parent, which is the server, and that lives as long as the worker.
+
+The solution. Such things travel by value, and whoever has received one sends so from then on; a process that is not
+forked gets the rank's `__main__` when it begins. The server, and what it forks, ends with the rank (`fork_server`).
+After a job it is ended (`labkit.rank.main.end_children`): the next one may have another environment, and print
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import multiprocessing.connection
+import os
+import pickle
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from labkit.protocol import definitions
+from labkit.protocol.definitions import Definitions
+from labkit.protocol.pickling import MAIN, Message, dump, found_as, loads
+from labkit.protocol.reducing import DEFINITIONS
+from labkit.rank.notebook_main import Notebook, the_notebook
+
+SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
+"""Whether a fork server starts processes for whoever knows its key, or for whoever can connect to its socket."""
+
+
+def reset_start_method() -> None:
+    """Have the processes that this one starts begin as a script's do; it was spawned, and would spawn its own, too.
+
+    As in a script nothing has been chosen yet: it may call `set_start_method`, once.
+    """
+    multiprocessing.set_start_method(None, force=True)
+    if sys.platform == "linux":
+        _name_no_sockets()
+    _keep_pipes()
+
+
+def _keep_pipes() -> None:
+    """Have programs that are started here get none of this process's pipes but those of stdout and stderr.
+
+    They were made inheritable to come here. A library's program that outlives the rank would keep open those by whose
+    closing the notebook learns that the rank has ended.
+    """
+    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+        with contextlib.suppress(OSError):  # what the folder was read with is closed by now
+            os.set_inheritable(int(name), int(name) <= 2)
+
+
+def _name_no_sockets() -> None:
+    """Keep the sockets by which a DataLoader's workers hand over tensors out of the file system, where that can be.
+
+    Their folders would stay behind when a worker is killed. Such a socket asks for its process's key in any case, but
+    not that of an older Python's fork server: there it stays a file that is its user's alone.
+    """
+    connection: Any = multiprocessing.connection
+    by_default = connection.arbitrary_address
+
+    def nameless(family: str) -> str:
+        asks = SERVER_ASKS_FOR_A_KEY or sys._getframe(1).f_globals is vars(connection)
+        return f"\0labkit-{secrets.token_hex(16)}" if family == "AF_UNIX" and asks else by_default(family)
+
+    connection.arbitrary_address = nameless
+
+
+def prepare() -> None:
+    """Have what is typed in cells travel to those processes, and them and their server end with this one."""
+    multiprocessing.set_forkserver_preload(["labkit.rank.script_compat.fork_server"])
+    send_by_value()
+    if hasattr(os, "register_at_fork"):
+        _end_forked_processes_with_this_one()
+
+
+def _end_forked_processes_with_this_one() -> None:
+    """Have Linux end the processes that are forked here, a DataLoader's workers, say, when this one has gone.
+
+    The signal comes when the parent's *thread* ends, so only the main thread's children have it.
+    """
+    forks_from_main = False
+
+    def note_the_thread() -> None:
+        nonlocal forks_from_main
+        forks_from_main = threading.current_thread() is threading.main_thread()
+
+    def end_with_this_process() -> None:
+        if forks_from_main:
+            _prctl_pr_set_pdeathsig(signal.SIGKILL)
+
+    os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)
+
+
+def send_by_value() -> None:
+    """Have what has no name elsewhere travel by value from this process, by multiprocessing's pipes and queues."""
+    pickler: Any = ForkingPickler
+    pickler.reducer_override = _reduce
+
+
+def send_by_name() -> None:
+    """Have it travel as ever."""
+    del ForkingPickler.reducer_override
+
+
+def _reduce(_: Any, value: Any) -> Any:
+    if isinstance(value, BaseProcess):
+        reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        make, args, *rest = reduced
+        return (_begin_as, (_definitions(), make, args), *rest)
+    if isinstance(value, type) or type(value) in DEFINITIONS:
+        name = value.__qualname__
+        if value.__module__ in (MAIN, "__mp_main__") or "<" in name:  # a lambda; made inside a function
+            return _receive, (found_as(value), dump(value, shares=True))
+    return NotImplemented
+
+
+def _definitions() -> Definitions:
+    """Return what the notebook has defined: it has sent that to this process, or it is this process."""
+    notebook = the_notebook()
+    return definitions.collect() if notebook is None else notebook.definitions
+
+
+def _begin_as(defined: Definitions, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Have what the notebook has defined in the `__main__` of this new process; return its `Process`."""
+    send_by_value()
+    gc.enable()  # which `die_with_parent` has turned off
+    sys.modules.update(dict.fromkeys((MAIN, "__mp_main__"), Notebook(defined).module))
+    return make(*args)
+
+
+def _receive(name: str, message: Message) -> Any:
+    """Return what is called so in this process's own `__main__`, as in a fork it is; else what was sent."""
+    send_by_value()
+    main: Any = sys.modules[MAIN]
+    top = name.partition(".")[0]
+    if top and top in vars(main):  # not what could be fetched: that would be without the data that it uses
+        return functools.reduce(getattr, name.split("."), main)
+    return loads(message, the_notebook())

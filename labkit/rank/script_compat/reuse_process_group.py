@@ -1,0 +1,135 @@
+"""`init_process_group` in a launched function: a script that was written for torchrun or mp.spawn runs unchanged.
+
+What it finds is one function for the life of the process, for a library may have imported it in an earlier job. Who
+meets otherwise, `torch.distributed.rpc` by `env://`, say, finds the job's store: `labkit.rank.local_rendezvous`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from labkit.protocol.job import Job, RankHook
+from labkit.rank.channels import Channel
+
+
+@dataclass
+class _Within:
+    """The job that this process is doing."""
+
+    store: dist.Store
+    in_cells: bool
+    """Whether its group stays from cell to cell."""
+    rank: int
+    world_size: int
+    pid: int = field(default_factory=os.getpid)
+    asked: Counter[str] = field(default_factory=Counter)
+    """How often its function has called `init_process_group`, by the address that it gave."""
+
+
+_within: _Within | None = None
+
+_init_process_group = dist.init_process_group
+
+
+class ReuseProcessGroup(RankHook):
+    """Has a script that joins the group itself find that it has."""
+
+    @contextlib.contextmanager
+    def around(self, job: Job, channel: Channel) -> Iterator[None]:
+        """Return the context in which it does."""
+        global _within
+        assert channel.store is not None
+        # By this variable every rank would join the store at MASTER_PORT, and none open it: also at a port that the
+        # script has chosen, and in processes that it starts, whose world is another.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size)
+        if dist.init_process_group is not _init_as_under_torchrun:
+            _put_in_place()
+        try:
+            yield
+        finally:
+            _within = None
+
+
+def _put_in_place() -> None:
+    """Put ours in the place of torch's, also where it has been imported by its name: in a script, say."""
+    main = sys.modules["__main__"]
+    for module in list(sys.modules.values()):
+        names = vars(module) if hasattr(module, "__dict__") else {}
+        for name in list(names) if module is main else ("init_process_group",):
+            if names.get(name) is _init_process_group:
+                names[name] = _init_as_under_torchrun
+
+
+@functools.wraps(_init_process_group)
+def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
+    """Find the group in which this rank is already, at the first call, whatever address or store it was to meet at.
+
+    A script that has destroyed it gets another through the job's store. Raises ValueError if it asks for another group
+    than there is.
+    """
+    within = _within
+    if within is None or within.pid != os.getpid():
+        return _init_process_group(*args, **options)
+    asked = inspect.signature(_init_process_group).bind(*args, **options).arguments
+    url = urlsplit(str(asked.get("init_method") or "env://"))
+    wanted: dict[str, Any] = {
+        name: int(value) for name, value in parse_qsl(url.query) if name in ("rank", "world_size")
+    }
+    wanted |= {name: asked[name] for name in ("rank", "world_size") if asked.get(name, -1) != -1}
+    is_first = not within.asked
+    within.asked[at := url._replace(query="").geturl()] += 1
+    if not dist.is_initialized():
+        if asked.get("store") is None:
+            # Under the address as a key: ranks that form several groups have chosen one for each.
+            asked["store"] = dist.PrefixStore(f"group/{at}/{within.asked[at]}", within.store)
+            asked.pop("init_method", None)
+        return _init_process_group(**{**asked, "rank": within.rank, "world_size": within.world_size, **wanted})
+    if not is_first and not within.in_cells:
+        return _init_process_group(*args, **options)  # a second time, which is an error
+    _check(asked.get("backend"), wanted, within)
+    if asked.get("timeout") is not None:
+        _set_timeout(asked["timeout"])
+    return None
+
+
+def _libraries(backend: str) -> set[str]:
+    """Return what a backend is made of: "nccl", or by device "cpu:gloo,cuda:nccl"."""
+    return {part.rpartition(":")[2] for part in backend.lower().split(",")}
+
+
+def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
+    rank, there = within.rank, dist.get_backend()
+    if backend is not None and not _libraries(there) & _libraries(str(backend)):
+        raise ValueError(
+            f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: write "
+            f"{there!r}, or launch(…, backend={str(backend)!r})"
+        )
+    if wanted.get("world_size", within.world_size) != within.world_size:
+        raise ValueError(
+            f"rank {rank} asks for a process group of {wanted['world_size']} ranks, but {within.world_size} were "
+            f"launched: write worker.world_size, or launch(…, world_size={wanted['world_size']})"
+        )
+    if wanted.get("rank", rank) != rank:
+        raise ValueError(
+            f"rank {rank} asks for a process group in which it is rank {wanted['rank']}: write worker.rank, which is "
+            f"{rank} here"
+        )
+
+
+def _set_timeout(timeout: Any) -> None:
+    """Have collectives wait as long as the script says, and not longer."""
+    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
+    set_timeout(timeout, None)

@@ -1,0 +1,143 @@
+"""What a rank's main thread waits for, as another thread of the rank's own process can tell.
+
+Knows only its own process. Whether it all comes to nothing is decided in the notebook, which hears every rank:
+`labkit.failures.stop_deadlock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pickle
+import platform
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+from labkit.protocol.events import Attached
+from labkit.protocol.job import RankHook
+from labkit.rank.channels import Channel
+
+_TORCH = Path(torch.__file__).parent
+
+COLLECTIVES = tuple(
+    str(_TORCH / place) for place in ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")
+)
+"""Where torch waits for other ranks. In the last, the backward pass, DDP does; who computes there works …"""
+
+NOT_COLLECTIVES = tuple(str(_TORCH / "distributed" / place) for place in ("checkpoint/", "elastic/"))
+"""… while these may wait for a disk."""
+
+SLEEP = {("Linux", "x86_64"): 230, ("Linux", "aarch64"): 115}.get((platform.system(), platform.machine()))
+"""The number of the system call clock_nanosleep, in which `time.sleep` sleeps until a time that it names."""
+
+
+KIND = "waits"
+"""What the notebook knows by it what a rank answers."""
+
+
+class Waits(NamedTuple):
+    """What a rank's main thread was waiting for when it was asked, or asked again, to stop."""
+
+    rank: int
+    what: str
+    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
+    nothing, for it was at work."""
+    at: str
+    """Equal for two looks at the same wait."""
+    left_s: float
+    """How long it was going to sleep on."""
+    used_s: float
+    """Processor time of the rank's process so far, without that of answering."""
+
+
+class ReportWaits(RankHook):
+    """Reports what the rank waits for, whenever it is asked to stop."""
+
+    def hear(self, word: str, channel: Channel) -> None:
+        """Answer a stop, perhaps once more, in the thread that receives it."""
+        if word == "stop":
+            channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(look(channel.rank)))))
+
+
+def look(rank: int) -> Waits:
+    """Return what the main thread waits for just now.
+
+    A wait counts as "ranks" or "nobody" only while no other thread of this process is at work or waits for a disk.
+    """
+    # What stacks cannot tell is asked of the system: when a sleep ends, whether a thread only waits, and whether the
+    # main one has run since it was last looked at. It shows that to the process itself without any permission.
+    main = threading.main_thread()
+    used_s = time.process_time() - time.thread_time()
+    if (sleep := _sleeps_until(main.native_id)) is not None:
+        return Waits(rank, "time", f"{sleep!r}", max(0.0, sleep - time.monotonic()), used_s)
+    frames = sys._current_frames()
+    frame = frames.get(main.ident or 0)
+    if frame is None or _at_work():
+        return Waits(rank, "", "", 0.0, used_s)
+    what = "ranks" if _in_a_collective(frame) else "nobody" if _for_ever(frame, set(frames)) else ""
+    return Waits(rank, what, f"{_lines(frame)} {_times_woken(main.native_id)}", 0.0, used_s)
+
+
+def _in_a_collective(frame: FrameType) -> bool:
+    # On a GPU such a call waits for whatever is computed there, and the processor does nothing meanwhile.
+    file = frame.f_code.co_filename
+    return file.startswith(COLLECTIVES) and not file.startswith(NOT_COLLECTIVES) and not torch.cuda.is_initialized()
+
+
+def _for_ever(frame: FrameType, threads: set[int]) -> bool:
+    """Whether it waits, without a limit, for a thread of this process to wake it, and there is none that could."""
+    if frame.f_code is not threading.Condition.wait.__code__ or frame.f_locals.get("timeout") is not None:
+        return False
+    ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
+    return not threads - ours - {threading.main_thread().ident}
+
+
+def _lines(frame: FrameType | None) -> str:
+    lines = []
+    while frame is not None:
+        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " ".join(lines)
+
+
+def _sleeps_until(thread: int | None) -> float | None:
+    """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; None if it is not."""
+    if SLEEP is None:
+        return None
+    called = _about(thread, "syscall").split()
+    try:
+        number, clock, flags, address = (int(word, 0) for word in called[:4])
+    except ValueError:  # it runs, or the system does not tell
+        return None
+    if (number, clock, flags) != (SLEEP, time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
+        return None
+    # The thread's own stack, which stays where it is even if the thread has moved on meanwhile.
+    seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(address)
+    return seconds + nanoseconds / 1e9 if _about(thread, "syscall").split() == called else None
+
+
+def _at_work() -> bool:
+    """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
+    if not sys.platform.startswith("linux"):
+        return False
+    others = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
+    return any(_about(int(thread), "stat").rpartition(")")[2].split()[:1] in (["R"], ["D"]) for thread in others)
+
+
+def _times_woken(thread: int | None) -> str:
+    """Return how often a thread has gone to sleep; if that has not changed, it has not run meanwhile. "": not known."""
+    rows = _about(thread, "status").splitlines()
+    return next((row.split()[1] for row in rows if row.startswith("voluntary_ctxt_switches")), "")
+
+
+def _about(thread: int | None, what: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/self/task/{thread}/{what}").read_text()
+    return ""

@@ -1,0 +1,233 @@
+"""What the reader holds of a run: its history, results and output, and how to wait for it and stop it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.debugger.debugger import Debugger
+from labkit.engines.base import Engine, kill_unmonitored
+from labkit.failures.stacks import Stacks
+from labkit.monitor.active_runs import active_runs
+from labkit.monitor.follower import Follower
+from labkit.monitor.memory import MemoryWatch
+from labkit.monitor.observers import Observers, RunObserver
+from labkit.monitor.record import RunRecord, WorkerFailed
+from labkit.monitor.stack_query import StackQuery
+from labkit.protocol.job import Job
+from labkit.protocol.pages import help_hint
+from labkit.rank import notebook_main
+from labkit.ui import kernel, present
+
+if TYPE_CHECKING:
+    from labkit.trace.trace import Trace
+
+END_S = 60.0
+"""How long ranks that are being ended may take to be gone before `Run.stop` says that they are not."""
+
+INTERRUPTED_S = 5.0
+"""How long `Run.wait` waits for the end after a second interrupt: whoever presses it wants the cell back."""
+
+logger = logging.getLogger("labkit")
+
+
+class Run(RunRecord):
+    """One launch of a function on some ranks: watch it, wait for it, stop it, and take what came of it.
+
+    Made by `labkit.launch`. Shows itself in a cell: live while it runs, as a small still picture afterwards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        world_size: int,
+        name: str,
+        timeout_s: float | None = None,
+        observers: Sequence[RunObserver] = (),
+    ) -> None:
+        super().__init__(engine, world_size, name)
+        self._stack_query = StackQuery()
+        self._debugger = next((each for each in observers if isinstance(each, Debugger)), None)
+        self._observers = Observers([MemoryWatch(), self._stack_query, *observers])
+        self.switched_off = self._observers.failed
+        for observer in self._observers:
+            observer.run = self
+        self._follower = Follower(self, self._observers, self._stack_query, timeout_s, self._settle)
+        self.launched_by: kernel.Execution | None = None
+        """The execution of a cell that has launched it."""
+
+    @property
+    def trace(self) -> Trace:
+        """What every rank did when, if launched with `trace=…`. Raises ValueError if it was not."""
+        from labkit.trace.trace import of_run  # not above: it imports what draws
+
+        return of_run(self)
+
+    @property
+    def stop_outcome(self) -> str:
+        """Why ranks that were asked to stop were ended, or "" if they ended by themselves.
+
+        "deadlock": they waited for what cannot come; "late": they took longer than the grace.
+        """
+        return self._follower.stop_outcome
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Block until the run is over, and return it.
+
+        Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
+        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once, and this
+        returns even if the end is not seen within some seconds.
+        """
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        interrupts = obeyed = 0
+        leave_s = float("inf")
+        while not self.over.is_set():
+            try:
+                if obeyed < interrupts:
+                    obeyed = interrupts
+                    self._obey(interrupts)
+                self._follower.settle_if_dead()
+                if interrupts < 2:
+                    self.attend()
+                self.over.wait(max(0.0, min(0.1, deadline - time.monotonic())))
+                late = not self.over.is_set() and time.monotonic() >= deadline
+            except KeyboardInterrupt:
+                self.interrupts += 1
+                late, deadline, interrupts = False, float("inf"), interrupts + 1
+                if interrupts == 2:
+                    leave_s = time.monotonic() + INTERRUPTED_S
+            if interrupts > 2 or time.monotonic() > leave_s:
+                logger.warning("run %r was told to end, and has not been seen to; run.stop() waits for it", self.name)
+                break
+            if late:
+                raise TimeoutError(
+                    f"run {self.name!r} is still going after {timeout_s} s; wait again, or end it with run.stop()\n"
+                    + help_hint("still_going")
+                )
+        if self.error is not None:
+            # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
+            raise self.error.with_traceback(self.engine.trace)
+        return self
+
+    def _obey(self, interrupts: int) -> None:
+        """Stop the run, or end it if it was to stop already."""
+        if interrupts > 1 or self._state.stop_asked:
+            self.engine.kill()
+        self.ask_to_stop()
+
+    def interrupt(self) -> None:
+        """Ask a run in this process to stop. Raises KeyboardInterrupt if it was asked before."""
+        self.interrupts += 1
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.ask_to_stop()
+
+    def attend(self) -> None:
+        """Let the debugger ask in the thread that waits for the run, which calls this."""
+        if self._debugger is not None:
+            self._observers.ask(self._debugger, lambda debugger: debugger.attend(), None)
+
+    def stop(self, grace_s: float | None = None) -> Run:
+        """Stop the run and wait until it is over; what was logged, printed and returned by then is kept.
+
+        Ranks are asked first: `worker.log` raises `labkit.Stopped` on every rank at a common step. Ranks that have not
+        ended after `grace_s` are ended; at once, if they wait for what cannot come, each other in a collective, say. By
+        default the grace is 2 s, 10 s on a cluster, and four of the run's longest recent steps. Stopping a run that is
+        being stopped changes its grace if one is given: `run.stop(0)` ends it. Stopping one that is over does nothing.
+
+        Raises TimeoutError if ranks that were to be ended are not gone a minute later: a cluster that cannot be
+        reached, say. The run is followed on.
+        """
+        self.ask_to_stop(grace_s)
+        self.wait_for_the_end()
+        return self
+
+    def wait_for_the_end(self) -> None:
+        """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
+        began_s, interrupted = time.monotonic(), False
+        while not self.over.is_set():
+            try:
+                self._follower.settle_if_dead()
+                self.over.wait(0.1)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                self.engine.kill()
+            if time.monotonic() - began_s > self._follower.grace_s + END_S:
+                said = f" ({self._state.notice})" if self._state.notice else ""
+                raise TimeoutError(
+                    f"run {self.name!r} was to end {END_S:g} s ago, but its ranks are not known to be gone{said}. "
+                    "Whoever carries them may not be reachable; they are looked for on. run.stop() waits again\n"
+                    + help_hint("still_going")
+                )
+
+    def stacks(self) -> Stacks:
+        """Return where every rank stands: its Python stack, the reader's own line first, also in native code.
+
+        Works while ranks hang or compute; does not disturb them. Waits while answers may come: a second for a rank that
+        is suspended, or whose native code keeps Python's lock; on a cluster ten. Raises RuntimeError if labkit's own
+        part in it has failed before.
+        """
+        if self._stack_query not in self._observers:
+            why = "; ".join(self.switched_off)
+            raise RuntimeError(f"the ranks cannot be asked where they stand: {why}\n{help_hint('hang')}")
+        return self._stack_query.ask_and_wait()
+
+    def figure(self, ranks: Sequence[int] = ()) -> Any:
+        """Return the chart of what was logged, a Plotly figure: a panel per name, a curve per rank and their mean; of
+        more than 16 ranks a band, and curves of those that stand apart and of `ranks`.
+        """
+        from labkit.ui import charts  # not above: it imports Plotly, which takes a second
+
+        return charts.of_run(self, ranks)
+
+    def is_of_an_earlier_execution(self, other: Run) -> bool:
+        """Whether an earlier execution of the cell that has launched the other run has launched this one."""
+        mine, its = self.launched_by, other.launched_by
+        return mine is not None and its is not None and mine.cell == its.cell and mine.number != its.number
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether the ranks have been started, and are minded."""
+        return self._follower.has_begun
+
+    def start(self, job: Job) -> None:
+        """Start the ranks and follow them in the background. Called once, by `labkit.launch`."""
+        job = self._observers.begin(job)
+        try:
+            self.engine.start(job)
+            self.follow(job)
+        except BaseException:
+            if not self._follower.has_begun:
+                kill_unmonitored(self.engine)
+            raise
+
+    def follow(self, job: Job, stopping: bool = False) -> None:
+        """Follow ranks that have been started, perhaps long ago. Called once, by `start` or `labkit.attach`.
+
+        `stopping` is whether they were asked to stop before.
+        """
+        active_runs.add(self)
+        try:
+            self._state.missing = notebook_main.finder(job)
+            self._follower.begin(job.cells, job.start_s, stopping)
+        except BaseException:
+            if not self._follower.has_begun:
+                active_runs.discard(self)
+            raise
+
+    def _settle(self) -> None:
+        diagnosis = self._follower.diagnosis
+        try:
+            if diagnosis is not None:
+                self.error = WorkerFailed(diagnosis, self)
+        finally:
+            ended = "stopped" if self._state.stop_asked else "finished"
+            self._status = ended if diagnosis is None else "failed"
+            active_runs.discard(self)
+
+    def _ipython_display_(self) -> None:
+        present.show(self)

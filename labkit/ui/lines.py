@@ -1,0 +1,75 @@
+"""A run where nobody watches: progress and what ranks print, line by line; in a notebook the chart comes at the end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+
+from labkit.monitor.record import RunRecord
+from labkit.ui import kernel, summary, words
+
+LOG = logging.getLogger(__name__)
+
+LINE_EVERY_S = 5.0
+"""Time between progress lines; the first few come sooner."""
+
+
+class Lines(threading.Thread):
+    """Prints short progress lines and what the ranks print; leaves the final chart in a notebook."""
+
+    def __init__(self, run: RunRecord, in_notebook: bool, wait: bool) -> None:
+        super().__init__(name="labkit-view", daemon=True)
+        self._run = run
+        self._handles = [kernel.reserve() for _ in range(2)] if in_notebook else []
+        self._wait = wait
+
+    def run(self) -> None:
+        """Print until the run is over; how it ended is printed whatever happens."""
+        try:
+            self._print_until_over()
+        except Exception:
+            LOG.exception("run %r could not be reported. The run is not affected", self._run.name)
+            self._run.over.wait()
+            print(words.plain(self._run), flush=True)
+
+    def _print_until_over(self) -> None:
+        start, next_line = time.monotonic(), 1.0
+        notice, told = "", set()
+        while not self._run.over.wait(0.1):
+            print_output(self._run)
+            if self._run.notice != notice:
+                notice = self._run.notice
+                if notice:
+                    print(f"{self._run.name}: {notice}", flush=True)
+            for remark in (words.remark, words.many_names):
+                if remark not in told and (said := remark(self._run)):
+                    told.add(remark)
+                    print(f"{self._run.name}: {said}", flush=True)
+            if time.monotonic() - start >= next_line and self._wait:
+                print(summary.line(self._run), flush=True)
+                next_line = min(next_line * 2, next_line + LINE_EVERY_S)
+        print_output(self._run)
+        if self._handles:
+            self._handles[0].update(summary.bundle(self._run), raw=True)
+            if self._run.recorded.names:
+                from labkit.ui import charts  # not above: it imports Plotly, which takes a second
+
+                self._handles[1].update(charts.of_run(self._run).bundle(), raw=True)
+        else:
+            new = [each for each in self._run.warnings if each not in notice]
+            lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))
+            print("\n".join(filter(None, lines)), flush=True)
+
+    def finish(self) -> None:
+        """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""
+        self.join(10)
+
+
+def print_output(run: RunRecord) -> None:
+    """Print the complete lines that ranks have printed since the last time, each with its rank."""
+    for rank, lines in enumerate(run.take_new_output()):
+        for text in lines:
+            print(f"[rank {rank}] {text}")
+    sys.stdout.flush()
