@@ -58,7 +58,6 @@ from labkit.protocol.lazy import lazy_names
 from labkit.protocol.versions import VERSION
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
-    from labkit import charts as charts
     from labkit import checkpoint as checkpoint
     from labkit import profiling as profiling
     from labkit import trackers as trackers
@@ -77,13 +76,14 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.launchers.slurm.target import Slurm as Slurm
     from labkit.launchers.torchrun import Torchrun as Torchrun
     from labkit.monitor.results import UnloadedResult as UnloadedResult
-    from labkit.process_table import processes as processes
     from labkit.rank.stop_agreement import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
     from labkit.run import Run as Run
     from labkit.run import WorkerFailed as WorkerFailed
     from labkit.session.session import Session as Session
+    from labkit.ui import charts as charts
     from labkit.ui.present import show as show
+    from labkit.ui.process_table import processes as processes
 
 
 __version__ = VERSION
@@ -106,14 +106,15 @@ _HOMES = {
     "compare": "comparison.launching",
     "export": "exporting.exporter",
     "launch": "launcher",
-    "processes": "process_table",
+    "processes": "ui.process_table",
     "show": "ui.present",
 }
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("charts", "checkpoint", "profiling", "trackers")},
+    **{name: name for name in ("checkpoint", "profiling", "trackers")},
     "benchmark": "comparison.benchmark",
+    "charts": "ui.charts",
     "scaling": "comparison.scaling",
     "standby": "engines.standby",
 }

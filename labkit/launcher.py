@@ -48,9 +48,9 @@ def launch(
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
-    value. `help("labkit.on_ranks")` says what else a rank has of the notebook. All ranks have joined a process group
-    when the function begins; `worker` says which rank it is. On this machine it computes with its share of the cores,
-    or of OMP_NUM_THREADS where that is less.
+    value. `help("labkit.rank.on_ranks")` says what else a rank has of the notebook. All ranks have joined a process
+    group when the function begins; `worker` says which rank it is. On this machine it computes with its share of the
+    cores, or of OMP_NUM_THREADS where that is less.
 
     Args:
         fn: what every rank calls; its first parameter is the `labkit.Worker`.

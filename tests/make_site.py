@@ -45,7 +45,7 @@ SHOWN = {
     "failures.frames": ("FailedFrame", "Frames"),
     "monitor.searching": ("Found",),
     "failures.stacks": ("RankStack", "Stacks"),
-    "process_table": ("HeldProcess", "Processes"),
+    "ui.process_table": ("HeldProcess", "Processes"),
     "engines.standby": ("memory", "off", "on", "pids"),
     "trace.trace": ("Trace",),
 }

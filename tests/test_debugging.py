@@ -313,7 +313,7 @@ def reserved():
 @pytest.fixture
 def watched(monkeypatch):
     """As if a person watched the live view."""
-    monkeypatch.setattr(answering, "answerer", lambda engine, live, wait: (answering.PANEL, ""))
+    monkeypatch.setattr(debugger_module, "answerer", lambda engine, live, wait: (answering.PANEL, ""))
 
 
 def launch(function, *args, world_size, on, **options):
@@ -324,14 +324,14 @@ def until_asked(run, count):
     def asked():
         assert not run.over.is_set(), (run.error, run.output)
         with debugger(run)._changed:
-            return len(debugger(run)._asking) == count and debugger(run).panel and debugger(run).panel.prompt
+            return len(debugger(run)._asking) == count and run.panel and run.panel.prompt
 
     wait_until(asked, LONG_S)
 
 
 def type_(run, *lines):
     """Type lines into the widget, each once there is a prompt; return what has been said since."""
-    panel = debugger(run).panel
+    panel = run.panel
     before = len(panel.said)
     for line in lines:
         wait_until(lambda: panel.prompt or run.over.is_set(), LONG_S)
@@ -355,7 +355,7 @@ def train(worker):
 def test_a_session_of_five_commands(reserved, watched, world_size):
     run = launch(train, world_size=world_size, on=reserved)
     until_asked(run, world_size)
-    panel, line = debugger(run).panel, line_of(train, "breakpoint()")
+    panel, line = run.panel, line_of(train, "breakpoint()")
     everybody = "ranks 0 and 1" if world_size == 2 else "ranks 0, 1 and 2"
     assert re.search(rf"{everybody} stand at .*{HERE}, line {line}<", panel.where)
     assert f"→ {line:4}          breakpoint()" in panel.where

@@ -424,18 +424,18 @@ def test_the_live_view_of_many_has_no_tab_for_each_and_answers_its_boxes(monkeyp
     for rank in range(RANKS):
         run._follower.take(Output(rank, f"this is rank {rank}\n"))
     view = live.LiveView(run)
-    assert not isinstance(view._asking, live.Tabs)
-    ranks, words = view._asking.boxes
-    assert {view._asking.row, view._asking.output} <= set(view._box.children)
+    assert not isinstance(view._output, live.Tabs)
+    ranks, words = view._output.boxes
+    assert {view._output.row, view._output.output} <= set(view._box.children)
     view._draw()
-    assert "[rank 0] this is rank 0" in view._asking.output.value
+    assert "[rank 0] this is rank 0" in view._output.output.value
     ranks.value, words.value = "33", "RANK 44"
     view._draw()
     assert "<b>rank 33</b>" in view._states.value
-    assert "[rank 44] this is rank 44" in view._asking.output.value
-    assert "rank 0" not in view._asking.output.value
+    assert "[rank 44] this is rank 44" in view._output.output.value
+    assert "rank 0" not in view._output.output.value
     close([view._box])
-    assert all(widget.comm is None for widget in (view._title, ranks, words, view._asking.output))
+    assert all(widget.comm is None for widget in (view._title, ranks, words, view._output.output))
 
 
 # A failure

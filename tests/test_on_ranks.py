@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-import labkit.on_ranks
+import labkit.rank.on_ranks
 from labkit.protocol import module_archives, modules
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.job import Cell
@@ -529,7 +529,7 @@ ROWS = {
 
 
 def test_each_row_of_the_table_has_a_test():
-    rows = [line[2:] for line in labkit.on_ranks.__doc__.splitlines() if line.startswith("| ")][1:]
+    rows = [line[2:] for line in labkit.rank.on_ranks.__doc__.splitlines() if line.startswith("| ")][1:]
     assert [next((begin for begin in ROWS if row.startswith(begin)), row) for row in rows] == list(ROWS)
     for where, name in ROWS.values():
         if where == "twins":

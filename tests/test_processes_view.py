@@ -10,8 +10,8 @@ import pytest
 
 import labkit
 from labkit.engines import standby
-from labkit.process_table import HEADINGS, holders
-from labkit.process_table.holders import HeldProcess
+from labkit.ui.process_table import HEADINGS, holders
+from labkit.ui.process_table.holders import HeldProcess
 from tests import workloads
 from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 

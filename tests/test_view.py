@@ -489,9 +489,9 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
         run._follower.take(Output(0, f"printed at {step}\n"))
         time.sleep(0.01)
     wait_until(lambda: "step 29" in view._states.value)
-    wait_until(lambda: "printed at 29" in view._asking.output.children[0].value)
+    wait_until(lambda: "printed at 29" in view._output.output.children[0].value)
     assert "running" in view._title.value
-    assert view._asking.output.layout.display is None, "the tabs are there once a rank has printed"
+    assert view._output.output.layout.display is None, "the tabs are there once a rank has printed"
     wait_until(lambda: view._figure is not None)
     figure = view._figure
     assert figure in view._box.children
@@ -604,13 +604,13 @@ def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
     run = started()
     view = watch(run)
     run._follower.take(Output(1, "".join(f"<line {line}>\n" for line in range(1000))))
-    wait_until(lambda: "line 999" in view._asking.output.children[1].value)
-    assert re.findall(r"&lt;line (\d+)&gt;", view._asking.output.children[1].value) == [
+    wait_until(lambda: "line 999" in view._output.output.children[1].value)
+    assert re.findall(r"&lt;line (\d+)&gt;", view._output.output.children[1].value) == [
         str(line) for line in range(1000 - summary.TAIL_LINES, 1000)
     ]
-    assert view._asking.output.children[0].value == ""
+    assert view._output.output.children[0].value == ""
     run._follower.take(Output(1, "10%\r20%\r"))
-    wait_until(lambda: "\n20%</pre>" in view._asking.output.children[1].value)
+    wait_until(lambda: "\n20%</pre>" in view._output.output.children[1].value)
     end(run, view)
 
 

@@ -1,8 +1,8 @@
 """What of the notebook's settings its ranks take over: PyTorch's for the whole process, logging, warnings.
 
 In a script these stand at the top, and each rank runs them. In a notebook they were made by some cell, long ago. So
-they travel with the job, and a rank sets those that differ from its own. `labkit.on_ranks` is a table of all that a
-rank has of the notebook.
+they travel with the job, and a rank sets those that differ from its own. `labkit.rank.on_ranks` is a table of all that
+a rank has of the notebook.
 """
 
 from __future__ import annotations

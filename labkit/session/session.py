@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from labkit.launchers.ray.target import Ray
     from labkit.launchers.slurm.target import Slurm
     from labkit.launchers.torchrun import Torchrun
-    from labkit.process_table.holders import HeldProcess
+    from labkit.ui.process_table.holders import HeldProcess
 
 END_TOLD_S = 20.0
 """How long it may take to learn why a session is over that is attached to."""
@@ -349,7 +349,7 @@ class Session(Target):
 
     def processes(self) -> list[HeldProcess]:
         """Return the ranks' processes, as far as they are on this machine."""
-        from labkit.process_table.holders import held
+        from labkit.ui.process_table.holders import held
 
         name, pids = self.busy_with, self._reserve.pids_here
         here = [(rank, pids[rank.rank]) for rank in self.ranks if rank.rank in pids]

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.charts import PART_COLORS, Chart, style
 from labkit.trace.intervals import subtract, union
 from labkit.trace.meeting import RankTime
 from labkit.trace.reading import Places
 from labkit.trace.records import MAIN, NOWHERE, TRANSFER, WAITING, Call, Place, Span
+from labkit.ui.charts import PART_COLORS, Chart, style
 
 COLORS = {
     **{part: PART_COLORS[part] for part in ("data", "forward", "backward", "optimizer")},

@@ -41,7 +41,7 @@ class Ray(Target):
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
     Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
-    that the notebook has imported come along (`help("labkit.on_ranks")`).
+    that the notebook has imported come along (`help("labkit.rank.on_ranks")`).
     """
 
     has_files = False

@@ -1,4 +1,4 @@
-"""What a rank has of your notebook. `help("labkit.on_ranks")` shows this page.
+"""What a rank has of your notebook. `help("labkit.rank.on_ranks")` shows this page.
 
 In a script every rank runs the lines at the top itself. In a notebook some cell has run them, in another process. A
 launched function finds most of it all the same:

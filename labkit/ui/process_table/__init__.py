@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Iterable
 
-from labkit.process_table import holders
-from labkit.process_table.holders import HeldProcess
 from labkit.ui import kernel
+from labkit.ui.process_table import holders
+from labkit.ui.process_table.holders import HeldProcess
 
 LOOK_EVERY_S = 0.5
 """Time between two looks whether processes of a table that is shown have ended."""
