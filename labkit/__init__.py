@@ -145,9 +145,6 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 if "ipykernel" in sys.modules:  # a notebook's kernel, not a rank
-    # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
-    import pandas  # noqa: F401
-
     from labkit.ui import prewarm
 
     prewarm.begin_when_idle()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, Asked, check
+from labkit.engines.arguments import DEFAULT_SEED, LaunchArgs, check
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
@@ -93,7 +93,7 @@ def launch(
     interrupts.check_cell_goes_on()
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
-    asked = Asked(
+    asked = LaunchArgs(
         fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
     )
     check(asked, gpus)

@@ -39,7 +39,7 @@ class ForkedRanks(LocalEngine):
 
 
 class Stays:
-    """What goes around a job for ranks that stay, as `labkit.rank.isolation.Surroundings`; it isolates nothing."""
+    """What goes around a job for ranks that stay, as `labkit.rank.isolation.ProcessIsolation`; it isolates nothing."""
 
     def around(self, is_cell):
         return contextlib.nullcontext(0)

@@ -105,6 +105,8 @@ def documented() -> dict[str, pdoc.doc.Module]:
     for home, names in shown.items():
         page = found.get(home) or pages.setdefault(home, ModulePage(importlib.import_module(home), home))
         page.members = {name: page.members[name] for name in names}
+    run = pages["labkit"].members["Run"]
+    vars(run).update(own_members=list(run.members.values()), inherited_members={})  # all of it is a reader's
     return pages
 
 

@@ -157,7 +157,7 @@ class Outcome:
             pack_call(work, (self.how, *more), {}), 2, "gloo", 0, 1, None, 0, time.time(), environment={}, cells={}
         )
         if self.how == "stays":
-            job = job._replace(surroundings=Stays())
+            job = job._replace(isolation=Stays())
         if self.how == "cannot read its job":
             job = job._replace(hooks=(Unreadable(),))
         self.run.start(job)

@@ -338,7 +338,7 @@ ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError", "NobodyAnswers"
 
 SAY_IT_ALL = {
     "exporting/script.py": "an exported training is without pages",
-    "here.py": "one line each",
+    "engines/in_process.py": "one line each",
     "rank/device.py": "a GPU that has gone since: the message has every step",
     "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
     "rank/channels.py": "said by a rank, in a failure that names rank_failed",

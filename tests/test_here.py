@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.engines.in_process import HereEngine
+from labkit.engines.in_process import InProcessEngine
 
 
 def launch(function, *args, **options):
@@ -111,7 +111,7 @@ def test_a_second_interrupt_ends_it_at_once():
 
 
 def test_one_that_does_not_obey_is_interrupted_when_its_grace_is_over(monkeypatch):
-    monkeypatch.setattr(HereEngine, "stop_grace_s", 0.1)
+    monkeypatch.setattr(InProcessEngine, "stop_grace_s", 0.1)
     run = launch(waits, 1)
     assert (run.status, run.stop_outcome) == ("stopped", "late")
 
@@ -164,7 +164,7 @@ def test_it_refuses_another_thread_and_a_process_that_is_in_a_group():
 
 
 def test_ended_before_it_has_begun_it_does_not_stay():
-    run = labkit.Run(HereEngine(), 1, "train")
+    run = labkit.Run(InProcessEngine(), 1, "train")
     from tests.fake_engine import A_JOB
 
     run.start(A_JOB)

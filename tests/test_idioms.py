@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.engines.arguments import Asked, check
+from labkit.engines.arguments import LaunchArgs, check
 from labkit.exporting.exporter import _check as check_export
 from labkit.protocol import unpicklable
 from labkit.protocol.job import RankInfo
@@ -159,7 +159,7 @@ class Trainer:
 
 
 def asked(function, *args):
-    return Asked(function, args, {}, 2)
+    return LaunchArgs(function, args, {}, 2)
 
 
 @pytest.mark.parametrize(

@@ -101,5 +101,5 @@ def test_a_notebook_that_works_is_waited_for(monkeypatch):
 def test_the_pause_is_in_proportion_to_how_long_ranks_take_to_start(monkeypatch):
     monkeypatch.setattr(idle, "_started_in_s", idle.START_S)
     usual = idle.pause_s()
-    idle.seen_to_start_in(2.5 * idle.START_S)
+    idle.record_startup_s(2.5 * idle.START_S)
     assert idle.pause_s() == pytest.approx(2.5 * usual)

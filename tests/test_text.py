@@ -15,7 +15,7 @@ from labkit.protocol.events import Failure, Output
 from labkit.protocol.text import printable
 from labkit.session import cells
 from labkit.trackers.base import plain
-from labkit.ui import live, summary, words
+from labkit.ui import formatting, live, summary
 from labkit.ui.lines import Lines
 from tests.conftest import LONG_S
 from tests.test_tracking import Notes
@@ -59,7 +59,9 @@ def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
     run = error.run
     for view in (summary.bundle(run), live.title_html(run), live.states_html(run), live.notice_html(run)):
         sendable(view)
-    sendable(words.output_html("\n".join(run.output)), error._render_traceback_(), str(error), run.figure().bundle())
+    sendable(
+        formatting.output_html("\n".join(run.output)), error._render_traceback_(), str(error), run.figure().bundle()
+    )
     report = summary.as_html(run)
     assert rf"no file caf\udce9 for {SHOWN}" in report
     assert f"run {SHOWN}: failed" in report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
 from labkit.rank import describe as describing
+from labkit.rank.capture_locals import KIND
 from labkit.rank.describe import CHARACTERS, LEFT_OUT, describe, named, of_frames
 from labkit.ui import summary
 from tests.conftest import shared_session
@@ -221,10 +223,11 @@ FAILURE = Failure(
     ((threading.__file__, 5, "run"), (CELL, 2, "net"), (CELL, 3, "train")),
 )
 SAID = ((), (("x", "float32 [9] on cpu, 9 NaN"),), (("loss", "<nan>"), ("step", "4")))
+CAPTURED = {KIND: pickle.dumps(SAID)}
 
 
 def test_frames_are_the_readers_most_recent_first_with_place_line_and_variables():
-    frames = frames_of([None, FAILURE], 1, CELLS, {1: SAID})
+    frames = frames_of([None, FAILURE], 1, CELLS, [{}, CAPTURED])
     assert [(frame.rank, frame.title, frame.source) for frame in frames] == [
         (1, "Cell In[3], line 2, in net", "loss = net(x)"),
         (1, "Cell In[3], line 3, in train", "step(loss)"),
@@ -238,13 +241,13 @@ def test_frames_are_the_readers_most_recent_first_with_place_line_and_variables(
 
 
 def test_the_rank_that_failed_first_comes_first():
-    frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS, {0: SAID, 1: SAID})
+    frames = frames_of([FAILURE._replace(rank=0, time_s=1.0), FAILURE], 1, CELLS, [CAPTURED, CAPTURED])
     assert [frame.rank for frame in frames] == [1, 1, 0, 0]
     assert [frame.rank for frame in frames.of(0)] == [0, 0]
 
 
 def test_in_a_notebook_a_rank_and_a_frame_unfold():
-    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS, {0: SAID, 1: SAID})._repr_html_()
+    page = frames_of([FAILURE._replace(rank=0), FAILURE], 1, CELLS, [CAPTURED, CAPTURED])._repr_html_()
     assert page.count("<details>") == 4, "a rank is folded, and its older frame"
     assert page.count("<details open>") == 2, "its most recent frame is not"
     assert "variables of rank 1 when it failed" in page

@@ -34,7 +34,7 @@ def test_a_change_of_any_file_is_another_version(tmp_path, monkeypatch):
     for name in ("__init__.py", "rank/main.py"):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1.7e9, 1.7e9))
-    monkeypatch.setattr(labkit, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(versions, "PACKAGE", tmp_path)
     before = versions.on_disk()
     assert before == Version(labkit.__version__, 1.7e9)
     assert versions.restart(before, versions.on_disk()) == ""
@@ -95,7 +95,7 @@ COMES = {"rank": 1, "labkit": tuple(versions.on_disk()), "start_s": time.time()}
 
 def test_a_rank_that_gets_a_job_has_its_part_in_it(rank):
     rank.send(COMES, A_JOB)
-    part = rank.rank_inbox.next_part()
+    part = rank.rank_inbox.next_task()
     assert (part.info.rank, part.job._replace(function=A_JOB.function)) == (1, A_JOB)
     assert rank.code == []
 

@@ -29,7 +29,7 @@ class _DefaultSeed(int):
 DEFAULT_SEED = _DefaultSeed(0)
 
 
-class Asked(NamedTuple):
+class LaunchArgs(NamedTuple):
     """The arguments of one `labkit.launch`."""
 
     function: Any = None
@@ -61,7 +61,7 @@ def naming(page: str) -> Iterator[None]:
 
 
 @naming("bad_argument")
-def check(asked: Asked, gpus: int | None) -> None:
+def check(asked: LaunchArgs, gpus: int | None) -> None:
     """Raise TypeError or ValueError for what `labkit.launch` cannot do; `gpus` are this machine's, None for others."""
     own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
     own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}

@@ -47,7 +47,7 @@ class Here(Target):
     is_here = True
     world_size = 1
 
-    def engine(self, name: str, timeout_s: float | None) -> HereEngine:
+    def engine(self, name: str, timeout_s: float | None) -> InProcessEngine:
         """Return what carries one run. Raises RuntimeError where the function cannot run."""
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("labkit.Here() needs the main thread, which can be interrupted; launch from a cell")
@@ -56,13 +56,13 @@ class Here(Target):
                 "this process is in a process group already, and a rank joins one of its own; call "
                 "torch.distributed.destroy_process_group() first"
             )
-        return HereEngine()
+        return InProcessEngine()
 
     def __repr__(self) -> str:
         return "labkit.Here()"
 
 
-class HereEngine(Engine):
+class InProcessEngine(Engine):
     """Carries a run of one rank in this process; `work` does it, in the thread that calls."""
 
     runs_in_this_process = True

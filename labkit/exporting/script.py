@@ -32,7 +32,7 @@ from labkit.protocol.pickling import Message, loads
 from labkit.protocol.redaction import shown
 from labkit.rank import script_compat
 from labkit.rank.channels import Channel
-from labkit.rank.main import Part, do_and_exit
+from labkit.rank.main import RankTask, do_and_exit
 
 SAY_EVERY_S = 5.0
 """Time between two lines of rank 0 on what was logged."""
@@ -47,7 +47,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
     """
     chosen, seed, threads = options(function, arguments, seed).parse(sys.argv[1:])
 
-    def prepare() -> Callable[[], Part | None]:
+    def prepare() -> Callable[[], RankTask | None]:
         script_compat.begin()
         faulthandler.enable()
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -69,7 +69,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             cells={},
             argv=tuple(sys.argv[:1]),  # what follows has been given to the function
         )
-        return lambda: Part(job, info, channel, lambda job, info: channel.meet())
+        return lambda: RankTask(job, info, channel, lambda job, info: channel.meet())
 
     do_and_exit(prepare)
 

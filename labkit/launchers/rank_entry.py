@@ -32,7 +32,7 @@ from labkit.protocol.job import RankInfo
 from labkit.rank import script_compat
 from labkit.rank.channels import Channel
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve_master_port
-from labkit.rank.main import Part, do_and_exit, leave, read_job
+from labkit.rank.main import RankTask, do_and_exit, leave, read_job
 from labkit.rank.private_folder import check_rendezvous, is_in_use
 from labkit.rank.signals import handle_signals
 
@@ -76,7 +76,7 @@ def main() -> NoReturn:
     """Run one rank: `rank_entry DIRECTORY RANK ATTEMPT`, with the launcher's variables in the environment."""
     directory, rank, attempt = RunDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
-    def prepare() -> Callable[[], Part | None]:
+    def prepare() -> Callable[[], RankTask | None]:
         begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         channel = FileChannel(directory, rank, attempt)
         atexit.register(channel.sender.flush)  # first, so that it is called last
@@ -86,7 +86,7 @@ def main() -> NoReturn:
         about = directory.about()  # the notebook's own folder, where that is here too
         with contextlib.suppress(OSError):
             os.chdir(about["cwd"])
-        return lambda: Part(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
+        return lambda: RankTask(job, info, channel, lambda job, info: rendezvous(info, directory, attempt))
 
     do_and_exit(prepare)
 

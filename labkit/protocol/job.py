@@ -21,7 +21,7 @@ class Cell(NamedTuple):
     text: str
 
 
-class Surroundings(Protocol):
+class ProcessIsolation(Protocol):
     """What a rank that stays does around each job, so that it neither sees the last one nor an old notebook."""
 
     def around(self, is_cell: bool) -> AbstractContextManager[int]:
@@ -31,7 +31,7 @@ class Surroundings(Protocol):
         """
 
     def join(self, part: Any) -> tuple[Any, Any]:
-        """Return where the rank computes in a `labkit.rank.main.Part`, and the store of the group that it is in."""
+        """Return where the rank computes in a `labkit.rank.main.RankTask`, and the store of the group that it is in."""
 
     def keep_group(self) -> bool:
         """Keep the process group of a launch that has ended well for the next one, if it may be; return whether."""
@@ -85,7 +85,7 @@ class Job(NamedTuple):
     """The notebook's cells by the file names that tracebacks know them by."""
     group: int | None = None
     """On reserved ranks: the number of the process group that stays from cell to cell. None: one of the job's own."""
-    surroundings: Surroundings | None = None
+    isolation: ProcessIsolation | None = None
     """On reserved ranks, whose processes stay for other jobs. None: the process ends with the job."""
     hooks: tuple[RankHook, ...] = ()
     """What takes part on each rank besides what every job has, the debugger's part, say."""

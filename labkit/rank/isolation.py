@@ -35,7 +35,7 @@ from labkit.protocol import modules
 from labkit.rank import device, settings
 from labkit.rank import import_effects as imports
 from labkit.rank import reserved_group as rank_group
-from labkit.rank.main import Part
+from labkit.rank.main import RankTask
 from labkit.rank.settings import Setting
 
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -43,13 +43,13 @@ _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform =
 
 
 class _Stays:
-    """What a rank that stays does around each job; see `labkit.protocol.job.Surroundings`."""
+    """What a rank that stays does around each job; see `labkit.protocol.job.ProcessIsolation`."""
 
     def around(self, is_cell: bool) -> contextlib.AbstractContextManager[int]:
         """Return the context in which this process does the job."""
         return _around(is_cell)
 
-    def join(self, part: Part) -> tuple[device.Settled, dist.Store]:
+    def join(self, part: RankTask) -> tuple[device.Settled, dist.Store]:
         """Return where the rank computes, and the store of its process group."""
         joined = rank_group.join(part)
         if part.job.group is None:  # cells have what imports have changed
@@ -72,14 +72,14 @@ class _Stays:
 
 
 @dataclass(frozen=True)
-class Surroundings(_Stays):
+class NotebookIsolation(_Stays):
     """What a process that the notebook started now would inherit from it."""
 
     environment: dict[str, str]
     folder: str
 
     @classmethod
-    def here(cls) -> Surroundings:
+    def here(cls) -> NotebookIsolation:
         """Return those of this process."""
         return cls(dict(os.environ), os.getcwd())
 

@@ -43,7 +43,7 @@ from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.hooks import hooks_of
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.signals import handle_signals, leave_children_alone
+from labkit.rank.signals import handle_signals, ignore_sigchld
 from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 failure.OWN_FILES.add(__file__)
 
 
-class Part(NamedTuple):
+class RankTask(NamedTuple):
     """One rank's part in one job."""
 
     job: Job
@@ -78,13 +78,13 @@ class Inbox:
 
     def __init__(self, ends: RankPipes) -> None:
         self._ends = ends
-        self._parts: JobQueue[Part | None] = JobQueue()
+        self._parts: JobQueue[RankTask | None] = JobQueue()
         self._comes: dict[str, Any] | None = None
         """What was said of the newest job, before it came."""
         self._channel: PipeChannel | None = None
         threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
 
-    def next_part(self) -> Part | None:
+    def next_task(self) -> RankTask | None:
         """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
         return self._parts.get()
 
@@ -117,7 +117,7 @@ class Inbox:
             # What is said from now on is of this job, and not of the last.
             self._channel = PipeChannel(self._ends.queue, rank)
             info = RankInfo(rank, rank, word.world_size, word.world_size)
-            self._parts.put(Part(word, info, self._channel, _rendezvous_in_the_notebook))
+            self._parts.put(RankTask(word, info, self._channel, _rendezvous_in_the_notebook))
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")
         elif self._channel is not None:
@@ -162,7 +162,7 @@ def main(index: int, all_ends: list[RankPipes]) -> None:
     """
     ends = all_ends[index]
 
-    def prepare() -> Callable[[], Part | None]:
+    def prepare() -> Callable[[], RankTask | None]:
         handle_signals(ends.stacks.fileno())
         _redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         for other in all_ends:
@@ -174,12 +174,12 @@ def main(index: int, all_ends: list[RankPipes]) -> None:
         if inbox.is_empty:
             first_step.get_warm()
         ends.queue.put(events.Ready())
-        return inbox.next_part
+        return inbox.next_task
 
     do_and_exit(prepare)
 
 
-def do_and_exit(prepare: Callable[[], Callable[[], Part | None]]) -> NoReturn:
+def do_and_exit(prepare: Callable[[], Callable[[], RankTask | None]]) -> NoReturn:
     """Do the jobs that what `prepare` returns brings, and end the process."""
     code = 1
     try:
@@ -221,31 +221,31 @@ def end_if_forked(channel: Channel) -> None:
         os._exit(code)
 
 
-def do_jobs(next_part: Callable[[], Part | None]) -> int:
+def do_jobs(next_task: Callable[[], RankTask | None]) -> int:
     """Do one job after another until there is none left, or one after which the process is to end.
 
     Return the exit code of the last. On reserved ranks each job is told its end by its channel, and the process is then
-    as good as new: its surroundings see to it that a launched function begins as in a new process.
+    as good as new: its isolation sees to it that a launched function begins as in a new process.
     """
     gc.enable()  # which `die_with_parent` has turned off
     gc.freeze()  # what was imported stays: it need not be looked at in the midst of a step
-    while (part := next_part()) is not None:
-        if (surroundings := part.job.surroundings) is None:
+    while (part := next_task()) is not None:
+        if (isolation := part.job.isolation) is None:
             return _do_safely(part)
-        with surroundings.around(part.job.group is not None) as left_bytes:
+        with isolation.around(part.job.group is not None) as left_bytes:
             code = _do_safely(part, left_bytes)
             if devices.is_broken():
                 part.channel.send(events.Output(part.info.rank, BROKEN.format(part.info.rank)))
                 return code or 1
         part.channel.end(events.Exit(part.info.rank, code, at_s=time.time()))
         del part
-        surroundings.give_memory_back()
+        isolation.give_memory_back()
     process_group.leave()
     _tidy_up()
     return 0
 
 
-def _do_safely(part: Part, left_bytes: int = 0) -> int:
+def _do_safely(part: RankTask, left_bytes: int = 0) -> int:
     try:
         return run_job(part, left_bytes)
     except BaseException as error:
@@ -254,7 +254,7 @@ def _do_safely(part: Part, left_bytes: int = 0) -> int:
         return failure.exit_code(error)
 
 
-def run_job(part: Part, left_bytes: int = 0) -> int:
+def run_job(part: RankTask, left_bytes: int = 0) -> int:
     """Do the job and send what came of it; return the exit code. It has not taken `left_bytes` of the memory."""
     job, info, channel, _ = part
     rank = info.rank
@@ -262,7 +262,7 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     channel.hooks = hooks_of(job)
     code, store = 1, None
     try:
-        settled, store = join(part) if job.surroundings is None else job.surroundings.join(part)
+        settled, store = join(part) if job.isolation is None else job.isolation.join(part)
         channel.store = store if job.group is None else dist.PrefixStore(f"job/{job.start_s}", store)
         failure.show_lines_of(job.cells)
         call_and_send_result(job, info, channel, log, settled)
@@ -277,9 +277,9 @@ def run_job(part: Part, left_bytes: int = 0) -> int:
     except Exception:  # no reason to fail
         traceback.print_exc()
     if job.group is None and store is not None:
-        keeps = job.surroundings.keep_group if job.surroundings else lambda: False
+        keeps = job.isolation.keep_group if job.isolation else lambda: False
         process_group.leave_together(job, info, store, code != 0, lambda: channel.receive("details"), keeps)
-    _tidy_up(at_exit=job.surroundings is None)
+    _tidy_up(at_exit=job.isolation is None)
     return code
 
 
@@ -327,7 +327,7 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def join(part: Part) -> tuple[devices.Settled, dist.Store]:
+def join(part: RankTask) -> tuple[devices.Settled, dist.Store]:
     """Set this rank up for a job, and join its process group; return where it computes, and the ranks' store."""
     set_up(part.job, part.info)
     part.channel.during = "joining the process group"
@@ -361,8 +361,8 @@ def set_up(job: Job, info: RankInfo) -> None:
     """Set the environment, threads and seeds of this rank."""
     rank = info.rank
     threads = job.threads or max(1, cores() // info.local_world_size)
-    if job.surroundings is not None:
-        job.surroundings.take_over()
+    if job.isolation is not None:
+        job.isolation.take_over()
     sys.argv[:] = job.argv
     if job.search is not None:
         job.search.take_over()
@@ -387,7 +387,7 @@ def set_up(job: Job, info: RankInfo) -> None:
         torch.manual_seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed % 2**32)
-    elif job.surroundings is not None:
+    elif job.isolation is not None:
         random.seed()  # as in a process that has just been started; torch begins with a seed of its own there
 
 
@@ -411,7 +411,7 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
-        leave_children_alone()  # which are ended now
+        ignore_sigchld()  # which are ended now
         end_children()
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()

@@ -154,7 +154,7 @@ def of(job: Job, is_here: bool = False) -> contextlib.AbstractContextManager[Any
     if job.definitions is None:
         return contextlib.nullcontext()
     notebook = Notebook(job.definitions, sys.modules[pickling.MAIN], is_here)
-    return in_place(notebook.module, for_now=is_here or job.surroundings is not None)
+    return in_place(notebook.module, for_now=is_here or job.isolation is not None)
 
 
 @contextlib.contextmanager

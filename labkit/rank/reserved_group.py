@@ -51,7 +51,7 @@ _joined: Joined | None = None
 _cells_are_set_up = False
 
 
-def join(part: main.Part) -> tuple[Settled, dist.Store]:
+def join(part: main.RankTask) -> tuple[Settled, dist.Store]:
     """Return where a job computes, and the store of its group, which is that of the last cell or is joined now."""
     global _joined, _cells_are_set_up
     job, info, channel, rendezvous = part

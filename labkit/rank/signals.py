@@ -11,7 +11,7 @@ STACKS_SIGNAL = getattr(signal, "SIGUSR2", None)
 """Makes a rank write its stacks, where the system has such a signal."""
 
 
-def leave_children_alone() -> None:
+def ignore_sigchld() -> None:
     """Have the end of a child process go unnoticed: a DataLoader would raise an exception wherever this process is."""
     if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

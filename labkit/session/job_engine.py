@@ -70,7 +70,7 @@ class JobEngine(ReservedJobEngine):
             self._reserve.take(self)
             self._emit_what_is_awaited(self._reserve.take_replaced())
             self.about |= {"only": self._only, "processes": self._reserve.incarnations}
-            self.directory.create(job._replace(surroundings=Folder.here()), self.about)
+            self.directory.create(job._replace(isolation=Folder.here()), self.about)
             self._is_given = True
             self._reserve.directory.give_job(self.number, self._only)
             self._emit_who_is_absent()

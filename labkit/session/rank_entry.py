@@ -16,7 +16,7 @@ from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank.channels import Channel
 from labkit.rank.first_step import get_warm
-from labkit.rank.main import Part, do_and_exit, read_job
+from labkit.rank.main import RankTask, do_and_exit, read_job
 from labkit.session.directory import SessionDirectory
 
 JOB_SEEN_S = 60.0
@@ -64,7 +64,7 @@ class JobInbox:
         """Whether no work has come."""
         return self._given.empty()
 
-    def next_part(self) -> Part | None:
+    def next_task(self) -> RankTask | None:
         """Block until there is work; return this rank's part in it, or None if there will be no more."""
         if not self._is_in_cells_group:
             leave_rendezvous()  # all have done with the last job
@@ -77,7 +77,7 @@ class JobInbox:
         info = _info_in(job, self._info)
         correct_clock(given.channel.sender, info, given.directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
-        return Part(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
+        return RankTask(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
 
     def _receive(self, word: str) -> None:
         kind, _, number = word.partition(":")
@@ -108,13 +108,13 @@ def main() -> NoReturn:
     """
     directory, rank, number = SessionDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
-    def prepare() -> Callable[[], Part | None]:
+    def prepare() -> Callable[[], RankTask | None]:
         begin(stacks := _open(directory, rank, number, "stacks"))
         inbox = JobInbox(directory, rank_info_here(), stacks)
         if inbox.is_empty:
             get_warm()
         FileSender(directory.file(rank, number, "records"), keeps_reserve=False).send(events.Ready(rank), is_last=True)
-        return inbox.next_part
+        return inbox.next_task
 
     do_and_exit(prepare)
 

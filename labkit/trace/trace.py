@@ -226,7 +226,7 @@ class Trace:
         return str(self)
 
     def _ipython_display_(self) -> None:
-        from labkit.ui import kernel, words
+        from labkit.ui import formatting, kernel
 
         if not kernel.has_kernel():
             print(self)
@@ -234,7 +234,7 @@ class Trace:
         if self.ranks:
             kernel.display(self.figure())
         # JupyterLab breaks plain text in mid-word.
-        wrapped = f'<pre style="{words.WRAPPED}">{html.escape(str(self))}</pre>'
+        wrapped = f'<pre style="{formatting.WRAPPED}">{html.escape(str(self))}</pre>'
         kernel.display({"text/plain": str(self), "text/html": wrapped}, raw=True)
 
     def __reduce__(self) -> Any:

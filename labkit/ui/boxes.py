@@ -6,7 +6,7 @@ import ipywidgets as widgets
 
 from labkit.monitor.record import RunRecord
 from labkit.ui import listing
-from labkit.ui.words import output_html
+from labkit.ui.formatting import output_html
 
 
 class Boxes:

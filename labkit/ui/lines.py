@@ -8,7 +8,7 @@ import threading
 import time
 
 from labkit.monitor.record import RunRecord
-from labkit.ui import kernel, summary, words
+from labkit.ui import formatting, kernel, summary
 
 LOG = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Lines(threading.Thread):
         except Exception:
             LOG.exception("run %r could not be reported. The run is not affected", self._run.name)
             self._run.over.wait()
-            print(words.plain(self._run), flush=True)
+            print(formatting.plain(self._run), flush=True)
 
     def _print_until_over(self) -> None:
         start, next_line = time.monotonic(), 1.0
@@ -43,7 +43,7 @@ class Lines(threading.Thread):
                 notice = self._run.notice
                 if notice:
                     print(f"{self._run.name}: {notice}", flush=True)
-            for remark in (words.remark, words.many_names):
+            for remark in (formatting.remark, formatting.many_names):
                 if remark not in told and (said := remark(self._run)):
                     told.add(remark)
                     print(f"{self._run.name}: {said}", flush=True)

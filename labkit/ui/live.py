@@ -17,7 +17,7 @@ import ipywidgets as widgets
 
 from labkit.monitor.history import FEW, SAMPLES
 from labkit.monitor.record import RunRecord
-from labkit.ui import kernel, prewarm, summary, words
+from labkit.ui import formatting, kernel, prewarm, summary
 from labkit.ui.boxes import Boxes
 from labkit.ui.tables import STATE_COLORS, ranks_html
 from labkit.ui.widgets import WidthKeeper, close_later
@@ -110,7 +110,7 @@ class LiveView(threading.Thread):
         try:
             # What stays is small and needs no kernel: no widget, no script.
             if not self._attempt(lambda: self._box_handle.update(summary.bundle(self._run), raw=True)):
-                self._box_handle.update({"text/plain": words.plain(self._run)}, raw=True)
+                self._box_handle.update({"text/plain": formatting.plain(self._run)}, raw=True)
             if self._run.recorded.names:
                 self._attempt(self._show_final_chart)
         finally:
@@ -238,26 +238,26 @@ class Tabs:
 
     def draw(self) -> None:
         """Bring the tabs up to date."""
-        for rank, tail in enumerate(self._run.output_tail(words.TAIL_LINES)):
+        for rank, tail in enumerate(self._run.output_tail(formatting.TAIL_LINES)):
             if tail != self._seen[rank]:
                 self._seen[rank] = tail
-                self._texts[rank].value = words.output_html(tail)
+                self._texts[rank].value = formatting.output_html(tail)
                 self.output.layout.display = None
 
 
 def title_html(run: RunRecord) -> str:
     """Return the run's name, phase and seconds, and the time that is left if that can be told."""
     again = f" · started again {run.attempt}×" if run.attempt else ""
-    return f"<b>{html.escape(run.name)}</b> {words.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
+    return f"<b>{html.escape(run.name)}</b> {formatting.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
 
 
 def notice_html(run: RunRecord) -> str:
     """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged."""
     said, _, to_copy = run.notice.partition("\n")
-    said = " · ".join(filter(None, (said, run.placement, words.remark(run), words.many_names(run))))
+    said = " · ".join(filter(None, (said, run.placement, formatting.remark(run), formatting.many_names(run))))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
-        style = f"{words.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
+        style = f"{formatting.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
         shown += f'<pre style="{style}">{html.escape(to_copy)}</pre>'
     return shown
 
@@ -285,7 +285,7 @@ def _progress_cells(run: RunRecord, rank: int, state: str) -> list[str]:
     return [
         step,
         _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
-        "" if math.isnan(progress.steps_per_s) else f"{words.rate(progress.steps_per_s)} steps/s",
+        "" if math.isnan(progress.steps_per_s) else f"{formatting.rate(progress.steps_per_s)} steps/s",
         "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
         " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
     ]

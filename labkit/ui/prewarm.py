@@ -64,7 +64,10 @@ def _import() -> None:
 
 def begin_when_idle() -> None:
     """Begin with all of it, in the background, once the notebook is idle."""
-    # Asked now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
+    # In full, before any thread may draw: Plotly looks for pandas.Series in a pandas that is half imported, and fails.
+    import pandas  # noqa: F401
+
+    # LaunchArgs now, while the cell that imports labkit runs: whether it may ask for input tells who runs it.
     threading.Thread(target=_prewarm, args=(kernel.is_interactive(),), name="labkit-prewarm", daemon=True).start()
 
 

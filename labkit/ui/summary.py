@@ -12,8 +12,8 @@ from labkit.failures.grouping import alike, rank_list
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.record import RunRecord
 from labkit.monitor.results import TRY_AGAIN, UnloadedResult, megabytes
+from labkit.ui.formatting import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 from labkit.ui.tables import STATE_COLORS
-from labkit.ui.words import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 
 SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""

@@ -229,7 +229,7 @@ def _look_who_is_warm() -> bool:
     _importing.intersection_update(_ready)
     for process in [one for one in _importing if one.is_alive and one.is_ready]:
         _importing.remove(process)
-        idle.seen_to_start_in(time.monotonic() - _born_s)
+        idle.record_startup_s(time.monotonic() - _born_s)
     return not any(process.is_alive for process in _importing)
 
 

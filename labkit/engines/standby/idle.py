@@ -22,7 +22,7 @@ START_S = 2.0
 _started_in_s = START_S
 
 
-def seen_to_start_in(seconds: float) -> None:
+def record_startup_s(seconds: float) -> None:
     """Say how long ranks have just taken to start on this machine: by it waits are measured."""
     global _started_in_s
     _started_in_s = seconds
