@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.record import RunRecord
 from labkit.ui import kernel, summary
+from labkit.ui.lines import Lines
 
 if TYPE_CHECKING:
-    from labkit.ui.lines import Lines
     from labkit.ui.live import LiveView
 
 _shown_in: weakref.WeakKeyDictionary[RunRecord, kernel.Execution | None] = weakref.WeakKeyDictionary()
