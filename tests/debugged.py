@@ -26,7 +26,7 @@ class RankThread(Channel):
         self.rank, self._ranks, self._function = rank, ranks, function
         self.outcome = None
         self.conversation = Conversation(self)
-        self.listen = self.conversation.hear
+        self.listen = self.conversation.receive
         self.pdb = RankPdb(self.conversation, {__file__: "Cell In[0]"})
         self.thread = threading.Thread(target=self._work, daemon=True)
 

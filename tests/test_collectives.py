@@ -328,7 +328,7 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "look", lambda rank, trace=None: said)
     channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
     channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
-    ReportCollectives().hear("details", channel)
+    ReportCollectives().receive("details", channel)
     (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
     event = decoded(line)
     assert isinstance(event, Attached)

@@ -88,7 +88,7 @@ class Conversation:
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._asking = threading.RLock()
 
-    def hear(self, word: str) -> None:
+    def receive(self, word: str) -> None:
         """Take a word of the notebook."""
         if word == "stop":
             self._lines.put(None)

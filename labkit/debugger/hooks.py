@@ -63,7 +63,7 @@ class PromptHook(RankHook):
         """Return the context in which a rank calls the function."""
         return _Installed(self, job, channel)
 
-    def hear(self, word: str, channel: Channel) -> None:
+    def receive(self, word: str, channel: Channel) -> None:
         """Pass on what somebody types."""
         self.listen(word)
 
@@ -117,7 +117,7 @@ class _Installed:
         if word == HOLD:
             hold_timeouts()
         else:
-            self._conversation.hear(word)
+            self._conversation.receive(word)
 
     # What the reader's code calls
 

@@ -76,7 +76,7 @@ class Engine:
         raise NotImplementedError
 
     def ask_to_stop(self) -> None:
-        """Ask the ranks to end at their next common step; asked again, only their hooks hear of it."""
+        """Ask the ranks to end at their next common step; asked again, only their hooks receive it."""
         raise NotImplementedError
 
     def ask_for_stacks(self) -> list[int]:

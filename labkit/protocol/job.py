@@ -53,7 +53,7 @@ class RankHook:
         """Return the context in which the rank, a member of its process group, calls the function."""
         return nullcontext()
 
-    def hear(self, word: str, channel: Any) -> None:
+    def receive(self, word: str, channel: Any) -> None:
         """Note a word from the notebook, in the thread that receives it, from the job's first moment on.
 
         "stop": the rank should; "details": say what is known of the rank, for whoever asks where it stands.

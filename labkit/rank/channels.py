@@ -319,7 +319,7 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, word: str) -> None:
-        """Receive what the notebook sends: "stop", or what the job's hooks hear; "details" are asked for.
+        """Receive what the notebook sends: "stop", or a word for the hooks; "details" are asked for.
 
         Raises nothing: what cannot be answered is printed, and the thread that calls this hears the next word.
         """
@@ -327,7 +327,7 @@ class Channel:
             self.stop_asked_s = self.stop_asked_s or time.monotonic()
         for hook in self.hooks:
             try:
-                hook.hear(word, self)
+                hook.receive(word, self)
             except BaseException:
                 traceback.print_exc()
         if word == "details":

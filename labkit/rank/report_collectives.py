@@ -51,7 +51,7 @@ class ReportCollectives(RankHook):
         _group = job.group
         return _reporting_leaving(channel)
 
-    def hear(self, word: str, channel: Channel) -> None:
+    def receive(self, word: str, channel: Channel) -> None:
         """Answer the question for details. In whatever thread asks, while the main thread waits in native code."""
         if word == "details":
             _say_calls(channel)

@@ -60,7 +60,7 @@ class Waits(NamedTuple):
 class ReportWaits(RankHook):
     """Reports what the rank waits for, whenever it is asked to stop."""
 
-    def hear(self, word: str, channel: Channel) -> None:
+    def receive(self, word: str, channel: Channel) -> None:
         """Answer a stop, perhaps once more, in the thread that receives it."""
         if word == "stop":
             channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(look(channel.rank)))))
