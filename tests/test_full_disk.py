@@ -193,7 +193,7 @@ def test_a_result_for_which_no_room_comes_is_a_failure_that_says_so(there):
 
 
 @pytest.mark.spawns
-def test_what_a_plugin_sends_and_finds_no_room_is_said_to_be_lost(there):
+def test_what_a_rank_attaches_and_finds_no_room_is_said_to_be_lost(there):
     rank = FileSender(there.file(0, 0, "records"))
     rank.send(events.Attached(0, "trace", bytes(20_000_000)))
     assert warnings(DirectoryReader(there).read()) == [

@@ -57,7 +57,7 @@ class RankFacts:
     left: Left | None = None
     """How it left its process group while its function went on, if it did."""
     stack: Any = None
-    """Where the rank stood when it failed, as a plugin has read it from its report or the crash; a short text."""
+    """Where the rank was when it failed, from its report or the crash: a `RankStack`."""
 
 
 class Diagnosis(NamedTuple):

@@ -116,7 +116,7 @@ class Answered(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """What a plugin has to say of a rank, for the same plugin in the notebook: the core keeps it as it is."""
+    """What else a rank reports, by kind: its collectives, its variables, what it waits for, its trace."""
 
     rank: int
     kind: str
@@ -152,7 +152,7 @@ class Exit(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """What a plugin has to say of a run. It knows itself what that changes."""
+    """What a launcher reports of a run. It says itself what that changes."""
 
     rank: int
     """-1: of all ranks."""

@@ -218,7 +218,7 @@ class LiveView(threading.Thread):
 
 
 class Tabs:
-    """What the ranks print, a tab each. In place of this a plugin has another for many ranks."""
+    """What the ranks print, a tab each. Of many ranks there is `Boxes` in its place."""
 
     ranks: Sequence[int] = ()
     """Those that are to be shown besides."""
