@@ -178,6 +178,18 @@ def test_it_says_which_call_ranks_missed_each_other_in_and_who_stands_apart(rank
 
 
 @pytest.mark.parametrize(
+    "ranks",
+    [
+        [silent(0, "has returned"), waits(1, pending(2, group="1")), waits(2, pending(2, group="1"))],
+        [silent(0, "has returned"), rank(1, transfer=("recv", 2, (1,), "float32")), rank(2)],
+        [silent(0, "has returned"), *(rank(r, transfer=("recv", 3 - r, (1,), "float32")) for r in (1, 2))],
+    ],
+)
+def test_only_ranks_that_wait_or_are_waited_for_may_be_to_blame(ranks):
+    assert sorted(find(ranks).concerned) == [1, 2]
+
+
+@pytest.mark.parametrize(
     ("ranks", "said"),
     [
         ([rank(0), silent(1)], "rank 1 called is not known: it did not answer: its process is stopped, or native code"),

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from labkit.failures import first_to_fail
+from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import RankFacts
 from labkit.failures.grouping import rank_list
-from labkit.failures.hang import Missed, diagnose_hang
+from labkit.failures.missed import Missed
 from labkit.failures.stacks import Frame, RankStack, Stacks
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Failure

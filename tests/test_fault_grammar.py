@@ -14,6 +14,7 @@ from labkit.failures.ledger import QUIET_S
 from tests.benchmarks import fault_grammar, healthy_programs
 from tests.conftest import shared_session
 from tests.hangs import is_recorded
+from tests.tiers import few
 
 SEED, COUNT = 43, 60
 
@@ -44,6 +45,32 @@ def test_every_program_of_the_grammar_can_be_pasted_and_marks_its_lines():
 @pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
 @pytest.mark.parametrize("case", drawn(), ids=str)
 def test_a_fault_is_blamed_on_its_rank_and_line(case, four_ranks, tmp_path):
+    found = fault_grammar.try_out(case, four_ranks, tmp_path)
+    assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
+
+
+ROWS = [
+    *((fault, "default") for fault in ("returns", "leaves", "SIGKILL", "exits 0", "a time limit passes")),
+    ("returns", "subgroup"),  # and the ranks outside it have returned
+    ("another order", "default"),
+    ("sends more than is received", "pipeline"),
+    ("is deep in a recursion", "default"),
+    ("is missed in another thread", "default"),
+    ("fails in a thread", "default"),
+    ("fails in a communication hook", "default"),
+]
+"""What was once told wrongly: the fault, and the group."""
+
+
+def of_each_transport():
+    cases = ((row, transport) for row in ROWS for transport in fault_grammar.TRANSPORTS)
+    return few((fault_grammar.Case(*row, transport, 3, 1, "reserved") for row, transport in cases), 5)
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+@pytest.mark.parametrize("case", of_each_transport(), ids=str)
+def test_each_fault_is_blamed_rightly_whatever_carries_the_messages(case, four_ranks, tmp_path):
     found = fault_grammar.try_out(case, four_ranks, tmp_path)
     assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
 

@@ -221,6 +221,32 @@ def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_wa
     run.stop(0)
 
 
+def test_ranks_whose_answers_differ_are_asked_until_two_in_a_row_are_alike():
+    run = going(FakeEngine())
+    run._stack_query.ask()
+    answered(run, waiting(0, "all_reduce", "barrier") + waiting(1, "all_reduce", done=True))
+    assert not run._stack_query.have_come()
+    for _ in range(2):
+        answered(run, waiting(0, "all_reduce") + waiting(1, "barrier"))
+        is_enough = run._stack_query.have_come()
+    assert is_enough
+    assert run.engine.calls.count("ask_for_stacks") == 3
+    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    run.stop(0)
+
+
+def test_of_ranks_whose_answers_go_on_differing_nothing_is_said_that_they_missed():
+    run = going(FakeEngine())
+    run._stack_query.ask()
+    for number in range(question.ROUNDS):
+        assert not run._stack_query.have_come()
+        calls = ["barrier"] * number
+        answered(run, waiting(0, "barrier", *calls, "barrier") + waiting(1, "barrier", *calls, done=True))
+    assert run._stack_query.have_come()
+    assert run._stack_query.stacks().missed == ""
+    run.stop(0)
+
+
 def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_said_it_was(monkeypatch):
     monkeypatch.setattr(question, "FAILED_S", 0.01)
     engine = FakeEngine()
@@ -255,6 +281,9 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
     answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
     assert not run._stack_query.have_come()
     answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
+    if not missed:
+        assert not run._stack_query.have_come(), "they may all wait for the network: once more"
+        answered(run, waiting(0, *calls[0], done=True) + waiting(1, *calls[1], done=True))
     assert run._stack_query.have_come()
     text = run._stack_query.stacks().missed
     if missed:

@@ -26,6 +26,7 @@ from labkit.failures.threads import name_dead_threads
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.events import Attached, Failure, Log
 from labkit.protocol.job import Cell
+from labkit.rank import recorder
 from labkit.rank.failure import describe
 from labkit.rank.recorder import NO_GROUP, Collectives
 from labkit.rank.report_collectives import look_at_threads
@@ -306,6 +307,17 @@ def test_a_rank_that_may_go_on_is_left_alone(ranks, calls):
     assert stuck(ranks, calls) is None
 
 
+def test_a_rank_that_has_made_many_calls_since_is_known_to_have_come():
+    calls = [call(1, group="1"), call(2, group="1"), *(call(number) for number in range(1, 2 * recorder.KEPT))]
+    kept = recorder._newest(calls)
+    assert len(kept) == recorder.KEPT + 1
+    trio = (WORLD, ("1", "undefined", (0, 1, 2)))
+    has_come, waits = said(0, *kept, groups=trio), waiting(1, call(2, group="1", done=False), groups=trio)
+    computes = said(2, call(1, group="1"), groups=trio)
+    assert stuck([returned(0), alive(1), alive(2)], [has_come, waits, computes]) is None
+    assert stuck([returned(0), alive(1), alive(2)], [said(0, *kept[1:], groups=trio), waits, computes]) is not None
+
+
 def logs(rank, *times_s):
     count = len(times_s)
     return Log(rank, ("loss",), array("q", range(count)), array("d", times_s), array("d", [0.0] * count))
@@ -415,7 +427,7 @@ def test_whatever_carries_the_messages_the_rank_that_was_not_there_is_blamed(how
     assert lasted_s < 20 * (QUIET_S + CONFIRM_S + LIMIT_S), "long before the ten minutes of a time limit"
 
 
-def one_of_a_pair(worker, path):
+def one_of_a_pair(worker, path, has_watchdog):
     """Rank 2 returns at once and rank 0 soon, while rank 1 waits for rank 0 in a group of the two."""
     pair = dist.new_group([0, 1])
     if worker.rank != 2:
@@ -424,19 +436,51 @@ def one_of_a_pair(worker, path):
         transports.keep_open(path)
     worker.log(loss=1.0)
     if worker.rank == 1:
+        if has_watchdog:
+            transports.abort_after(1, LIMIT_S, 2, "ALLREDUCE", str(pair.group_name), "undefined")
         dist.all_reduce(torch.ones(4), group=pair)
 
 
 @pytest.mark.spawns
 @pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
-@pytest.mark.parametrize("transport", ["TCP", "as libuv"])
+@pytest.mark.parametrize("transport", ["TCP", "as libuv", "as NCCL"])
 def test_of_ranks_that_have_returned_only_members_of_the_group_are_blamed(transport, three_ranks):
+    options = {"on": three_ranks, "live": False}
     with transports.holding() as path, pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(one_of_a_pair, path if transport != "TCP" else None, on=three_ranks, live=False)
+        labkit.launch(one_of_a_pair, path if transport != "TCP" else None, transport == "as NCCL", **options)
     assert failure.value.rank == 0
-    assert failure.value.diagnosis.headline == (
-        "rank 0 returned while rank 1 was still in all_reduce #2 (float32 [4], group of ranks 0 and 1) with it: every "
-        "rank must take part in the same collectives"
+    assert re.fullmatch(
+        r"rank 0 returned while rank 1 was still in all_reduce #2 \((float32 \[4\], )?group of ranks 0 and 1\) with it"
+        r": every rank must take part in the same collectives",
+        failure.value.diagnosis.headline,
+    )
+
+
+def cell_shows(ranks, code, monkeypatch, until):
+    """Run a cell until something like this is printed, then interrupt it; give what was printed."""
+    shown = []
+
+    def show(*words, **_):
+        shown.append(" ".join(words))
+        if until in shown[-1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", show)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(code, title="Cell In[7]")
+    return shown
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+def test_in_a_cell_too_a_rank_that_has_returned_early_is_named(monkeypatch):
+    with labkit.Session(3) as ranks:
+        ranks.run("dist.barrier()")
+        code = "dist.barrier()\nif rank != 0:\n    dist.barrier()"
+        (said, *_) = cell_shows(ranks, code, monkeypatch, until="rank 0")
+    assert said == (
+        "rank 0 returned while ranks 1 and 2 were still in barrier #3 with it: every rank must take part in the same "
+        "collectives"
     )
 
 

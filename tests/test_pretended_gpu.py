@@ -142,6 +142,11 @@ def test_what_gloo_cannot_do_with_cuda_tensors_is_an_error_in_words(gpus, found)
     assert [run["error"] for run in others] == ["", ""], "NCCL, or the CPU, can"
 
 
+def test_a_stop_of_ranks_that_have_used_cuda_does_not_wait_for_a_collective_to_which_one_never_comes(found):
+    for where, share in found["stopped_while_stuck"].items():
+        assert share < 1 / 3, f"{where}: not all of the grace"
+
+
 # Reserved ranks
 
 

@@ -110,6 +110,35 @@ def test_ranks_are_deadlocked_if_two_rounds_of_answers_tell_of_the_same_waits(wh
     assert rounds(first, second) == is_deadlock
 
 
+def in_call(*pending, **reached):
+    """The answer of a rank that has used a GPU: the calls of group "w" that it is in, and the newest of each group."""
+    calls = tuple(("w", number, (0, 1)) for number in pending)
+    return COLLECTIVE._replace(what="call", pending=calls, reached=tuple(reached.items()))
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "second", "in_vain"),
+    [
+        ("the other sleeps before it", in_call(3, w=3), ASLEEP._replace(reached=(("w", 2),)), True),
+        ("the other has come, and a GPU may compute", in_call(3, w=3), in_call(3, w=3), False),
+        ("one of its calls can end", in_call(2, 3, w=3), ASLEEP._replace(reached=(("w", 2),)), False),
+        ("it is in none that is known", in_call(w=3), ASLEEP._replace(reached=(("w", 2),)), False),
+        ("nobody knows where the other has come to", in_call(3, w=3), ASLEEP, False),
+        ("the other is not in the group", in_call(3, w=3), ASLEEP._replace(reached=(("v", 2),)), False),
+    ],
+)
+def test_on_a_gpu_only_a_call_that_another_waiting_rank_has_missed_cannot_end(what, first, second, in_vain):
+    assert rounds([first, second], [first, second]) == in_vain
+
+
+def test_ranks_on_gpus_that_have_missed_each_other_in_two_groups_cannot_go_on():
+    first, second = (
+        COLLECTIVE._replace(what="call", pending=((mine, 1, (0, 1)),), reached=((mine, 1), (others, 0)))
+        for mine, others in (("v", "w"), ("w", "v"))
+    )
+    assert rounds([first, second], [first, second])
+
+
 def test_those_that_have_ended_are_not_asked_for():
     assert rounds([COLLECTIVE, AT_WORK], [COLLECTIVE, AT_WORK], living={0})
     assert not StopDeadlock(0.0).is_proven(set(), 1.0, 0.0), "all have ended, and may take leave"

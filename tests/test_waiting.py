@@ -12,7 +12,8 @@ import torch
 import torch.distributed.checkpoint.filesystem
 import torch.distributed.distributed_c10d
 
-from labkit.rank import waiting
+from labkit.rank import recorder, waiting
+from labkit.rank.recorder import Collectives
 from labkit.rank.waiting import SLEEP
 
 SCRIPT = """
@@ -75,7 +76,7 @@ def found():
     ],
 )
 def test_a_rank_knows_a_wait_without_end_from_others(found, case, what):
-    for rank, said, _, left_s, used_s in found[case]:
+    for rank, said, _, left_s, used_s, *_ in found[case]:
         assert (rank, said) == (3, what)
         assert used_s > 0
         assert 0 < left_s <= 2 if what == "time" else left_s == 0
@@ -84,18 +85,41 @@ def test_a_rank_knows_a_wait_without_end_from_others(found, case, what):
 
 
 @pytest.mark.parametrize(
-    ("module", "on_gpu", "waits"),
+    ("module", "uses_gpu", "waits"),
     [
         (torch.distributed.distributed_c10d, False, True),
         (torch.nn.parallel.distributed, False, True),
         (torch.autograd.graph, False, True),
-        (torch.distributed.distributed_c10d, True, False),  # perhaps for a kernel, and the processor does nothing
+        (torch.distributed.distributed_c10d, True, True),
+        (torch.autograd.graph, True, False),  # perhaps for its own kernels
         (torch.distributed.checkpoint.filesystem, False, False),
         (torch.nn.functional, False, False),
         (subprocess, False, False),
     ],
 )
-def test_a_collective_is_known_by_where_the_main_thread_stands(module, on_gpu, waits, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: on_gpu)
+def test_a_collective_is_known_by_where_the_main_thread_stands(module, uses_gpu, waits, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: uses_gpu)
     frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=module.__file__))
     assert waiting._in_a_collective(frame) == waits
+
+
+WORLD, PAIR = ("0", "default_pg", (0, 1, 2)), ("1", "undefined", (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("said", "pending", "reached"),
+    [
+        (
+            Collectives(0, (("0", 1, "barrier", (), "", True), ("0", 2, "barrier", (), "", False)), (WORLD, PAIR)),
+            (("0", 2, (0, 1, 2)),),
+            (("0", 2), ("1", 0)),
+        ),
+        (Collectives(0, (), (WORLD,), unknown="no recorder"), (), ()),
+        (Collectives(0, (), (WORLD,), transfer=("recv", 1, (4,), "float32")), (), ()),
+    ],
+)
+def test_a_rank_that_has_used_a_gpu_says_which_collectives_it_is_in(said, pending, reached, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(recorder, "look", lambda rank: said)
+    answer = waiting.look(0)
+    assert (answer.pending, answer.reached) == (pending, reached)

@@ -1,21 +1,21 @@
-"""Why a run failed, hangs or was ended: who is to blame, and in which words.
+"""Why a run failed, hangs or was ended: the diagnosis, its wording, and the help pages.
 
     facts          what is known of each rank; the types that the other modules share
-    ledger         who can no longer be met (returned, left, failed, ended), and which ranks wait for one of them
+    ledger         ends and waits: ranks that nobody can meet any more, and ranks that wait for one of them
     evidence       reported errors that only say that another rank was not there
-    first_to_fail  which rank failed first, where within milliseconds all of them fail
-    diagnosis      why a run was ended that no rank ended by failing
-    recorder       which collectives a rank has called; runs in the rank
-    missed         in which collective ranks missed each other, by what each recorder says
-    mismatch       what collectives say of a failure
-    stacks         from what a rank answered to the reader's own line; who stands apart
-    threads        threads of a rank that have ended by an exception
-    silence        whether a rank that does not answer would have, if it could
-    hang           what a run that makes no progress is ended with
+    first_to_fail  which rank failed first, when all of them fail within milliseconds
+    diagnosis      runs that labkit ended: a hang, an error of its own
+    missed         the collective in which ranks missed each other, from every rank's recorder
+    mismatch       what collectives reveal about a failure
+    stacks         a rank's stack, and the reader's line in it; outliers among the ranks
+    threads        a rank's threads that ended with an exception
+    frames         the reader's frames of a rank that failed, with their variables
+    silence        whether a rank that does not answer was able to
+    stop_deadlock  whether ranks that were asked to stop are deadlocked
     exit_codes     exit codes in words
-    grouping       puts ranks with the same message into one line
-    source         whose a source file is, and what is in it
-    pages          what messages mean and what to do: a page for each kind
+    grouping       one line for all ranks with the same message
+    source         who wrote a source file, and its text
+    pages          the help pages, one for each kind of message
 
-All but `recorder` and `silence` know no process: they are given facts.
+All but `silence` are pure: they are given facts, so that every case can be tested without a process.
 """

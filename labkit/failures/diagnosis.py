@@ -1,23 +1,69 @@
-"""Why a run was ended that no rank ended by failing: for its silence, or by an error of labkit's own."""
+"""The diagnosis of a run that labkit ended: because it made no progress, or because of an error of labkit's own."""
 
 from __future__ import annotations
 
 from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.first_to_fail import others
+from labkit.failures.grouping import in_lines, rank_list
+from labkit.failures.missed import NOTHING_MISSED, Missed
+from labkit.failures.stacks import Stacks
 
 
 def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts]) -> Diagnosis:
-    """Say that a run is ended because it has made no progress. Blames the first to fall silent."""
+    """Return the diagnosis of a run that has made no progress. It blames the first rank to fall silent.
+
+    Args:
+        silent_s: How long no rank has made progress, in seconds.
+        first_silent: The rank that made progress least recently.
+        ranks: What is known of every rank.
+    """
     headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s)"
     cause = f"Rank {first_silent} was the first to fall silent. Give a longer timeout_s if such silence is expected."
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 
 
-def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended: str = "") -> Diagnosis:
-    """Say that labkit itself could not go on: no rank is to blame.
+def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Missed = NOTHING_MISSED) -> Diagnosis:
+    """Return the diagnosis of a run that has made no progress.
 
-    `folder` is the run directory of ranks that go on without the notebook, "" where they have been ended; `not_ended`
-    says why they could not be.
+    It blames the rank that differs from the others, by its collectives or else by its stack. If there is none, it
+    blames the rank that fell silent first.
+
+    Args:
+        stacks: Where every rank is.
+        silent_s: How long no rank has made progress, in seconds.
+        first_silent: The rank that made progress least recently.
+        missed: The collective in which ranks missed each other, if that is known.
+    """
+    apart = missed.blamed or [rank for rank in stacks.outliers if rank in missed.concerned or not missed.concerned]
+    if missed.concerned and first_silent not in missed.concerned:
+        first_silent = missed.concerned[0]
+    blamed = apart[0] if apart else first_silent
+    where = missed.text or stacks.in_words
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s): {where}"
+    hint = (
+        f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
+        if apart
+        else f"No rank stood apart; rank {first_silent} was the first to fall silent."
+    )
+    cause = "\n\n".join(
+        [
+            f"{hint} Give a longer timeout_s if such silence is expected.",
+            *filter(None, [missed.unknown]),
+            *stacks.blocks(),
+        ]
+    )
+    elsewhere = in_lines({s.rank: s.in_words for s in stacks if s.rank != blamed})
+    return Diagnosis(blamed, headline, cause, elsewhere, "hang")
+
+
+def diagnose_own_error(error: BaseException, trace: str, folder: str, not_ended: str = "") -> Diagnosis:
+    """Return the diagnosis of a run that labkit itself could not continue. No rank is to blame.
+
+    Args:
+        error: What labkit raised.
+        trace: Its traceback.
+        folder: The run directory, if the ranks go on without the notebook; else "".
+        not_ended: Why the ranks could not be ended; "" if they were.
     """
     after = "The ranks were ended, for nobody follows them any longer. What had come from them is kept."
     if not_ended:

@@ -1,4 +1,4 @@
-"""Reported errors that only say that another rank was not there: evidence about the others, never a cause by itself."""
+"""Reported errors that only say that another rank was not there: evidence about the others, never the cause."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOST_PEER = re.compile(
     r"wait timeout after|Timeout waiting for key|Timed out after \d+ seconds waiting for (clients|key)",
     re.IGNORECASE,
 )
-"""How communication libraries say that another rank was not there: it has gone, or has not come in time."""
+"""How communication libraries report that another rank was not there: it has gone, or did not come in time."""
 
 TORCH_ERROR = re.compile(r"(RuntimeError|torch\.distributed\.\w+)\b")
-"""What torch raises. Python's own ConnectionResetError, say, concerns other connections, a DataLoader's."""
+"""What torch raises. Python's own ConnectionResetError is about other connections: a DataLoader's, for example."""
 
 TORCH = os.sep + "torch" + os.sep
 
@@ -28,7 +28,7 @@ LIMIT = re.compile(
     r"Timed out after (\d+) seconds",
     re.IGNORECASE,
 )
-"""The time limit that has passed. Of each, one group matches; of the last in seconds."""
+"""The time limit that passed, in milliseconds; the last group is in seconds."""
 
 WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout|ProcessGroupNCCL's watchdog|Heartbeat monitor timed out|"
@@ -40,7 +40,7 @@ WATCHDOG_CALL = re.compile(
     r"Watchdog caught collective operation timeout: \w+\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+)"
 )
 WATCHDOG_GROUP = re.compile(r"PG GUID (?P<group>\w+)\((?P<description>[^)]*)\)[^\n]*Watchdog caught")
-"""Which call that was, and in which group, which not every line says."""
+"""The call in which it waited, and its group, which only some of the lines name."""
 
 KINDS = {
     "ALLREDUCE": "all_reduce",
@@ -50,43 +50,43 @@ KINDS = {
     "_REDUCE_SCATTER_BASE": "reduce_scatter_base",
     "ALLTOALL": "all_to_all",
 }
-"""Calls whose names there are not those of `torch.distributed` in upper case."""
+"""The watchdog's names of calls, where they are not those of `torch.distributed` in upper case."""
 
 ABORTED = {-int(getattr(signal, "SIGABRT", 6)), 128 + int(getattr(signal, "SIGABRT", 6))}
 
 
 def is_only_evidence(rank: RankFacts) -> bool:
-    """Whether all that a rank's failure says is that another rank was not there."""
+    """Return whether a rank's failure says no more than that another rank was not there."""
     return lost_peer(rank) or was_aborted_by_watchdog(rank)
 
 
 def lost_peer(rank: RankFacts) -> bool:
-    """Whether the rank failed because another had gone, or did not come in time.
+    """Return whether a rank failed because another had gone, or did not come in time.
 
-    Words prove nothing alone: a web request of the reader's own meets a "Connection refused" too. So it must be an
-    error of torch's, and not raised in another library. What still fails: a library whose C++ raises a
-    bare RuntimeError in these words, called by the reader's own line.
+    The words alone prove nothing: the reader's own web request can get a "Connection refused", too. So the error must
+    be torch's, and not raised in another library. What still fails: a library called from the reader's line whose C++
+    raises a bare RuntimeError in these words.
     """
     if rank.failure is None or not TORCH_ERROR.match(rank.failure.summary):
         return False
-    # The innermost frame is the reader's own where it calls torch's C++: `work.wait()`.
+    # The innermost frame is the reader's own if it calls torch's C++: `work.wait()`.
     if rank.failure.frames and _is_other_library(rank.failure.frames[0][0]):
         return False
     return LOST_PEER.search(rank.failure.summary) is not None
 
 
 def _is_other_library(file: str) -> bool:
-    """Whether a file is of a library that is not torch: urllib's, say."""
+    """Return whether a file belongs to a library other than torch: urllib, for example."""
     return file.startswith(LIBRARIES) and TORCH not in file
 
 
 def was_aborted_by_watchdog(rank: RankFacts) -> bool:
-    """Whether NCCL's watchdog ended the process, because a collective had not ended in time."""
+    """Return whether NCCL's watchdog aborted the process, because a collective did not finish in time."""
     return rank.failure is None and rank.exit_code in ABORTED and WATCHDOG.search(rank.output_end) is not None
 
 
 def limit_s(rank: RankFacts) -> float | None:
-    """Return the time limit that passed on a rank; None if none is named."""
+    """Return the time limit in seconds that passed on a rank, or None if its failure names none."""
     said = rank.failure.summary if rank.failure else rank.output_end
     if (found := LIMIT.search(said)) is None:
         return None
@@ -95,7 +95,11 @@ def limit_s(rank: RankFacts) -> float | None:
 
 
 def watchdog_call(rank: RankFacts) -> tuple[str, str, int, str] | None:
-    """Return the call in which NCCL's watchdog found a rank: its group's name and description, number and kind."""
+    """Return the call in which NCCL's watchdog found a rank, or None.
+
+    Returns:
+        The name and description of the group, the number of the call in it, counted from 1, and its kind.
+    """
     call = WATCHDOG_CALL.search(rank.output_end) if was_aborted_by_watchdog(rank) else None
     if call is None:
         return None

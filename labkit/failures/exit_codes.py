@@ -6,7 +6,11 @@ import signal
 
 
 def in_words(code: int) -> str:
-    """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it"."""
+    """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it".
+
+    Args:
+        code: As in `multiprocessing.Process.exitcode`: negative for a signal.
+    """
     if code < 0:
         return _signal_name(-code) or f"signal {-code}"
     name = _signal_name(code - 128)

@@ -1,4 +1,4 @@
-"""What is known of each rank of a run, and what is said of one that failed: the types that the other modules share."""
+"""What is known of each rank, and the diagnosis of a run: the types that the other modules share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.protocol.system import OutOfMemory
 from labkit.protocol.text import printable
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
-"""Where in a library's C++ an error was raised: of no use in a summary."""
+"""Where in a library's C++ an error was raised, which does not belong into a summary."""
 
 
 class Left(NamedTuple):
@@ -27,67 +27,67 @@ class Left(NamedTuple):
 
 @dataclass
 class RankFacts:
-    """What is known of one rank, as far as it says who failed first."""
+    """What is known of one rank that bears on which rank failed first."""
 
     rank: int
     failure: Failure | None = None
     """The rank's own report."""
     returned: bool = False
-    """The function returned, and its result arrived."""
+    """Whether the function returned and its result arrived."""
     returned_s: float = float("inf")
-    """When that was seen, in seconds since the launch."""
+    """When it was seen to return, in seconds since the launch."""
     exit_code: int | None = None
     """As in `multiprocessing.Process.exitcode`; None while the process lives."""
     exit_s: float = float("inf")
     """When the end of the process was seen, in seconds since the launch."""
     ended_by_us: bool = False
-    """The run ended this rank's process, after another rank had failed, say."""
+    """Whether the run ended this rank's process: after another rank had failed, for example."""
     peak_bytes: int = 0
-    """Peak resident memory of the process, as far as it was seen."""
+    """The greatest resident memory of the process that was seen."""
     out_of_memory: OutOfMemory = ""
-    """Whether the system killed the process because memory had run out."""
+    """Whether the system killed the process because memory ran out."""
     unseen: bool = False
-    """Nobody saw the process end; the exit code is a guess."""
+    """Whether nobody saw the process end; the exit code is then a guess."""
     last_step: int | None = None
-    """Like what follows, filled in when the run has failed."""
+    """The last step that it logged. Filled in once the run has failed, as are the fields below."""
     output_end: str = ""
     """The last lines that the rank printed."""
     crash: str = ""
-    """What `faulthandler` wrote there after it, when native code ended the process."""
+    """What `faulthandler` wrote after that, when native code ended the process."""
     left: Left | None = None
-    """How it left its process group while its function went on, if it did."""
+    """How it left its process group, if it did so while its function went on."""
     stack: Any = None
-    """Where the rank was when it failed, from its report or the crash: a `RankStack`."""
+    """The `RankStack` of the rank when it failed or crashed; None if it is not known."""
 
 
 class Diagnosis(NamedTuple):
     """Which rank failed first, why, and what became of the others."""
 
     rank: int | None
-    """None: no rank is to blame."""
+    """The rank to blame, or None."""
     headline: str
     """One line, with the rank."""
     cause: str
-    """The rank's own traceback, or what is known where it left none."""
+    """The rank's own traceback, or what is known if it left none."""
     others: list[str]
-    """A line for each other rank, or for several that fared alike."""
+    """What became of the other ranks: a line for each, or for several with the same outcome."""
     page: str
-    """In `labkit.failures.pages`: what the message means, and what to do."""
+    """The name of the help page in `labkit.failures.pages`."""
 
     @property
     def what_to_do(self) -> str:
-        """The line that names the page; "" where the cause is an error of labkit's own, which has named one."""
+        """The line that names the help page; "" if the cause already names one, as labkit's own errors do."""
         return "" if "labkit.failures.pages." in self.cause else help_hint(self.page)
 
     def printable(self) -> Diagnosis:
-        """Return the diagnosis in text that any page and file takes: paths and errors may hold what UTF-8 does not."""
+        """Return the diagnosis in text that can be encoded as UTF-8, which paths and errors may not be."""
         return self._replace(
             headline=printable(self.headline), cause=printable(self.cause), others=list(map(printable, self.others))
         )
 
 
 Finding = tuple[int, str, str, str]
-"""What says more than that a rank failed: the rank to blame, the headline, the cause, and the page of that kind."""
+"""A better explanation than that a rank failed: the rank to blame, headline, cause, and help page."""
 
 Explanation = Callable[[RankFacts, str, list[RankFacts]], Finding | None]
-"""Finds that, if it can, for the rank that failed first, its cause, and all ranks."""
+"""Returns one, or None, given the rank that seems to have failed first, its cause, and all ranks."""

@@ -1,7 +1,4 @@
-"""Which rank failed first: the process that died by itself, or the report of what was no other rank's consequence.
-
-Knows no process: it is given facts, so that every case can be tested without starting any.
-"""
+"""Which rank failed first: the process that died by itself, or the first report that is no consequence of another."""
 
 from __future__ import annotations
 
@@ -15,32 +12,34 @@ from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFac
 from labkit.failures.grouping import in_lines
 
 CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|cuDNN error|CUBLAS_STATUS")
-"""How PyTorch says that a GPU has failed, or cannot be used; not that its memory is full."""
+"""How PyTorch reports that a GPU has failed or cannot be used; a full memory is reported otherwise."""
 
 SEEN_LATE_S = 0.25
-"""A process may have ended this much earlier than its end was seen."""
+"""A process may have ended this many seconds before its end was seen."""
 
 
-# The problem: one rank fails, and within milliseconds the others do too, because they wait for it. Which was first?
+# The problem: one rank fails, and within milliseconds the others fail, too, because they wait for it. Which was first?
 #
-# What does not work: the order in which reports arrive (a victim of a killed process reports first, for nobody reports
-# the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's is 1 as
-# well); the words of an error alone (a web request of the reader's own meets "Connection refused" too).
+# What does not work: the order in which reports arrive (the victim of a killed process reports first, and nobody
+# reports the killed one); the ranks' clocks alone (a death is seen a quarter of a second late); exit codes (a victim's
+# is also 1); the words of an error alone (the reader's own web request can get a "Connection refused", too).
 #
-# What is done: a process that ended by itself, in the middle of the function and without a report, is the cause, unless
-# NCCL's watchdog ended it, which it does to a victim. Only an ordinary report from well before that death comes first.
-# Otherwise the cause is the earliest report that is more than evidence (`evidence`): torch's own words that somebody
-# was not there. If there is evidence only, whatever says more is asked: collectives that do not fit, a barrier missed,
-# and the ledger, which knows who has gone and who had not come (`ledger`).
+# What is done: a process that ended by itself, inside the function and without a report, is the cause, unless NCCL's
+# watchdog aborted it, which it does to victims. Only an ordinary report from well before that death takes precedence.
+# Otherwise the cause is the earliest report that is more than evidence: more than torch's own words that another rank
+# was not there (`evidence`). If there is only evidence, better explanations are looked for: collectives that do not
+# match, a barrier that was missed, and the ledger of ranks that have gone or had not come (`ledger`).
 #
 # What still fails: two ranks that fail by themselves within a quarter of a second, one of them without a report; and a
-# rank that loses its connection for a reason outside of all ranks (a cable), which is blamed: everybody was there.
+# rank that loses its connection for a reason outside of all ranks (a cable). It is blamed, since all ranks were there.
 
 
 def diagnose(ranks: list[RankFacts], explanations: Iterable[Explanation] = ()) -> Diagnosis:
     """Return which rank failed first, why, and what became of the others.
 
-    What first says more of it than the rank's own report, of the explanations and what is known here, is believed.
+    Args:
+        ranks: What is known of every rank. One at least has failed, by a report or by the end of its process.
+        explanations: Tried in order for a better explanation than the rank's own report. The first one found wins.
     """
     culprit, headline, cause, page = _first_to_fail(ranks)
     blamed = culprit.rank
@@ -66,7 +65,7 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
 
 
 def reported(culprit: RankFacts) -> tuple[str, str]:
-    """Return the headline and the cause of a failure that its rank has reported."""
+    """Return the headline and the cause of a failure that the rank itself has reported."""
     failure = culprit.failure
     assert failure is not None
     where = "" if failure.during == "running" else f" while {failure.during}"
@@ -89,7 +88,7 @@ def _reported_before(reporter: RankFacts, silent: RankFacts) -> bool:
 def _report_order(rank: RankFacts) -> tuple[bool, bool, float]:
     assert rank.failure is not None
     is_evidence = lost_peer(rank)
-    # A time limit passes before those lose their connections that wait for the rank which has given up.
+    # A rank that gives up after its time limit closes the connections of those that wait for it.
     return is_evidence, is_evidence and limit_s(rank) is None, rank.failure.time_s
 
 
@@ -142,7 +141,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
 
 
 def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:
-    """Return what became of each other rank, in lines; those of many that fared alike together."""
+    """Return what became of the other ranks, a line for each; of many ranks, a line for each outcome."""
     return in_lines({rank.rank: outcome(rank) for rank in ranks if rank.rank != blamed})
 
 

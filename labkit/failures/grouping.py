@@ -1,4 +1,4 @@
-"""Ranks of which the same is said, and several ranks in words."""
+"""Ranks with the same message in one line, and several ranks in words."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeVar
 What = TypeVar("What", bound=Hashable)
 
 LISTED = 16
-"""Ranks, or spans of ranks, that are listed one by one at most."""
+"""The most ranks, or spans of ranks, that are listed one by one."""
 
 
 def alike(each: Iterable[tuple[What, int]]) -> dict[What, list[int]]:
-    """Return the ranks of which the same is said, by that, in the order in which they come."""
+    """Return the ranks of each message, in the order in which the messages first occur."""
     groups: dict[What, list[int]] = {}
     for what, rank in each:
         groups.setdefault(what, []).append(rank)
@@ -33,7 +33,10 @@ def rank_list(ranks: list[int]) -> str:
 
 
 def in_lines(outcomes: Mapping[int, str]) -> list[str]:
-    """Return a line for each rank; of many, for those that fared alike, the fewest first, and not more than a few."""
+    """Return a line for each rank.
+
+    Of more than `LISTED` ranks, those with the same outcome share a line: the rarest outcomes first, and not all.
+    """
     if len(outcomes) <= LISTED:
         return [f"rank {rank} {outcome}" for rank, outcome in outcomes.items()]
     groups = sorted(alike((what, rank) for rank, what in outcomes.items()).items(), key=lambda group: len(group[1]))

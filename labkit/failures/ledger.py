@@ -1,7 +1,4 @@
-"""Who can no longer be met, and who is to blame where ranks waited for one that was not there.
-
-Knows no process: it is given what is known of every rank, so that every case can be tested without starting any.
-"""
+"""The ledger of ends and waits: which ranks can no longer be met, and which rank others waited for."""
 
 from __future__ import annotations
 
@@ -17,46 +14,46 @@ from labkit.failures.missed import SAME_ORDER, Call, Group, RankCalls, groups_of
 from labkit.protocol.events import Log
 from labkit.rank.recorder import Collectives
 
-# The problem: one rank is not where the others wait for it, and the others are all that is heard of. gloo over TCP
-# tells them of a peer that has gone; its libuv transport (macOS, Windows) and NCCL do not. A time limit is reported by
-# the rank that waited. NCCL's watchdog even ends that rank.
+# The problem: one rank does not come to a collective, and only the ranks that wait for it report anything. gloo over
+# TCP tells them that a peer has gone; its libuv transport (macOS, Windows) and NCCL do not. A time limit is reported by
+# the rank that waited. NCCL's watchdog even aborts that rank.
 #
-# What does not work: to believe what a transport reports, or to wait for a report.
+# What does not work: believing what a transport reports, or waiting for a report.
 #
-# What is done: labkit has its own channel to every rank, so it keeps who has returned, failed, ended or left its
-# process group, and asks the others in which call they are. A rank that waits in a call of a group, to which a member
-# that has gone has not come, waits for ever: `stuck`. A rank that reports only that somebody was not there is a victim,
-# and the members that have gone, else those that had not come to its call in time, are to blame: `explain`.
+# What is done: labkit has its own channel to every rank. So it records who has returned, failed, ended or left its
+# process group, and asks the others which call they are in. A rank that waits in a call of a group is stuck if a member
+# that has gone did not come to that call: `stuck`. A rank that reports only that another was not there is a victim. To
+# blame are the members that had gone, or else those that had not come to its call in time: `explain`.
 #
-# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15) are known by stacks alone; a
-# rank under torchrun or SLURM is ended by its launcher before it can be asked where it is.
+# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15) are known from stacks alone;
+# a rank under torchrun or SLURM is ended by its launcher before it can be asked where it is.
 
 QUIET_S, QUIET_STEPS = 2.0, 4
-"""Ranks are asked where they are once they have logged and printed nothing for so long, and so many median steps …"""
+"""Ranks are asked where they are once they have logged and printed nothing for this many seconds and median steps …"""
 
 CONFIRM_S = 0.5
-"""… and once more so much later, before anything is decided: a message may have been on its way."""
+"""… and once more this much later, before anything is decided: a message may have been in flight."""
 
 ASK_AGAIN = 2.0
-"""Those that turn out to be at work are asked again after so many times the silence of the last question."""
+"""Ranks that turned out to be working are asked again once they have been silent this many times as long."""
 
 RECENT = 33
-"""Steps of each rank by which the median one is known."""
+"""The number of recent steps of each rank from which the median is taken."""
 
 
 class Wait(NamedTuple):
-    """What a rank waits in, or was in when it gave up."""
+    """The call in which a rank waits, or waited until it gave up."""
 
     title: str
     """ "barrier #2", "recv"."""
     details: tuple[str, ...]
     """ "float32 [4]"; the group, unless it is the default one."""
     absent: tuple[int, ...]
-    """Who has not come to it; one that has gone, or that could still come."""
+    """The ranks that have not come to it, whether they still can or not."""
     late: Mapping[int, float]
-    """Who came too late, by how many seconds after the first."""
+    """The ranks that came too late, and how many seconds after the first."""
     peer: int | None = None
-    """The one rank that it sends to or receives from."""
+    """The rank that it sends to or receives from, if it is not a collective."""
 
     @property
     def in_words(self) -> str:
@@ -65,9 +62,11 @@ class Wait(NamedTuple):
 
 
 def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, str]:
-    """Return the ranks that no other can meet any more: "left", "returned", "failed" or "ended".
+    """Return the ranks that no other can meet any more, and why: "left", "returned", "failed" or "ended".
 
-    One that returned after `by_s`, in seconds since the launch, could still be met by then.
+    Args:
+        ranks: What is known of every rank.
+        by_s: A time in seconds since the launch. A rank that returned later could still be met at that time.
     """
     found = {}
     for rank in ranks:
@@ -87,21 +86,21 @@ def gone(ranks: Sequence[RankFacts], by_s: float = float("inf")) -> dict[int, st
 
 
 class Quiet:
-    """Who has logged and printed nothing for long, and when to ask. Times are of one clock, in s."""
+    """When to ask where ranks are, because some have been silent for long. Times are of one clock, in seconds."""
 
     def __init__(self) -> None:
         self._heard_s: dict[int, float] = {}
         self._logged_s: dict[int, float] = {}
         self._steps_s: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self._asked: tuple[frozenset[int], float] = frozenset(), 0.0
-        """Who had gone when the ranks were last asked, and how long the quietest had been quiet."""
+        """The ranks that had gone at the last question, and how long the quietest rank had been silent."""
 
     def hear(self, rank: int, now_s: float) -> None:
-        """Note that a rank has begun, or printed."""
+        """Record that a rank has begun or printed."""
         self._heard_s[rank] = now_s
 
     def take(self, log: Log, now_s: float) -> None:
-        """Note that a rank has logged."""
+        """Record that a rank has logged."""
         self.hear(log.rank, now_s)
         for at_s in log.times_s[-RECENT - 1 :]:
             if (before_s := self._logged_s.get(log.rank)) is not None:
@@ -109,14 +108,14 @@ class Quiet:
             self._logged_s[log.rank] = at_s
 
     def patience_s(self, rank: int) -> float:
-        """Return how long this rank may log and print nothing."""
+        """Return for how many seconds this rank may be silent."""
         steps_s = self._steps_s[rank]
         return max(QUIET_S, QUIET_STEPS * statistics.median(steps_s) if steps_s else 0.0)
 
     def is_due(self, at_work: set[int], gone: set[int], now_s: float) -> bool:
-        """Whether ranks are to be asked where they are: one has gone, and one that has not is quiet. Asks once.
+        """Return whether to ask the ranks now: one of them has gone, and one at work is quiet. True once.
 
-        A rank that was at work may come to wait later, so they are asked again, more and more seldom.
+        A rank that was working may start to wait later, so the ranks are asked again, more and more rarely.
         """
         silent_s = {rank: now_s - self._heard_s.get(rank, now_s) for rank in at_work}
         quiet_s = [for_s for rank, for_s in silent_s.items() if for_s >= self.patience_s(rank)]
@@ -131,7 +130,7 @@ class Quiet:
 
 
 def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | None:
-    """Return whom ranks wait for that can never come, as a run is ended for it; None if any of them may go on."""
+    """Return the rank that others wait for and that can never come, and the message; None if they may go on."""
     how = gone(ranks)
     by_rank = {each.rank: each for each in calls}
     is_everyone_blocked = all(by_rank[r.rank].is_blocked for r in ranks if r.rank not in how and r.rank in by_rank)
@@ -161,10 +160,10 @@ def stuck(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> Finding | N
 
 
 def _waits(own: RankCalls, calls: Sequence[RankCalls], is_everyone_blocked: bool) -> list[Wait]:
-    """Return what blocks a rank: each call that has not ended, or the rank that it sends to or receives from.
+    """Return what blocks a rank: its calls that have not finished, or the rank that it sends to or receives from.
 
-    Absent are those that are known not to have come. Where nothing records calls, one that has returned may have come
-    to this one, and only others may be missed: unless all of them wait.
+    A rank counts as absent only if it is known not to have come. Where no recorder has the calls, a rank that has
+    returned may have come to this one. It then counts as absent only if all ranks that remain are blocked.
     """
     if own.said is not None and own.said.transfer is not None:
         return [_transfer(own.said)]
@@ -186,7 +185,7 @@ def _waits(own: RankCalls, calls: Sequence[RankCalls], is_everyone_blocked: bool
 def explain(
     culprit: RankFacts, cause: str, ranks: Sequence[RankFacts], calls: Sequence[RankCalls] = ()
 ) -> Finding | None:
-    """Return who was not there, where a failure only says that somebody was not."""
+    """Return the rank that was not there, if a failure only says that some rank was not; else None."""
     if not is_only_evidence(culprit):
         return None
     by_rank = {each.rank: each for each in _with_watchdog(ranks, calls)}
@@ -229,7 +228,7 @@ def _met(victim: RankFacts, cause: str, blamed: Sequence[RankFacts] = ()) -> str
 
 
 def _with_watchdog(ranks: Sequence[RankFacts], calls: Sequence[RankCalls]) -> list[RankCalls]:
-    """Add what NCCL's watchdog wrote of ranks that it has ended, which can say no more."""
+    """Add the calls of ranks that NCCL's watchdog has aborted, from what it wrote: they cannot answer any more."""
     by_rank = {each.rank: each for each in calls}
     every = [rank.rank for rank in ranks]
     for rank in ranks:
@@ -260,7 +259,7 @@ def _given_up(victim: RankFacts, calls: Sequence[RankCalls], ranks: Sequence[Ran
 
 
 def _in_call(rank: int, call: Call, group: Group, calls: Sequence[RankCalls], limit: float | None) -> Wait:
-    """Return who of a group has not come to a call, or after its time limit."""
+    """Return a call of a group with the members that did not come to it, or only after its time limit."""
     by_rank = {each.rank: each for each in calls}
     absent, late = [], {}
     for member in group.ranks:
@@ -284,7 +283,7 @@ def _transfer(said: Collectives) -> Wait:
 
 
 def _waits_too(rank: RankFacts, calls: Sequence[RankCalls], ranks: Sequence[RankFacts]) -> bool:
-    """Whether a rank that has not come to a call waited in another itself, for a rank that was not there."""
+    """Return whether a rank that did not come to a call was itself waiting in another, for a rank that was absent."""
     said = next((each.said for each in calls if each.rank == rank.rank), None)
     is_in_one = said is not None and (said.transfer is not None or not all(Call(*call).done for call in said.calls))
     return (is_in_one or is_only_evidence(rank)) and bool(_given_up(rank, calls, ranks).absent)
@@ -303,7 +302,7 @@ def _circle(
 
 
 def _of_one_kind(absent: Sequence[int], how: Mapping[int, str]) -> list[int]:
-    """Return those of whom one sentence can be said: who left, else who returned, failed, ended."""
+    """Return those ranks that one sentence can describe: those that left, or else returned, failed or ended."""
     for kind in ("left", "returned", "failed", "ended"):
         if found := [rank for rank in absent if how.get(rank) == kind]:
             return found

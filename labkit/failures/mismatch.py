@@ -1,4 +1,4 @@
-"""What collectives say of a failure: ranks that met in different ones, one that came late, or was not there."""
+"""What collectives reveal about a failure: ranks met in different ones, or one was late or absent."""
 
 from __future__ import annotations
 
@@ -11,23 +11,29 @@ from labkit.failures.missed import RankCalls, differing
 from labkit.failures.stacks import Stacks
 
 MISMATCH = re.compile(r"collective mismatch|size doesn't match expected size|op\.preamble")
-"""How gloo says that ranks met in different collectives, or with tensors of different sizes."""
+"""How gloo reports that ranks met in different collectives, or with tensors of different sizes."""
 
 SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
-"""How gloo says that a message is longer, in bytes, than the receiver's tensor."""
+"""How gloo reports that a message has more bytes than the receiver's tensor."""
 
 FINGERPRINT = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(\w+=(\d+), OpType=(\w+)(?:, TensorShape=(\[[\d, ]*\]))?"
 )
-"""How a group made under TORCH_DISTRIBUTED_DEBUG=DETAIL says what each of two ranks was about to do; its numbers begin
-with 0."""
+"""How a group under TORCH_DISTRIBUTED_DEBUG=DETAIL reports what each of two ranks was about to call, counted from 0."""
 
 LATE = re.compile(r"Ranks? (\d+)[\d, ]* failed to pass monitoredBarrier in (\d+) ms")
-"""How rank 0 says who did not come to `dist.monitored_barrier`; of several, the first."""
+"""How rank 0 reports which rank did not come to `dist.monitored_barrier`; the first of several."""
 
 
 def explain(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]) -> Finding | None:
-    """Return which rank to blame, the headline and the cause, if collectives say more than that a rank failed."""
+    """Return a better explanation of a failure, if collectives give one.
+
+    Args:
+        culprit: The rank that seems to have failed first.
+        cause: Its traceback.
+        ranks: What is known of every rank.
+        calls: The collectives of every rank that has reported them.
+    """
     return (
         _met_in_different_collectives(culprit, cause, ranks, calls)
         or _announced_different_collectives(cause, ranks)
@@ -39,12 +45,12 @@ def explain(culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[
 def _met_in_different_collectives(
     culprit: RankFacts, cause: str, ranks: list[RankFacts], calls: list[RankCalls]
 ) -> Finding | None:
-    """Name the odd one out, and say in which collectives ranks met that do not fit."""
+    """Return the outlier, and the collectives in which ranks met that do not match."""
     if not MISMATCH.search(culprit.failure.summary if culprit.failure else culprit.output_end):
         return None
     if found := _received_another_size(culprit, cause, calls):
         return found
-    met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # who is outside the function has not come yet
+    met = Stacks(r.stack for r in ranks if r.stack and r.stack.place)  # a rank outside the function has not come yet
     blamed, *_ = met.outliers or [culprit.rank]
     if difference := differing(calls):
         blamed, *_ = difference.blamed or [blamed]
@@ -64,7 +70,7 @@ def _met_in_different_collectives(
 
 
 def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls]) -> Finding | None:
-    """Say what a rank received that one other had sent, if it was more than it takes."""
+    """Return what a rank received from another, if it was more than its tensor holds."""
     sizes = SIZES.search(culprit.failure.summary if culprit.failure else culprit.output_end)
     call = culprit.stack.call.rpartition(".")[2] if culprit.stack else ""
     if sizes is None or call not in ("recv", "irecv", "batch_isend_irecv"):
@@ -80,14 +86,14 @@ def _received_another_size(culprit: RankFacts, cause: str, calls: list[RankCalls
 
 
 def _last_calls(calls: list[RankCalls]) -> str:
-    """Return which calls ranks were in that could say so: one that dies in native code takes its record along."""
+    """Return the last calls of the ranks that could report them: one that dies in native code cannot."""
     last = [(call, r.rank) for r in calls for call in r.calls[-1:]]
     groups = alike((f"{call.title} ({call.content or 'no tensor'})", rank) for call, rank in last)
     return "".join(f"; {rank_list(who)} {'was' if len(who) == 1 else 'were'} in {call}" for call, who in groups.items())
 
 
 def _announced_different_collectives(cause: str, ranks: list[RankFacts]) -> Finding | None:
-    """Blame the fewest of the ranks that were about to do what does not fit, as PyTorch compared it."""
+    """Blame the fewest ranks among those that were about to call different collectives, as PyTorch compared them."""
     said = [each for r in ranks if r.failure for each in FINGERPRINT.findall(r.failure.summary)]
     found = {(f"{what} #{int(n) + 1}{shape and f' of shape {shape}'}", int(who)) for who, n, what, shape in said}
     groups = sorted(((who, what) for what, who in alike(sorted(found)).items()), key=lambda group: len(group[0]))

@@ -1,7 +1,4 @@
-"""Which collective ranks missed each other in, decided from what each rank's flight recorder says.
-
-Knows no process: it is given facts, so that every case can be tested without starting any.
-"""
+"""The collective in which ranks missed each other, from every rank's flight recorder."""
 
 from __future__ import annotations
 
@@ -11,22 +8,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from labkit.failures.grouping import alike, rank_list
-from labkit.failures.hang import Missed
 from labkit.failures.stacks import plural
 from labkit.rank.recorder import Collectives
 
 EQUAL_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_reduce_coalesced")
-"""Collectives to which every rank brings equally many elements. To others the root alone may bring some, say."""
+"""Collectives to which every rank brings the same number of elements. To a scatter only the root brings some."""
 
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 """Words for groups of the same ranks."""
 
 SAME_ORDER = "use groups in the same order on every rank"
-"""What to do where ranks wait for each other in different groups."""
+"""What to do if ranks wait for each other in different groups."""
 
 BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
 BYTES |= dict.fromkeys(("float16", "bfloat16", "int16"), 2)
-"""Of an element; of all other types 1."""
+"""The size of an element; all other types have 1."""
 
 
 class Call(NamedTuple):
@@ -40,7 +36,7 @@ class Call(NamedTuple):
     dtype: str
     done: bool
     began_s: float = 0.0
-    """When the rank came to it, by its clock; 0: not known."""
+    """When the rank came to it, by its clock, in seconds; 0 if that is not known."""
 
     @property
     def met_with(self) -> tuple[object, ...]:
@@ -62,28 +58,28 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class RankCalls:
-    """What is known of one rank when nothing goes on."""
+    """What is known of one rank when the run makes no progress."""
 
     rank: int
     said: Collectives | None = None
-    """None: it did not answer."""
+    """Its answer; None if there was none."""
     place: str = ""
     """The reader's line: "Cell In[3], line 14"."""
     doing: str = ""
     """ "is in time.sleep at Cell In[3], line 9"; as `RankStack.in_words`."""
     is_blocked: bool = False
-    """Whether it is in a call that waits for other ranks, by its stack."""
+    """Whether it is in a call that waits for other ranks, according to its stack."""
 
     @property
     def transferred(self) -> str:
-        """What it sends or receives just now: "float32 [4]"; "" if nothing."""
+        """The tensor that it is sending or receiving: "float32 [4]"; "" if there is none."""
         if self.said is None or self.said.transfer is None:
             return ""
         return content((self.said.transfer[2],), self.said.transfer[3])
 
     @property
     def calls(self) -> list[Call]:
-        """Its newest, the newest last."""
+        """Its newest calls, the newest last."""
         return [Call(*call) for call in self.said.calls] if self.said else []
 
     def in_group(self, group: str) -> dict[int, Call]:
@@ -92,12 +88,12 @@ class RankCalls:
 
     @property
     def is_known(self) -> bool:
-        """Whether the recorder was read."""
+        """Whether its recorder was read."""
         return self.said is not None and not self.said.unknown
 
     @property
     def in_words(self) -> str:
-        """What it does, with the other end if it sends or receives."""
+        """What it is doing, and the other rank if it sends or receives."""
         if self.said is None or self.said.transfer is None:
             return self.doing or "has not said where it stands"
         how, peer, *_ = self.said.transfer
@@ -106,17 +102,35 @@ class RankCalls:
         return f"{what} {whom}" + (f" at {self.place}" if self.place else "")
 
 
+class Missed(NamedTuple):
+    """The collective in which ranks missed each other."""
+
+    blamed: list[int]
+    """The ranks that differ from the others; empty if none does."""
+    text: str
+    """One line; "" if nothing was found."""
+    unknown: str = ""
+    """What could not be found out, and why; "" if there is nothing."""
+    waiting: tuple[int, ...] = ()
+    """The ranks that wait in the call, if it is a single one."""
+    concerned: tuple[int, ...] = ()
+    """The ranks that may be to blame; empty if that is not known."""
+
+
+NOTHING_MISSED = Missed([], "")
+
+
 class Difference(NamedTuple):
     """The earliest call of a group in which ranks differ."""
 
     blamed: list[int]
-    """The fewest ranks that are alike; empty if there are two such parts."""
+    """The smallest set of ranks with the same call; empty if there are two of that size."""
     number: int
     group: str
     kind: str
-    """"" if ranks differ in it."""
+    """The kind of the call; "" if ranks differ in it."""
     reordered: bool
-    """Whether all have made the same calls from there on, in different orders."""
+    """Whether all ranks have made the same calls from there on, in different orders."""
     concerned: tuple[int, ...]
     """All ranks that have made the call."""
     parts: str
@@ -136,7 +150,7 @@ class Group(NamedTuple):
     description: str
     ranks: tuple[int, ...]
     ordinal: str = ""
-    """Which of several groups that would be described alike it is: "second", in the order in which they were made."""
+    """Which of several groups with the same description it is, in the order in which they were made: "second"."""
 
     def __str__(self) -> str:
         if self.description == "default_pg":
@@ -147,47 +161,48 @@ class Group(NamedTuple):
         return f"{which}group {self.description!r}" + (f" of {rank_list(list(self.ranks))}" if self.ordinal else "")
 
 
-# The problem: ranks wait, each in a call, and PyTorch's recorder has each rank's calls by number in their group. Which
-# one did they miss each other in?
+# The problem: ranks wait, each in a call, and PyTorch's recorder has each rank's calls, numbered within their group. In
+# which call did they miss each other?
 #
-# Calls have no names: a group's call #5 on one rank meets #5 on the others. So first, the earliest number at which two
-# ranks' calls differ in kind or, where that must not be, in size: what follows it means nothing. Else a call in which
-# some wait and to which others of the group have not come. A rank that waits may itself be missed, in another group or
-# by whoever wants to receive from it; then both are said. Among transfers, whoever waits for each other in a circle.
+# Calls have no names: call #5 of a group on one rank meets #5 on the others. So first comes the earliest number at
+# which the calls of two ranks differ in kind or, where sizes must be equal, in size: later calls mean nothing. If there
+# is none, it is a call in which some ranks wait and to which other members of the group have not come. A rank that
+# waits may itself be missed, in another group or by a rank that wants to receive from it; then both are reported. Among
+# transfers, it is ranks that wait for each other in a circle.
 #
-# What cannot be known: a call before the newest that a rank tells of (where the difference lies further back, only who
-# has not come is said); transfers begun by `isend` or `irecv`, which the recorder of gloo does not have; the calls of a
-# rank that does not answer.
+# What cannot be known: calls older than the newest ones that a rank sends (if the difference is older, only the absent
+# ranks are reported); transfers begun by `isend` or `irecv`, which gloo's recorder does not have; the calls of a rank
+# that does not answer.
 
 
 def find(ranks: list[RankCalls]) -> Missed:
-    """Return in which call ranks missed each other, and what of it could not be known."""
+    """Return the call in which ranks missed each other, and what could not be known."""
     groups = groups_of(ranks)
     unknown = _unknown(ranks)
     if difference := differing(ranks):
         return Missed(difference.blamed, str(difference), unknown, concerned=difference.concerned)
     missed = [found for group in groups.values() if (found := _not_entered(ranks, group))]
-    circle = _circle(ranks)
+    circle, in_circle = _circle(ranks)
     if missed:
         texts = [found.text for found in missed] + ([circle] if circle else [])
         fewest = min((found.blamed for found in missed), key=len)
         even = len(missed) > 1 and len({len(found.blamed) for found in missed}) == 1
         same_order = f"; {SAME_ORDER}" if _in_other_orders(missed) else ""
-        concerned = sorted({rank for found in missed for rank in (*found.waiting, *found.blamed)})
+        concerned = sorted({*in_circle, *(rank for found in missed for rank in (*found.waiting, *found.blamed))})
         said = "; and ".join(texts) + same_order
         return Missed([] if even else fewest, said, unknown, concerned=tuple(concerned))
     if circle:
-        return Missed([], circle, unknown)
-    return (_awaited(ranks) or _all_there(ranks, groups.values()) or Missed([], ""))._replace(unknown=unknown)
+        return Missed([], circle, unknown, concerned=in_circle)
+    return (_awaited(ranks) or _all_there(ranks, groups.values()) or NOTHING_MISSED)._replace(unknown=unknown)
 
 
 def differing(ranks: list[RankCalls]) -> Difference | None:
-    """Return the earliest call of a group in which ranks differ, by kind or by size; None if there is none."""
+    """Return the earliest call of a group in which ranks differ, in kind or in size; None if there is none."""
     return next((found for group in groups_of(ranks).values() if (found := _differing_in(ranks, group))), None)
 
 
 def groups_of(ranks: Sequence[RankCalls]) -> dict[str, Group]:
-    """Return the groups that ranks have told of, by name; those of the same ranks that have no name are numbered."""
+    """Return the groups that ranks have reported, by name. Those with the same description are numbered."""
     groups = {group[0]: Group(*group) for r in ranks if r.said for group in r.said.groups}
     for alike_ones in alike(((g.description, g.ranks), index) for index, g in enumerate(groups.values())).values():
         names = [list(groups)[index] for index in alike_ones]
@@ -224,20 +239,20 @@ def _differing_in(ranks: list[RankCalls], group: Group) -> Difference | None:
 
 
 def _are_reordered(by_rank: list[dict[int, Call]], first: int) -> bool:
-    """Whether ranks have made the same calls from a number on, in different orders."""
+    """Return whether ranks have made the same calls from a number on, in different orders."""
     sequences = [tuple(calls[n].met_with for n in sorted(calls) if n >= first) for calls in by_rank if first in calls]
     return len(set(sequences)) > 1 and len({tuple(sorted(map(repr, each))) for each in sequences}) == 1
 
 
 def _in_other_orders(missed: list[Missed]) -> bool:
-    """Whether some wait in one group for ranks that wait for them in another."""
+    """Return whether some ranks wait in one group for ranks that wait for them in another."""
     return any(
         set(one.waiting) & set(two.blamed) and set(two.waiting) & set(one.blamed) for one in missed for two in missed
     )
 
 
 def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
-    """Return the call of a group in which some ranks wait while others have not come to it."""
+    """Return the call of a group in which some ranks wait and to which others have not come."""
     here = [r for r in ranks if r.rank in group.ranks]
     waiting = {r.rank: min((c for c in r.in_group(group.name).values() if not c.done), default=None) for r in here}
     first = min((call for call in waiting.values() if call), key=lambda call: call.number, default=None)
@@ -251,7 +266,7 @@ def _not_entered(ranks: list[RankCalls], group: Group) -> Missed | None:
     details = ", ".join(filter(None, (first.content, str(group))))
     waits = f"{rank_list([r.rank for r in in_it])} {plural('waits in it', len(in_it))}{_at(r.place for r in in_it)}"
     who = [r.rank for r in absent]
-    free = [r.rank for r in absent if not (r.said and r.said.transfer)]  # who waits for another is not to blame
+    free = [r.rank for r in absent if not (r.said and r.said.transfer)]  # one that waits for another is not to blame
     text = f"{rank_list(who)} {plural('has not', len(who))} entered {first.title} ({details}; {waits}); "
     last_of = "; ".join(_last_of(r, group, alone=len(who) == 1) for r in absent)
     return Missed(free or who, text + last_of, waiting=tuple(r.rank for r in in_it))
@@ -269,8 +284,8 @@ def _last_of(rank: RankCalls, group: Group, alone: bool) -> str:
     return f"{last}, and it {rank.in_words}" + (f" ({own.title})" if own else "")
 
 
-def _circle(ranks: list[RankCalls]) -> str:
-    """Return who waits for each other to send or receive, in a circle; "" if nobody does."""
+def _circle(ranks: list[RankCalls]) -> tuple[str, tuple[int, ...]]:
+    """Return the ranks that wait for each other to send or receive, in a circle: in words, and by number."""
     waits_for = {r.rank: r.said.transfer[1] for r in ranks if r.said and r.said.transfer}
     by_rank = {r.rank: r for r in ranks}
     for start in sorted(waits_for):
@@ -280,23 +295,23 @@ def _circle(ranks: list[RankCalls]) -> str:
         if after == start:
             ring = " → ".join(f"{rank}" for rank in [*path, start])
             each = "; ".join(f"rank {rank} {by_rank[rank].in_words}" for rank in path)
-            return f"{rank_list(sorted(path))} wait for each other in a ring, {ring}: {each}"
-    return ""
+            return f"{rank_list(sorted(path))} wait for each other in a ring, {ring}: {each}", tuple(sorted(path))
+    return "", ()
 
 
 def _awaited(ranks: list[RankCalls]) -> Missed | None:
-    """Return for whom it is that ranks wait which send or receive, and what that rank does instead."""
+    """Return the ranks for which those wait that send or receive, and what they are doing instead."""
     by_rank = {r.rank: r for r in ranks}
     waits_for = {r.rank: r.said.transfer[1] for r in ranks if r.said and r.said.transfer}
     ends = sorted({peer for peer in waits_for.values() if peer not in waits_for and peer in by_rank})
     if not ends:
         return None
     parts = [f"rank {rank} {by_rank[rank].in_words}" for rank in [*waits_for, *ends]]
-    return Missed(ends, "; ".join(parts))
+    return Missed(ends, "; ".join(parts), concerned=(*waits_for, *ends))
 
 
 def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None:
-    """Return the call that every rank of a group that has answered is in."""
+    """Return the call in which all those ranks of a group are that have answered."""
     for group in groups:
         here = [r for r in ranks if r.rank in group.ranks]
         inside = {r.rank: call for r in here for call in r.in_group(group.name).values() if not call.done}
@@ -309,12 +324,12 @@ def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None
         where = _at(r.place for r in here if r.rank in inside)
         others = "".join(f"; rank {r.rank} {r.in_words}" for r in here if r.rank in silent)
         rest = others or "; every rank of the group has entered it: the transfer itself does not end"
-        return Missed(silent, f"{who}{where}{rest}")
+        return Missed(silent, f"{who}{where}{rest}", concerned=group.ranks)
     return None
 
 
 def _unknown(ranks: list[RankCalls]) -> str:
-    """Say what could not be known of the ranks' calls."""
+    """Return what could not be known of the ranks' calls, in words."""
     silent = "it did not answer: its process is stopped, or native code keeps Python's lock"
     ended = ("has", "is still")  # returned, say; or not begun
     said = [(r.said.unknown if r.said else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]

@@ -1,4 +1,4 @@
-"""Whose a source file is, the reader's or a library's, and what is in it."""
+"""Source files: the reader's or a library's, and their text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["HERE", "LIBRARIES", "is_readers", "line_of", "place_of", "text_of"]
 
 
 def text_of(file: str, cells: Mapping[str, Cell]) -> str:
-    """Return a source file, or the cell that has this file's name; "" if there is none."""
+    """Return the text of a source file, or of the cell with this file name; "" if there is none."""
     return cells[file].text if file in cells else "".join(linecache.getlines(file))
 
 
 def line_of(file: str, line: int, cells: Mapping[str, Cell]) -> str:
-    """Return one line, counted from 1, without the space around it; "" if there is none."""
+    """Return one line, counted from 1, stripped; "" if there is none."""
     lines = text_of(file, cells).splitlines()
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
 def place_of(file: str, line: int, cells: Mapping[str, Cell]) -> str:
-    """Return a line as its reader knows it: "Cell In[3], line 14", "train.py, line 14"."""
+    """Return a line in words: "Cell In[3], line 14", "train.py, line 14"."""
     return f"{cells[file].title if file in cells else Path(file).name}, line {line}"

@@ -1,7 +1,4 @@
-"""Where ranks stand: from what `faulthandler` wrote to the reader's own line, and which rank is the odd one out.
-
-Knows no process: it is given text, so that every case can be tested without starting any.
-"""
+"""Where ranks are: the reader's line in what `faulthandler` wrote, and the outliers among the ranks."""
 
 from __future__ import annotations
 
@@ -29,16 +26,16 @@ COLLECTIVES = tuple(
     f"{os.sep}{place}"
     for place in ("torch/distributed/", "torch/nn/parallel/distributed.py", "torch/autograd/graph.py")
 )
-"""Where torch waits for other ranks. In the last, the backward pass, DDP does."""
+"""Where torch waits for other ranks; in the last, DDP does during the backward pass."""
 
 FILES = tuple(f"{os.sep}torch/distributed/{place}" for place in ("checkpoint/", "elastic/"))
-"""There it may wait for a disk."""
+"""Where it may wait for a disk instead."""
 
 SYNCHRONIZES = ("item", "cpu", "tolist", "numpy", "synchronize", "to", "nonzero")
-"""Calls that wait for a GPU, and so for a collective that it is in."""
+"""Calls that wait for a GPU, and so for the collective that it is in."""
 
 SHOWN_FRAMES = 12
-"""Library frames shown of a rank at most."""
+"""The most frames of libraries that are shown of a rank."""
 
 
 class Frame(NamedTuple):
@@ -50,15 +47,17 @@ class Frame(NamedTuple):
 
 
 def is_complete(text: str) -> bool:
-    """Whether a dump has arrived to its end: the main thread's outermost frame, which comes last."""
+    """Return whether a dump has arrived completely: the main thread's outermost frame comes last."""
     last = text.rstrip("\n").rpartition("\n")[2]
     return text.endswith("\n") and (last == "  ..." or last.endswith(" in <module>"))
 
 
 def parse(text: str, thread: str = "main") -> list[Frame]:
-    """Return the frames, most recent first, of the main thread, or of the "current" one, from a faulthandler dump.
+    """Return the frames of one thread in a faulthandler dump, most recent first.
 
-    The dump is of all threads, after a crash, or of the main one alone, which was asked where it stands.
+    Args:
+        text: The dump: of all threads after a crash, or of the main thread alone, as an answer.
+        thread: "main", or "current" for the one that crashed.
     """
     sections = re.split(r"^((?:Current )?[Tt]hread 0x[0-9a-f]+.*|Stack \(.*)$", text, flags=re.MULTILINE)
     titled = list(zip(sections[1::2], sections[2::2], strict=True))
@@ -71,7 +70,15 @@ def parse(text: str, thread: str = "main") -> list[Frame]:
 
 
 class RankStack:
-    """Where one rank stands."""
+    """The stack of one rank.
+
+    Args:
+        rank: The rank.
+        frames: Its main thread's, most recent first.
+        cells: The notebook's cells by file name.
+        note: What is known if there are no frames: "has returned", "did not answer" …
+        other_thread: Another thread's stack, if that waits for other ranks.
+    """
 
     def __init__(
         self,
@@ -83,11 +90,8 @@ class RankStack:
     ) -> None:
         self.rank = rank
         self.frames = frames
-        """Of its main thread, most recent first."""
         self.note = note
-        """What is known where there are no frames: "has returned", "did not answer" …"""
         self.other_thread = other_thread
-        """Where another thread waits for other ranks, if one does."""
         self._cells = cells
         mine = [index for index, frame in enumerate(frames) if self._is_readers(frame)]
         self._at = next((i for i in mine if frames[i].file in cells), mine[0] if mine else None)
@@ -102,7 +106,7 @@ class RankStack:
 
     @functools.cached_property
     def call(self) -> str:
-        """What is being called there: "dist.all_reduce"; "" if that cannot be told."""
+        """What is being called there: "dist.all_reduce"; "" if that is not known."""
         if self._at is None:
             return ""
         deeper = [frame.function for frame in self.frames[: self._at]]
@@ -122,7 +126,7 @@ class RankStack:
 
     @property
     def waits_for_ranks(self) -> bool:
-        """Whether it waits for other ranks just now: in PyTorch's own code, or in native code called for it."""
+        """Whether it is waiting for other ranks: in PyTorch's own code, or in native code that it has called."""
         if not self.frames:
             return False
         if self.other_thread is not None and self.other_thread.waits_for_ranks:
@@ -172,7 +176,7 @@ class RankStack:
 
 @functools.lru_cache(maxsize=64)
 def _calls(source: str, line: int) -> list[str]:
-    """Return the calls on a line of source, outermost first, as they are written there."""
+    """Return the calls on a line of source, outermost first, as they are written."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # a cell with a %magic
@@ -188,16 +192,16 @@ def _calls(source: str, line: int) -> list[str]:
 
 
 class Stacks(list[RankStack]):
-    """Where every rank stands, by rank. Shows itself in a cell, the odd one first."""
+    """The stacks of all ranks, by rank. A cell shows them with the outliers first."""
 
     missed = ""
-    """In which collective ranks missed each other, in one line; "" if they have not, or that is not known."""
+    """The collective in which ranks missed each other, in one line; "" if they did not, or if it is not known."""
 
     @property
     def outliers(self) -> list[int]:
-        """The ranks that do something else than the others, which may be why nothing goes on; empty if none stands out.
+        """The ranks that differ from the others, which may be why the run makes no progress; empty if there are none.
 
-        Where some wait for others in a collective, the odd ones are those that do not; else the smallest group.
+        If some ranks wait in a collective, these are the ranks that do not wait; or else the smallest group.
         """
         answering = [s for s in self if s.place or s.note]
         groups = alike(((stack.is_blocked, stack.in_words), stack.rank) for stack in answering)
@@ -220,7 +224,7 @@ class Stacks(list[RankStack]):
         return sorted(self, key=lambda stack: stack.rank not in odd)
 
     def blocks(self) -> list[str]:
-        """The stacks in full, the odd one first; ranks that stand alike share a block."""
+        """The stacks in full, outliers first; ranks with the same stack share a block."""
         groups = alike(((stack.in_words, stack.details), stack.rank) for stack in self._outliers_first())
         return [
             f"{rank_list(ranks)} {plural(what, len(ranks))}\n{details}".rstrip()
@@ -246,7 +250,7 @@ class Stacks(list[RankStack]):
 
 
 def plural(what: str, count: int) -> str:
-    """Return what one rank does as what several do: "waits in …" as "wait in …"."""
+    """Return what `count` ranks do, given what one does: "waits in …" becomes "wait in …"."""
     if count == 1:
         return what
     verb, _, rest = what.partition(" ")

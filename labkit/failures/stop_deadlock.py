@@ -25,10 +25,15 @@ from labkit.rank.waiting import KIND, Waits
 # again, and no answer has changed, they all waited while the question was on its way, and nothing was left that could
 # have woken any. The pause before the second question is in proportion to the time that the first answers took.
 #
+# Once a rank has used a GPU, a collective may wait for what is computed there, too, and an idle processor proves
+# nothing. There the ranks say which collectives they are in, and to which they have come: a rank waits for what cannot
+# come if none of its collectives can end, because to each another rank that waits itself has not come.
+#
 # What still fails, towards patience: ranks have all of the grace if one waits for what may come (a pipe, a poll of a
-# file, `work.wait()` on an operation of its own), cannot answer (native code holds Python's lock) or has used a GPU,
-# on which a collective waits for computations too. Towards haste: a signal handler that wakes a main thread which waits
-# for no other; a network between machines that is silent for the engine's `quiet_s` with data on its way.
+# file, `work.wait()` on an operation of its own), cannot answer (native code holds Python's lock), or waits for its GPU
+# (`loss.item()`, a backward pass), which may have a computation before it or a collective. Towards haste: a signal
+# handler that wakes a main thread which waits for no other; a network between machines that is silent for the engine's
+# `quiet_s` with data on its way.
 
 PAUSE_S = 0.02
 """Least time between ranks' answers and the next question."""
@@ -79,15 +84,27 @@ class StopDeadlock:
 
     def is_proven(self, living: Set[int], end_s: float, now: float) -> bool:
         """Whether none of the ranks that have not ended can return anything by `end_s`."""
-        return bool(living) and living <= self._heard_since and all(self._waits(rank, end_s, now) for rank in living)
+        if not living or not living <= self._heard_since:
+            return False
+        return all(self._waits(rank, living, end_s, now) for rank in living)
 
-    def _waits(self, rank: int, end_s: float, now: float) -> bool:
+    def _waits(self, rank: int, living: Set[int], end_s: float, now: float) -> bool:
         heard_s, answer = self._answers[rank]
         if self._since_s[rank] >= self._asked_s:
             return False  # told once only
         if answer.what == "time":
             return heard_s + answer.left_s > end_s
-        return answer.what in ("ranks", "nobody") and now - self._since_s[rank] >= self._quiet_s
+        if answer.what == "call" and not self._are_missed(answer, living):
+            return False
+        return answer.what in ("ranks", "call", "nobody") and now - self._since_s[rank] >= self._quiet_s
+
+    def _are_missed(self, answer: Waits, living: Set[int]) -> bool:
+        """Whether the rank is in collectives, to each of which another that has not ended has not come."""
+        reached = {other: dict(self._answers[other][1].reached) for other in living - {answer.rank}}
+        return bool(answer.pending) and all(
+            any(reached[other].get(group, number) < number for other in members if other in reached)
+            for group, number, members in answer.pending
+        )
 
 
 def _same_wait(before: Waits, now: Waits, apart_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""Threads of a rank that ended by an exception: nothing else fails then, and whoever waits for them waits for ever."""
+"""Threads of a rank that ended with an exception. Nothing else fails then, and what waits for them waits forever."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labkit.protocol.job import Cell
 DIED = re.compile(
     r"^Exception in thread (?P<name>.+):\nTraceback .*\n(?P<trace>(?:[ \t]+.*\n)+)(?P<error>\S.*)$", re.MULTILINE
 )
-"""How Python says that a thread has ended by an exception."""
+"""How Python reports that a thread has ended with an exception."""
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+), in ', re.MULTILINE)
 
 CONCERNED = ("hang", "returned_early", "different_collectives")
-"""Pages of messages about ranks that are not where others wait for them."""
+"""Help pages of messages about ranks that did not come to where others wait for them."""
 
 
 def dead_threads(output: str, cells: Mapping[str, Cell]) -> list[str]:
-    """Return the threads that a rank has said have ended by an exception: "thread loader ended by ValueError: …"."""
+    """Return a rank's threads that ended with an exception, from its output: "thread loader ended by ValueError: …"."""
     found = []
     for died in DIED.finditer(output):
         places = [(file, int(line)) for file, line in FRAME.findall(died["trace"])]
@@ -32,7 +32,7 @@ def dead_threads(output: str, cells: Mapping[str, Cell]) -> list[str]:
 
 
 def name_dead_threads(diagnosis: Diagnosis, output: str, cells: Mapping[str, Cell]) -> Diagnosis:
-    """Add to a diagnosis which threads of the blamed rank have ended by an exception, if that may be why it hangs."""
+    """Add to a diagnosis the threads of the blamed rank that ended with an exception, if that may be why it hangs."""
     if diagnosis.page not in CONCERNED or diagnosis.rank is None or not (dead := dead_threads(output, cells)):
         return diagnosis
     said = f"rank {diagnosis.rank}'s {dead[-1]}"

@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 
 from labkit.failures import ledger, mismatch
+from labkit.failures.diagnosis import diagnose_hang
 from labkit.failures.evidence import ABORTED, is_only_evidence, was_aborted_by_watchdog
 from labkit.failures.facts import Diagnosis, Finding, Left, RankFacts
-from labkit.failures.hang import NOTHING_MISSED, Missed, diagnose_hang
-from labkit.failures.missed import RankCalls, find
+from labkit.failures.missed import NOTHING_MISSED, Missed, RankCalls, find
 from labkit.failures.silence import Silences, look_at
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.monitor.observers import RunObserver
@@ -23,6 +23,9 @@ from labkit.rank.report_collectives import KIND, LEFT, THREADS
 
 SLOWEST = 4
 """Of the time that an answer of a rank has just taken, how much the others have at least."""
+
+ROUNDS = 4
+"""Times that a question is asked at most, until two answers in a row are alike."""
 
 FIRST_STEP_S = 60.0
 """How long ranks that have begun may log and print nothing before they are asked, once, where they stand."""
@@ -52,6 +55,8 @@ class StackQuery(RunObserver):
         """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
         self._given_up: dict[int, set[str]] = {}
         """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
+        self._rounds = 0
+        """Times that the ranks have been asked the newest question."""
         self._missed: Missed | None = None
         self._missed_anywhere: Missed | None = None
         """The same, wherever the ranks stand."""
@@ -120,7 +125,7 @@ class StackQuery(RunObserver):
 
     def ask(self) -> None:
         """Ask every rank where it stands; what it answered before is forgotten."""
-        self._missed, self._missed_anywhere, self._given_up = None, None, {}
+        self._missed, self._missed_anywhere, self._given_up, self._rounds = None, None, {}, 1
         self._ask()
 
     def _ask(self) -> None:
@@ -135,9 +140,10 @@ class StackQuery(RunObserver):
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
     def have_come(self) -> bool:
-        """Return whether all that were asked have answered, or will not; twice, where they seem to have missed others.
+        """Return whether all that were asked have answered, or will not; twice alike, where they seem to miss others.
 
         Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
+        On a busy machine an answer may come too late for one question, so more than two are asked if need be.
         """
         missing, mute = {rank: self._missing(rank) for rank in self._asked}, self._silences.mute()
         is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items() if rank not in mute)
@@ -149,12 +155,13 @@ class StackQuery(RunObserver):
         # A rank in a loop stands at one line and then at another, and misses the same call.
         nowhere = Stacks(RankStack(at.rank, [], {}, at.note) for at in places)
         before, self._missed_anywhere = self._missed_anywhere, self._explain(nowhere)
-        if before is None and self._missed.text:
-            self._given_up = missing
+        if before == self._missed_anywhere or not (before or self._missed.text):
+            return True
+        if self._missed.text and self._rounds < ROUNDS:
+            self._rounds, self._given_up = self._rounds + 1, missing
             self._ask()
             return False
-        if before is not None and before != self._missed_anywhere:
-            self._missed = NOTHING_MISSED
+        self._missed = NOTHING_MISSED._replace(concerned=self._missed.concerned)
         return True
 
     def _missing(self, rank: int) -> set[str]:
@@ -262,7 +269,7 @@ class StackQuery(RunObserver):
             return
         if silent_s < FIRST_STEP_S:  # one has printed since
             self._first_step_asked_s, self._no_first_step = None, ""
-        if self._no_first_step or run.recorded.names or run.stopping:
+        if self._no_first_step or run.recorded.names or run.stopping or self._is_cell:
             return
         if not {"running"} <= set(run.states) <= {"running", "finished"}:
             return

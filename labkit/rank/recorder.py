@@ -1,9 +1,8 @@
-"""Which collectives this rank has called, as PyTorch's flight recorder keeps them. Runs in the rank's own process.
+"""Which collectives this rank has called, from PyTorch's flight recorder. Runs in the rank's own process.
 
-The recorder notes each call before it begins; its newest 2,000 stay unless TORCH_FR_BUFFER_SIZE says otherwise. Since
-PyTorch 2.15 it records gloo, too, by default, but not what passes from one rank to one other, which is seen in the main
-thread's frames. Reading costs nothing until somebody asks, and is done in whatever thread asks, while the main thread
-waits in native code.
+The recorder notes each call before it begins, and keeps the newest 2,000 unless TORCH_FR_BUFFER_SIZE is set. Since
+PyTorch 2.15 it records gloo's calls by default, except sends and receives, which are found in the main thread's frames.
+Nothing is read until it is asked for. Then the asking thread reads it, while the main thread waits in native code.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -22,13 +21,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 KEPT = 32
-"""Newest calls that are told of, of all groups together."""
+"""Newest calls that are sent, of all groups together, besides the newest of each group."""
 
 RECORDED = ("gloo", "nccl")
-"""Backends that some PyTorch records."""
+"""Backends that some versions of PyTorch record."""
 
 NO_GROUP = "it is in no process group"
-"""Why a rank's calls are not known that has left."""
+"""Why the calls of a rank that has left its group are not known."""
 
 DTYPES = {
     "Float": "float32",
@@ -40,11 +39,11 @@ DTYPES = {
     "Int": "int32",
     "Long": "int64",
 }
-"""The recorder's words for types that are not PyTorch's own in lower case."""
+"""The recorder's names of types, where they are not PyTorch's in other case."""
 
 
 class Collectives(NamedTuple):
-    """Which collectives a rank has called, as PyTorch's flight recorder keeps them; as it says when it is asked."""
+    """Which collectives a rank has called, as it answers when it is asked."""
 
     rank: int
     calls: tuple[tuple[Any, ...], ...] = ()
@@ -52,7 +51,7 @@ class Collectives(NamedTuple):
     groups: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     """The groups that the rank knows: name, description, ranks."""
     transfer: tuple[str, int, tuple[int, ...], str] | None = None
-    """What it sends or receives just now: "send" or "recv", the other rank (-1: any), shape, type."""
+    """What it is sending or receiving: "send" or "recv", the other rank (-1: any), shape, type."""
     unknown: str = ""
     """Why its calls are not known; "" if they are."""
 
@@ -60,7 +59,9 @@ class Collectives(NamedTuple):
 def look(rank: int, trace: TracebackType | None = None) -> Collectives:
     """Return the collectives that this rank has called, or why they are not known.
 
-    Of one that fails, what it was sending or receiving is in the frames of its exception's traceback.
+    Args:
+        rank: This rank.
+        trace: The traceback of an exception, if the rank is failing: in its frames is what it was sending or receiving.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return Collectives(rank, unknown=NO_GROUP)
@@ -76,17 +77,24 @@ def look(rank: int, trace: TracebackType | None = None) -> Collectives:
     if not entries and os.environ.get("TORCH_FR_BUFFER_SIZE") == "0":
         unknown = "the recorder is off: TORCH_FR_BUFFER_SIZE=0 was set when the ranks were started"
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
-    calls = tuple(_call(entry) for entry in entries if not entry.get("is_p2p"))[-KEPT:]
-    return Collectives(rank, calls, _groups(), _transfer(trace), unknown)
+    calls = [_call(entry) for entry in entries if not entry.get("is_p2p")]
+    return Collectives(rank, _newest(calls), _groups(), _transfer(trace), unknown)
+
+
+def _newest(calls: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Return the newest calls, and of each group the newest: without it a rank would seem not to have come to it."""
+    of_groups = {call[0]: index for index, call in enumerate(calls)}.values()
+    kept = sorted({*range(max(0, len(calls) - KEPT), len(calls)), *of_groups})
+    return tuple(calls[index] for index in kept)
 
 
 def forget() -> None:
-    """Forget what jobs before this one have called, in a process that stays."""
+    """Forget the calls of earlier jobs in this process."""
     for backend in RECORDED:
         try:
             torch._C._distributed_c10d._reset_fr_trace(backend=backend)
         except (AttributeError, TypeError, RuntimeError):
-            continue  # there is none, or it cannot: numbers begin anew with the group, and old calls are named by it
+            continue  # there is none, or it cannot: a new group counts from 1 again, and old calls have the old name
 
 
 def _backends() -> set[str]:
@@ -104,10 +112,10 @@ def recorded(backend: str) -> list[dict[str, Any]]:
 
 
 def _call(entry: dict[str, Any]) -> tuple[Any, ...]:
-    """Return one call as `Collectives` has it."""
+    """Return a recorder's entry as `Collectives` has it."""
     sizes = tuple(tuple(map(int, size)) for size in entry["input_sizes"])
     (dtype,) = entry["input_dtypes"][:1] or [""]
-    # gloo's calls stay "scheduled", but one that has ended is "retired"; NCCL's say so themselves.
+    # A call of gloo's that has finished stays "scheduled", but is "retired"; one of NCCL's is "completed".
     done = bool(entry.get("retired")) or entry.get("state") == "completed"
     kind = entry["profiling_name"].rpartition(":")[2].removeprefix("_")
     began_s = entry.get("time_created_ns", 0) / 1e9
@@ -129,7 +137,7 @@ def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
 
 
 def _transfer(trace: TracebackType | None) -> tuple[str, int, tuple[int, ...], str] | None:
-    """Return what the main thread sends or receives just now, or did: how, the other rank (-1: any), shape and type."""
+    """Return what the main thread is sending or receiving, or was: how, the other rank (-1: any), shape and type."""
     for frame in _frames(trace):
         if frame.f_code.co_name in ("send", "recv") and frame.f_code.co_filename == distributed_c10d.__file__:
             values = frame.f_locals

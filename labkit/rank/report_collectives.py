@@ -49,7 +49,7 @@ class ReportCollectives(RankHook):
         if job.group is None or job.group != _group:
             recorder.forget()
         _group = job.group
-        return _reporting_leaving(channel)
+        return _reporting_leaving(channel, is_cell=job.group is not None)
 
     def receive(self, word: str, channel: Channel) -> None:
         """Answer the question for details. In whatever thread asks, while the main thread waits in native code."""
@@ -67,8 +67,10 @@ def _say_calls(channel: Channel, trace: TracebackType | None = None) -> None:
 
 
 @contextlib.contextmanager
-def _reporting_leaving(channel: Channel) -> Iterator[None]:
-    """Have the notebook know when the function leaves the process group, and where.
+def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
+    """Have the notebook know when the function leaves the process group, and where; and what a cell has called.
+
+    After a cell its ranks stay in the group, so nobody else would learn which calls it has not come to.
 
     `destroy_process_group` is replaced meanwhile: PyTorch tells nobody of it. What still fails: a module of the
     reader's that is already there and has imported the name itself. Such a rank is only known to be in no group when
@@ -89,6 +91,8 @@ def _reporting_leaving(channel: Channel) -> Iterator[None]:
         module.destroy_process_group = destroy_process_group  # type: ignore[attr-defined]
     try:
         yield
+        if is_cell and not channel.is_copy:
+            _say_calls(channel)
     finally:
         for module in (distributed_c10d, dist):
             module.destroy_process_group = real  # type: ignore[attr-defined]

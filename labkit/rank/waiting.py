@@ -22,6 +22,7 @@ import torch
 
 from labkit.protocol.events import Attached
 from labkit.protocol.job import RankHook
+from labkit.rank import recorder
 from labkit.rank.channels import Channel
 
 _TORCH = Path(torch.__file__).parent
@@ -30,6 +31,8 @@ COLLECTIVES = tuple(
     str(_TORCH / place) for place in ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")
 )
 """Where torch waits for other ranks. In the last, the backward pass, DDP does; who computes there works …"""
+
+BACKWARD = str(_TORCH / "autograd" / "graph.py")
 
 NOT_COLLECTIVES = tuple(str(_TORCH / "distributed" / place) for place in ("checkpoint/", "elastic/"))
 """… while these may wait for a disk."""
@@ -47,14 +50,18 @@ class Waits(NamedTuple):
 
     rank: int
     what: str
-    """ "ranks": it was in a collective; "nobody": no thread can wake it; "time": it slept; "": something else, or
-    nothing, for it was at work."""
+    """ "ranks": it was in a collective; "call": it was in one, and perhaps waited for a GPU; "nobody": no thread can
+    wake it; "time": it slept; "": something else, or nothing, for it was at work."""
     at: str
     """Equal for two looks at the same wait."""
     left_s: float
     """How long it was going to sleep on."""
     used_s: float
     """Processor time of the rank's process so far, without that of answering."""
+    pending: tuple[tuple[str, int, tuple[int, ...]], ...] = ()
+    """Of a rank that has used a GPU, the collectives that have not ended: group, number in it, the group's ranks."""
+    reached: tuple[tuple[str, int], ...] = ()
+    """And of each of its groups, the number of the newest collective to which it has come; 0: it has come to none."""
 
 
 class ReportWaits(RankHook):
@@ -75,20 +82,41 @@ def look(rank: int) -> Waits:
     # main one has run since it was last looked at. It shows that to the process itself without any permission.
     main = threading.main_thread()
     used_s = time.process_time() - time.thread_time()
+    uses_gpu = torch.cuda.is_initialized()
+    calls = _calls(rank) if uses_gpu else ((), ())
     if (sleep := _sleeps_until(main.native_id)) is not None:
-        return Waits(rank, "time", f"{sleep!r}", max(0.0, sleep - time.monotonic()), used_s)
+        return Waits(rank, "time", f"{sleep!r}", max(0.0, sleep - time.monotonic()), used_s, *calls)
     frames = sys._current_frames()
     frame = frames.get(main.ident or 0)
+    if frame is not None and uses_gpu and _in_a_collective(frame):
+        # Whoever waits for a GPU keeps a core busy. So what the rank uses of one says nothing.
+        return Waits(rank, "call", f"{_lines(frame)} {calls}", 0.0, 0.0, *calls)
     if frame is None or _at_work():
-        return Waits(rank, "", "", 0.0, used_s)
+        return Waits(rank, "", "", 0.0, used_s, *calls)
     what = "ranks" if _in_a_collective(frame) else "nobody" if _for_ever(frame, set(frames)) else ""
-    return Waits(rank, what, f"{_lines(frame)} {_times_woken(main.native_id)}", 0.0, used_s)
+    return Waits(rank, what, f"{_lines(frame)} {_times_woken(main.native_id)}", 0.0, used_s, *calls)
 
 
 def _in_a_collective(frame: FrameType) -> bool:
-    # On a GPU such a call waits for whatever is computed there, and the processor does nothing meanwhile.
     file = frame.f_code.co_filename
-    return file.startswith(COLLECTIVES) and not file.startswith(NOT_COLLECTIVES) and not torch.cuda.is_initialized()
+    is_in_one = file.startswith(COLLECTIVES) and not file.startswith(NOT_COLLECTIVES)
+    # A backward pass on a GPU may wait for what it computes there.
+    return is_in_one and not (file == BACKWARD and torch.cuda.is_initialized())
+
+
+def _calls(rank: int) -> tuple[tuple[tuple[str, int, tuple[int, ...]], ...], tuple[tuple[str, int], ...]]:
+    """Return `pending` and `reached` of `Waits`; empty if the rank's collectives are not known."""
+    said = recorder.look(rank)
+    if said.unknown or said.transfer is not None:
+        return (), ()
+    members, reached = {name: ranks for name, _, ranks in said.groups}, dict.fromkeys((g[0] for g in said.groups), 0)
+    pending = []
+    for group, number, _, _, _, done, *_ in said.calls:
+        if group in members:
+            reached[group] = max(reached[group], number)
+            if not done:
+                pending.append((group, number, members[group]))
+    return tuple(pending), tuple(reached.items())
 
 
 def _for_ever(frame: FrameType, threads: set[int]) -> bool:

@@ -183,7 +183,7 @@ class CellRuns:
         """Show output until the cell is over. Return where the ranks stood that were stuck after one had failed."""
         failed_s = hint_s = float("inf")
         next_print = time.monotonic() + PRINT_EVERY_S
-        at_it = len(asked)
+        at_it, told = len(asked), ""
         while not run.over.wait(0.02):
             run.attend()
             now = time.monotonic()
@@ -199,6 +199,9 @@ class CellRuns:
                 stuck = run.stacks()
                 run.kill()
                 return stuck
+            if (notice := run.hang_notice) and notice != told:
+                told, hint_s = notice, float("inf")
+                print(notice, flush=True)
             if now > hint_s and at_it:
                 hint_s = float("inf")
                 print(f"still at it: {run.stacks().in_words}", flush=True)

@@ -4,7 +4,7 @@ A case is a program: who, a fault, the group whose members wait, what carries th
 they come from. What is right follows from how it is made: one rank does something at the line marked FAULT, the others
 wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
 
-    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1
+    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1 --at-once 4
     python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import random
 import sys
 import tempfile
@@ -27,6 +28,7 @@ if str(ROOT) not in sys.path:
 
 import labkit  # noqa: E402
 from tests import transports  # noqa: E402
+from tests.benchmarks.sharing import share_out  # noqa: E402
 
 SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""
@@ -55,8 +57,11 @@ class Fault(NamedTuple):
     said: str = ""
     """Words that the message must have."""
     groups: tuple[str, ...] = ("default", "subgroup", "mesh", "pipeline")
+    wait: str = ""
+    """What the members do then, if it is not only to meet; where the fault is, too, if `code` is none."""
 
 
+NONE = "pass"
 COLLECTIVE = ("default", "subgroup", "mesh")
 FAULTS = {
     "returns": Fault("return", line="WAIT"),
@@ -124,6 +129,53 @@ FAULTS = {
         next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))""",
         said="ValueError",
     ),
+    "is deep in a recursion": Fault(
+        """\
+        def deep(count):
+            if count:
+                deep(count - 1)
+            time.sleep(1e6)  # FAULT
+        deep(200)""",
+        "timeout_s",
+    ),
+    "is missed in another thread": Fault(
+        "time.sleep(1e6)  # FAULT",
+        "timeout_s",
+        said="in another thread",
+        groups=COLLECTIVE,
+        wait="""\
+        def waits():
+            {meet}
+        thread = threading.Thread(target=waits)
+        thread.start()
+        thread.join()""",
+    ),
+    "fails in a communication hook": Fault(
+        NONE,
+        said="bad bucket",
+        groups=COLLECTIVE,
+        wait="""\
+        def scale(future):
+            if worker.rank == {odd}:
+                raise ValueError("bad bucket")  # FAULT
+            return future.value()[0]
+        def hook(state, bucket):
+            return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future().then(scale)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+        model.register_comm_hook(None, hook)
+        model(torch.ones(2, 4)).sum().backward()
+        {meet}""",
+    ),
+    "sends more than is received": Fault(
+        NONE,
+        line="WAIT",
+        is_even=True,
+        said="got 64 bytes",
+        groups=("pipeline",),
+        wait="""\
+        if worker.rank == {odd} + 1: dist.recv(x, {odd}, group=group)  # WAIT
+        if worker.rank == {odd}: dist.send(torch.ones(16), {odd} + 1, group=group)""",
+    ),
 }
 TRANSPORTS = ("TCP", "as libuv", "as NCCL")
 PLACES = ("reserved", "new", "torchrun")
@@ -151,6 +203,8 @@ class Case(NamedTuple):
     @property
     def right(self) -> set[int]:
         """The ranks that may be blamed."""
+        if self.fault == "sends more than is received":
+            return {self.odd, self.odd + 1}
         return set(self.members) if FAULTS[self.fault].is_even and len(self.members) == 2 else {self.odd}
 
     def __str__(self) -> str:
@@ -212,6 +266,8 @@ class Case(NamedTuple):
                 f"if worker.rank > {first}: dist.recv(x, worker.rank - 1, group=group)  # WAIT\n"
                 f"if worker.rank < {last}: dist.send(x, worker.rank + 1, group=group)"
             )
+        if own := FAULTS[self.fault].wait:
+            wait = textwrap.dedent(own).format(meet=wait, odd=self.odd)
         return make, meet, wait
 
 
@@ -315,23 +371,23 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
+    parser.add_argument("--at-once", type=int, default=1, help="processes that share the cases")
     options = parser.parse_args()
+    if options.at_once > 1:
+        return share_out("cases", options.cases, options.at_once, options.seed, "--where", *options.where)
     labkit.standby.off()
-    chance, count, wrong = random.Random(options.seed), Counter[str](), 0
+    chance, count = random.Random(options.seed), Counter(cases=0, wrong=0, late=0)
     with tempfile.TemporaryDirectory() as folder, sessions() as get:
-        for number in range(1, options.cases + 1):
+        for _ in range(options.cases):
             case = draw(chance, tuple(options.where))
             found = try_out(case, get(case), Path(folder))
-            count.update(rank=int(found.rank), line=int(found.line), soon=int(found.soon), cases=1)
+            count.update(cases=1, wrong=int(not found.is_right), late=int(not found.soon))
             if not found.is_right:
-                wrong += 1
                 print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")
             elif not found.soon:
                 print(f"LATE: {case}")
-            if number % 20 == 0 or number == options.cases:
-                of = ", ".join(f"right {what} {count[what]}" for what in ("rank", "line"))
-                print(f"{count['cases']} cases: {of}, ended within {SOON_S:g} s {count['soon']}", flush=True)
-    return int(wrong > 0)
+    print(json.dumps(count))
+    return int(count["wrong"] > 0)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
 """Launch healthy programs with pauses at random places, and count those that are ended, or of which anything is said.
 
-One rank evaluates alone, reads a file, computes, sleeps or has a child process at work while the others wait for it,
-or have returned. None of that is a fault.
+One rank evaluates alone, compiles, reads or writes a file, computes, sleeps or has a child process at work while the
+others wait for it, or have returned. None of that is a fault. Some are functions, some are cells on reserved ranks.
 
-    python tests/benchmarks/healthy_programs.py --programs 200 --longest-s 20
+    python tests/benchmarks/healthy_programs.py --programs 200 --longest-s 20 --at-once 8
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import json
+import os
 import random
+import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +30,9 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import labkit  # noqa: E402
+from tests.benchmarks.sharing import share_out  # noqa: E402
 
-PAUSES = ("sleeps", "computes", "reads", "has a child")
+PAUSES = ("sleeps", "computes", "evaluates", "compiles", "reads", "writes", "has a child")
 
 
 def pause(how: str, for_s: float) -> None:
@@ -33,15 +41,23 @@ def pause(how: str, for_s: float) -> None:
     if how == "sleeps":
         time.sleep(for_s)
     elif how == "has a child":
-        import subprocess
-
         subprocess.run([sys.executable, "-S", "-c", f"import time; time.sleep({for_s})"], check=True)
-    while time.monotonic() < until_s:
-        if how == "computes":
-            torch.ones(64, 64) @ torch.ones(64, 64)
-        else:
-            Path(__file__).read_bytes()
-            time.sleep(0.01)
+    with tempfile.TemporaryFile() as file:
+        while time.monotonic() < until_s:
+            if how == "computes":
+                torch.ones(64, 64) @ torch.ones(64, 64)
+            elif how == "evaluates":
+                with torch.no_grad():
+                    torch.nn.Linear(64, 64)(torch.ones(256, 64)).sum().item()
+            elif how == "compiles":
+                torch._dynamo.reset()
+                torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(4))
+            elif how == "writes":
+                file.write(os.urandom(4096))
+                os.fsync(file.fileno())
+            else:
+                Path(__file__).read_bytes()
+                time.sleep(0.01)
 
 
 class Plan:
@@ -56,6 +72,7 @@ class Plan:
         self.pair_goes_on = world_size > 2 and chance.random() < 0.5
         self.in_flight = chance.random() < 0.5
         """Whether a call is on its way during the pauses."""
+        self.is_cell = chance.random() < 0.25
 
 
 def healthy(worker: Any, plan: Plan) -> int:
@@ -77,22 +94,42 @@ def healthy(worker: Any, plan: Plan) -> int:
             pause(*plan.pauses[plan.steps, 1])
         dist.barrier(pair)
     elif (plan.steps, worker.rank) in plan.pauses:
-        dist.destroy_process_group()  # as scripts do before the last evaluation
+        if not plan.is_cell:
+            dist.destroy_process_group()  # as scripts do before the last evaluation
         pause(*plan.pauses[plan.steps, worker.rank])
     return steps
 
 
-def try_out(plan: Plan, on: Any = None) -> str:
+def try_out(plan: Plan, on: Any) -> str:
     """Return what was said of a healthy program, or how it ended; "" if it was left alone."""
+    return _as_cell(plan, on) if plan.is_cell else _as_function(plan, on)
+
+
+def _as_function(plan: Plan, on: Any) -> str:
     run = labkit.launch(healthy, plan, world_size=plan.world_size, on=on, live=False, wait=False)
     while not run.over.wait(0.1):
-        if run.notice and not run.notice.startswith("rank") and "new since" not in run.notice:
+        if _accuses(run.notice):
             said = run.notice
             run.stop(0)
             return said
-        if run.notice and "while rank" in run.notice:
-            return run.notice
     return str(run.error) if run.error else "" if run.results == [plan.steps] * plan.world_size else run.status
+
+
+def _as_cell(plan: Plan, on: Any) -> str:
+    plan.world_size = on.world_size
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            on.run("print(healthy(worker, plan))", send={"healthy": healthy, "plan": plan})
+        except labkit.WorkerFailed as error:
+            return str(error)
+    lines = [line for line in said.getvalue().splitlines() if not line.startswith("still at it")]
+    is_right = sorted(lines) == [f"[rank {rank}] {plan.steps}" for rank in range(plan.world_size)]
+    return "" if is_right else "\n".join(lines)
+
+
+def _accuses(notice: str) -> bool:
+    """Whether a notice is more than that a rank is new."""
+    return bool(notice) and ("while rank" in notice or not (notice.startswith("rank") or "new since" in notice))
 
 
 def main() -> int:
@@ -101,18 +138,23 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--longest-s", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=1, help="processes that share the programs")
     options = parser.parse_args()
+    if options.at_once > 1:
+        return share_out(
+            "programs", options.programs, options.at_once, options.seed, f"--longest-s={options.longest_s}"
+        )
     labkit.standby.off()
-    chance, accused = random.Random(options.seed), 0
+    chance, count = random.Random(options.seed), Counter(programs=0, accused=0)
     with labkit.Session(4) as session:
-        for number in range(1, options.programs + 1):
+        for _ in range(options.programs):
             plan = Plan(chance, chance.choice([2, 3, 4]), options.longest_s)
-            if said := try_out(plan, session):
-                accused += 1
+            said = try_out(plan, session)
+            count.update(programs=1, accused=int(said != ""))
+            if said:
                 print(f"ACCUSED: {vars(plan)}\n    {said[:1000]}", flush=True)
-            if number % 10 == 0:
-                print(f"{number} programs, {accused} not left alone", flush=True)
-    return int(accused > 0)
+    print(json.dumps(count))
+    return int(count["accused"] > 0)
 
 
 if __name__ == "__main__":

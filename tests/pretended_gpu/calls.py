@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,38 @@ def reserved() -> Any:
         "changed": changed,
         "of many": [one, all_],
     }
+
+
+GRACE_S = 60.0
+"""How long ranks have to stop that wait for what may come."""
+
+
+def waits_in_vain(worker: Any, in_a_group: bool) -> None:
+    """Wait for the last rank, which sleeps, or waits in a group for those that wait for it."""
+    x = torch.ones(1, device=worker.device)
+    group = dist.new_group() if in_a_group else None
+    dist.all_reduce(x)
+    worker.log(loss=x)
+    if worker.rank == worker.world_size - 1:
+        dist.barrier(group) if in_a_group else time.sleep(3600)
+    dist.all_reduce(x)
+
+
+@call
+def stopped_while_stuck() -> Any:
+    """Stop ranks that have used CUDA and wait for one that never comes: the share of their grace that it took."""
+    found = {}
+    for in_a_group in (False, True):
+        for device in ("cuda", "cpu"):
+            run = labkit.launch(waits_in_vain, in_a_group, world_size=2, device=device, live=False, wait=False)
+            while len(run.history) < 2:
+                time.sleep(0.05)
+            time.sleep(1.0)
+            asked_s = time.monotonic()
+            run.stop(GRACE_S)
+            run.over.wait()
+            found[f"{device}, {'a group' if in_a_group else 'asleep'}"] = (time.monotonic() - asked_s) / GRACE_S
+    return found
 
 
 @call
