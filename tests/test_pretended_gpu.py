@@ -255,6 +255,9 @@ UNDECIDED = {
 }
 """What pretence cannot decide, from how many GPUs on, each with its reason: it may be red there."""
 
+TOO_LARGE = {"08_pipeline": 4, "11_scaling": 4}
+"""Lessons that compute, from so many GPUs on, as much as keeps them busy: hours on a CPU."""
+
 
 @pytest.mark.wide
 def test_some_strategies_take_the_step_of_one_process():
@@ -311,6 +314,8 @@ def test_a_lesson_is_green_on_pretended_gpus(name, gpus, tmp_path):
 @pytest.mark.parametrize("name", [lesson.stem for lesson in LESSONS])
 @pytest.mark.parametrize("gpus", MACHINES)
 def test_every_lesson_is_green_on_pretended_gpus(name, gpus, tmp_path):
+    if gpus >= TOO_LARGE.get(name, math.inf):
+        pytest.xfail("it computes as much as keeps GPUs busy: not run")
     try:
         run_lesson(name, gpus, tmp_path)
     except papermill.PapermillExecutionError as error:
