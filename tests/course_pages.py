@@ -67,6 +67,25 @@ def course() -> list[Lesson]:
     return [Lesson(*map(str.strip, row)) for row in rows]
 
 
+WORDS_A_MINUTE, LINES_A_MINUTE, MINUTES_AN_EXERCISE = 150, 12, 8
+"""What notebook 00 says its routes are reckoned with."""
+
+
+def minutes(lesson: Lesson, until: str = "") -> float:
+    """Estimate the minutes that a reader needs for a lesson: for reading, running, and writing answers.
+
+    `until` is a heading at which to stop; the cells' time then counts in proportion to the cells.
+    """
+    cells = nbformat.read(START.parent / f"{lesson.name}.ipynb", as_version=4).cells
+    read = next((i for i, cell in enumerate(cells) if until and until in cell.source), len(cells))
+    words = sum(len(cell.source.split()) for cell in cells[:read] if cell.cell_type == "markdown")
+    code = [cell for cell in cells[:read] if cell.cell_type == "code"]
+    lines = sum(cell.source.count("\n") + 1 for cell in code)
+    exercises = sum("exercise" in cell.metadata.get("tags", []) for cell in code)
+    runs_min = float(lesson.runs_in.partition(" ")[0] or 0) / 60 * read / len(cells)
+    return words / WORDS_A_MINUTE + lines / LINES_A_MINUTE + exercises * MINUTES_AN_EXERCISE + runs_min
+
+
 def write_times(took_s: dict[str, float]) -> None:
     """Write down in notebook 00 how long lessons took."""
     notebook = nbformat.read(START, as_version=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import symtable
 from collections.abc import Iterable, Iterator
@@ -16,8 +17,8 @@ LEAST_CHARACTERS = 10
 def slice_for(notebook: nbformat.NotebookNode, said: str) -> nbformat.NotebookNode:
     """Return a copy with only the code cells that the assertion which says `said` needs, directly or through others.
 
-    Of the last cell, which holds the assertions, only that one is kept, with the statements that it needs. A notebook
-    with magics is returned whole: what its cells share may lie on ranks.
+    Of the cell that holds the assertion, one of the last, only that one is kept, with the statements that it needs;
+    later cells are left out. A notebook with magics is returned whole: what its cells share may lie on ranks.
     """
     notebook = copy.deepcopy(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -25,7 +26,8 @@ def slice_for(notebook: nbformat.NotebookNode, said: str) -> nbformat.NotebookNo
         parts = [ast.parse(cell.source).body for cell in code]
     except SyntaxError:
         return notebook
-    *closing, check = _until(parts.pop(), said)
+    every_code_cell = code
+    code, parts, (*closing, check) = _asserting(code, parts, said)
     lines = [[statement] for statement in closing if not isinstance(statement, ast.Assert)]
     kept = _needed([*parts, *lines], check)
     code[-1].source = "\n".join(ast.unparse(statement) for (statement,) in lines if statement in sum(kept, []))
@@ -35,8 +37,19 @@ def slice_for(notebook: nbformat.NotebookNode, said: str) -> nbformat.NotebookNo
         for cell, part in zip(code, parts, strict=False)
         if part not in kept and "parameters" not in cell.metadata.get("tags", [])
     ]
+    gone += [id(cell) for cell in every_code_cell[len(code) :]]
     notebook.cells = [cell for cell in notebook.cells if id(cell) not in gone]
     return notebook
+
+
+def _asserting(
+    code: list[nbformat.NotebookNode], parts: list[list[ast.stmt]], said: str
+) -> tuple[list[nbformat.NotebookNode], list[list[ast.stmt]], list[ast.stmt]]:
+    """The cells up to the last one that asserts this, the statements of those before it, and its own up to there."""
+    for last in reversed(range(len(parts))):
+        with contextlib.suppress(ValueError):
+            return code[: last + 1], parts[:last], _until(parts[last], said)
+    raise ValueError(f"no assertion says {said!r}")
 
 
 def _until(statements: list[ast.stmt], said: str) -> list[ast.stmt]:

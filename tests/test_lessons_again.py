@@ -22,6 +22,7 @@ OTHER = {
     "07_model_parallel": {"seed": 1},
     "08_pipeline": {"seed": 1},
     "09_sharding": {"seed": 1, "world_size": 4},
+    "09b_tensor_parallel": {"seed": 1, "world_size": 4},
     "10_compare": {"seed": 1, "world_size": 4},
     "11_scaling": {"seed": 1, "batch_size": 100, "repeats": 3},
     "11b_predict_scaling": {"seed": 1, "most_ranks": 512},

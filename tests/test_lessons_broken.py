@@ -28,17 +28,15 @@ BROKEN = {
         "mp.spawn(print, nprocs=world_size)",
         "plain mp.spawn fails from a cell",
     ),
-    "02_from_a_cell_to_ranks: no helpers": (
+    "14b_who_is_late: no helpers": (
         "DataLoader(Slow(), batch_size=5, num_workers=num_workers, **several)",
         "DataLoader(Slow(), batch_size=5)",
         "loader processes load at the same time",
-        {"deadline_s": 1.0},
     ),
-    "02_from_a_cell_to_ranks: two for one": (
+    "14b_who_is_late: two for one": (
         "num_workers=num_workers, **several",
         "num_workers=2 * num_workers, **several",
         "one worker loads one at a time",
-        {"deadline_s": 1.0},
     ),
     "03_collectives": (
         "range(2 * (world_size - 1))",
@@ -59,9 +57,21 @@ BROKEN = {
         {"world_size": 2},
     ),
     "04_data_parallel": (
-        "held[0] += [",
-        "held[1] += [",
-        "the first device holds a set of gradients more",
+        "on_device[0] += [*total, *state]",
+        "on_device[1] += [*total, *state]",
+        "the first device holds more",
+        {"steps": 8},
+    ),
+    "04_data_parallel: not counted": (
+        "on_device[0] += [*total, *state]",
+        "on_device[0] += [*total]",
+        "the first device holds more",
+        {"steps": 8},
+    ),
+    "04_data_parallel: buffers copied": (
+        "buffer.to(device, copy=True) if index else buffer",
+        "buffer.clone()",
+        "BatchNorm saw the first piece",
         {"steps": 8},
     ),
     "05_ddp_by_hand": (
@@ -84,7 +94,7 @@ BROKEN = {
     ),
     "06_ddp: counted twice": (
         "begin = time.perf_counter()\n",
-        "begin = time.perf_counter()\n        calls.append((begin, begin))\n",
+        'begin = time.perf_counter()\n    state["calls"].append((begin, begin))\n',
         "as many all-reduces as buckets",
     ),
     "07_model_parallel": (
@@ -116,15 +126,21 @@ BROKEN = {
         {"stage_ms": 40, "repeats": 1},
     ),
     "08_pipeline: another formula": (
-        "on_device_clock(step, m) / ((m + p - 1)",
-        "on_device_clock(step, m) / ((m + p)",
+        "on_ideal_devices(step, m) / ((m + p - 1)",
+        "on_ideal_devices(step, m) / ((m + p)",
         "the order is worth what the formula says",
         {"stage_ms": 20, "repeats": 1},
     ),
     "09_sharding": (
-        "found = take_steps(worker, model, optimizer, worker.rank, worker.world_size)",
-        "found = take_steps(worker, model, optimizer, 0, worker.world_size)",
+        "part, parts = worker.rank, worker.world_size",
+        "part, parts = 0, worker.world_size",
         "all end with DDP's weights",
+        {"steps": 3},
+    ),
+    "09b_tensor_parallel": (
+        '"down1": RowwiseParallel(),',
+        '"down1": ColwiseParallel(),',
+        "parts and copies add up to the whole",
         {"steps": 3},
     ),
     "10_compare": (

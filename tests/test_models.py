@@ -16,7 +16,9 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize(("make", "parameters"), [(models.linear, 7_850), (models.ConvNet, 21_840)])
+@pytest.mark.parametrize(
+    ("make", "parameters"), [(models.linear, 7_850), (models.ConvNet, 21_840), (models.pairs, 239_728)]
+)
 def test_parameter_counts_are_those_in_the_lessons(make, parameters):
     assert count_parameters(make()) == parameters
 
@@ -26,6 +28,7 @@ def test_parameter_counts_are_those_in_the_lessons(make, parameters):
     [
         (models.linear(), (4, 1, 28, 28), 10),
         (models.linear(3 * 32 * 32, classes=7), (4, 3, 32, 32), 7),
+        (models.pairs(), (4, 1, 28, 28), 16),
         (models.ConvNet(), (4, 1, 28, 28), 10),
         (models.ConvNet(), (1, 1, 28, 28), 10),
         (models.ConvNet(channels=3, classes=7), (4, 3, 32, 32), 7),

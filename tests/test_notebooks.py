@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.course_pages import course, index, page
+from tests.course_pages import LINES_A_MINUTE, MINUTES_AN_EXERCISE, START, WORDS_A_MINUTE, course, index, minutes, page
 from tests.run_notebooks import COLD, FOLDER, LESSONS, LIMIT_BYTES, declared, execute
 
 NAMES = [lesson.stem for lesson in LESSONS]
@@ -68,10 +68,11 @@ def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(l
 
 
 def test_no_cell_is_too_long_to_be_read(lesson):
-    """But those that draw, and are hidden until they are asked for."""
+    """But those that draw, and are hidden until they are asked for. Lessons for beginners have shorter ones."""
     cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
     shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
-    assert [cell.id for cell in shown if cell.source.count("\n") >= 30] == []
+    most = 20 if number(lesson)[:2] < "10" else 30
+    assert {cell.id: lines for cell in shown if (lines := cell.source.count("\n") + 1) > most} == {}
 
 
 def test_the_line_that_fails_where_a_lesson_was_moved_away_from_the_course_says_where_it_lies(lesson):
@@ -147,6 +148,119 @@ def test_the_course_and_the_readme_list_every_lesson_with_the_same_question():
     for lesson in lessons:
         assert f"| [{lesson.title}](notebooks/{lesson.name}.ipynb) | {lesson.question} |" in readme
         assert set(filter(None, lesson.needs.split(", "))) < set(map(number, LESSONS))
+
+
+ROUTE = re.compile(r"^\| \*\*(.+?)\*\*[^|]*\| ([^|]+) \| ([\d.]+) hours \|$", re.MULTILINE)
+"""A route in notebook 00 and in README: its name, its lessons, and hours."""
+
+
+def lessons_of(route):
+    """The lessons of a route as it is written: "06, 09b, 20 to 26", "03 up to all-reduce"."""
+    names = {lesson.name.split("_")[0]: lesson for lesson in course()}
+    for part in route.split(", "):
+        first, _, last = part.partition(" to ")
+        if " up to " in part:
+            yield names[part[:2]], "Your turn: the ring"
+        elif last:
+            yield from ((each, "") for name, each in names.items() if first <= name <= last)
+        else:
+            yield names[part], ""
+
+
+def test_the_routes_are_the_same_in_the_readme_and_their_hours_are_those_of_the_estimate():
+    text = "\n".join(cell.source for cell in nbformat.read(START, as_version=4).cells)
+    routes = ROUTE.findall(text)
+    assert routes == ROUTE.findall((FOLDER.parent / "README.md").read_text())
+    assert [name.rstrip(":") for name, *_ in routes] == ["Compare", "Train big models", "Run it for real"]
+    said = f"{WORDS_A_MINUTE} words or {LINES_A_MINUTE} lines of code a minute, {MINUTES_AN_EXERCISE} minutes"
+    assert said in text.replace("\n", " ")
+    for name, route, hours in routes:
+        estimate = sum(minutes(*each) for each in lessons_of(route)) / 60
+        assert float(hours) == pytest.approx(estimate, abs=0.3), name
+
+
+def test_lesson_10_needs_nothing_that_its_route_does_not_contain():
+    needs = {number(FOLDER / lesson.name): lesson.needs.split(", ") for lesson in course()}
+    route = {"00", "01", "03", "04", "06", "07", "10"}
+    for each in route:
+        assert set(filter(None, needs[each])) <= route
+    text = " ".join(cell.source for cell in nbformat.read(FOLDER / "10_compare.ipynb", as_version=4).cells)
+    assert "04" in needs["10"]
+    assert {"04", "07"} <= set(needs["10"]) | set(re.findall(r"\((\d\d)_", text))
+
+
+def test_the_bet_of_lesson_10_is_made_in_lesson_00_in_the_same_words():
+    asked = [calls_of_predict(FOLDER / f"{name}.ipynb") for name in ("00_start_here", "10_compare")]
+    assert len(set.intersection(*asked)) == 1
+
+
+def calls_of_predict(lesson):
+    """The questions of a lesson with their options, as far as they are plain strings."""
+    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    trees = [ast.parse(cell.source) for cell in cells if "course.predict(" in cell.source]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {tuple(map(ast.unparse, call.args)) for call in calls if ast.unparse(call.func) == "course.predict"}
+
+
+def test_an_exercise_comes_before_its_answer():
+    """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
+    for lesson in LESSONS:
+        cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+        defined = set()
+        for cell in cells:
+            names = set(re.findall(r"^\s*def (\w+)\(", cell.source, re.MULTILINE))
+            if "exercise" in cell.metadata.get("tags", []):
+                asked = names & set(re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE))
+                assert not asked & defined, f"{lesson.stem} answers {asked} before it asks"
+            defined |= names
+
+
+BEFORE = {
+    "00_start_here": "mean_over_ranks",
+    "01_one_process": ("train_epoch", "def train(worker"),
+    "02_from_a_cell_to_ranks": "task_for_ranks",
+    "03_collectives": ("ring_all_reduce", "batch_isend_irecv"),
+    "04_data_parallel": ("four_steps", "class Broadcast"),
+    "05_ddp_by_hand": ("average_gradients", "def average_each"),
+    "06_ddp": ("local_indices", "def train(worker"),
+    "07_model_parallel": ("two_stages", "def first_stage"),
+    "08_pipeline": ("bubble", "(p - 1) / (micro_batches"),
+    "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
+    "09b_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
+}
+"""An exercise of each of the first lessons, and the code that answers it."""
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_first_lessons_ask_before_they_answer(name):
+    exercise, *answer = [BEFORE[name]] if isinstance(BEFORE[name], str) else BEFORE[name]
+    sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    asked = sources.index(f'course.exercises.statement("{exercise}")')
+    answers = [index for index, source in enumerate(sources) if any(piece in source for piece in answer)]
+    assert bool(answers) == bool(answer)
+    assert all(asked < index for index in answers)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "03" <= name[:2] < "10"])
+def test_nothing_ends_the_ranks_before_the_reader_has_changed_a_cell_and_run_it_again(name):
+    sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    assert not [source for source in sources if re.search(r"^(ranks|reserved)\.close\(\)|^%ranks --end", source, re.M)]
+
+
+def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_07_says():
+    cells = {c.id: c.source for c in nbformat.read(FOLDER / "07_model_parallel.ipynb", as_version=4).cells}
+    (source,) = (s for s in cells.values() if "def whole_network" in s)
+    assert "set `cut = 4`" in cells["2ca2bcea"].replace("\n", " ")
+    names = {"torch": torch, "nn": torch.nn, "seed": 0, "inputs": 784, "batch_size": 64}
+    exec(source, names)
+    whole = names["whole_network"]()
+    assert isinstance(whole[names["cut"] - 1], torch.nn.ReLU)
+    left_out = [*whole[: names["cut"] - 1], *whole[names["cut"] :]]
+    layers = [
+        [layer.out_features for layer in part if hasattr(layer, "out_features")]
+        for part in (left_out[:4], left_out[4:])
+    ]
+    assert layers == [[1024, 1024], [1024, 512, 10]]
 
 
 def test_the_index_links_what_was_run_and_says_how_it_went(tmp_path):

@@ -46,6 +46,25 @@ class ConvNet(nn.Module):
         return logits
 
 
+def pairs(inputs: int = 28 * 28) -> nn.Sequential:
+    """A normalisation and two pairs of linear layers: images of `inputs` values → 16 logits; (batch, 16).
+
+    The lessons on sharding cut it: all its sizes divide by 2, 4, 8 and 16 ranks, so that shards are equal.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        flatten=nn.Flatten(),
+        norm=nn.LayerNorm(inputs),
+        up1=nn.Linear(inputs, 256),
+        relu1=nn.ReLU(),
+        down1=nn.Linear(256, 64),
+        relu2=nn.ReLU(),
+        up2=nn.Linear(64, 256),
+        relu3=nn.ReLU(),
+        down2=nn.Linear(256, 16),
+    )
+    return nn.Sequential(layers)
+
+
 def resnet50(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
     """ResNet-50 from torchvision with `classes` outputs, untrained: (batch, 3, height, width) → (batch, classes).
 

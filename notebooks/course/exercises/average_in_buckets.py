@@ -15,16 +15,16 @@ EXERCISE = Exercise(
     lesson="05",
     title="As few calls as buckets allow",
     statement="""
-    Average the gradients as before, but in buckets: copy neighbouring gradients, in the order of
-    `model.parameters()`, into one flat tensor, as many as `bucket_bytes` can hold, and call `dist.all_reduce` once
-    for each bucket.
+    Average the gradients as before, but in buckets: copy neighbouring gradients into one flat tensor, as many as
+    `bucket_bytes` can hold, and call `dist.all_reduce` once for each bucket. Fill the buckets as DDP does, from the
+    last of `model.parameters()` to the first: that is the order in which `backward` makes the gradients.
 
     A gradient that is larger than a bucket gets one of its own. The mean must come back into `parameter.grad`. All
     parameters have a gradient.
     """,
     hints=(
-        "Go through the parameters and keep a list; when the next gradient would make it too large, send the "
-        "list first.",
+        "Go through `reversed(list(model.parameters()))` and keep a list; when the next gradient would make it too "
+        "large, send the list first.",
         "And after the loop: the last list is to be sent, too.",
         "`torch.cat([p.grad.flatten() for p in bucket])`, all-reduce, divide, then `split` and `copy_` back.",
     ),
@@ -44,7 +44,7 @@ EXERCISE = Exercise(
 def average_in_buckets(model, bucket_bytes):
     """Replace every gradient of `model` by its mean over the ranks, `bucket_bytes` bytes at a time."""
     buckets, room = [], 0
-    for parameter in model.parameters():
+    for parameter in reversed(list(model.parameters())):
         size = parameter.grad.nbytes
         if size > room:
             buckets.append([])
@@ -65,14 +65,15 @@ def _model(sizes: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False)))
 
 
-def fewest(sizes: list[int], bucket_bytes: int) -> int:
-    """Return how many buckets these bytes need, in this order."""
-    count, room = 0, -1
+def filled(sizes: list[int], bucket_bytes: int) -> list[int]:
+    """Return the bytes of each bucket when gradients of these sizes fill them in this order."""
+    buckets: list[int] = []
     for size in sizes:
-        if size > room:
-            count, room = count + 1, bucket_bytes
-        room -= size
-    return count
+        if buckets and buckets[-1] + size <= bucket_bytes:
+            buckets[-1] += size
+        else:
+            buckets.append(size)
+    return buckets
 
 
 @EXERCISE.trial
@@ -89,19 +90,25 @@ def trial(t: Trial, sizes: tuple[int, ...], bucket_bytes: int) -> None:
         known = {"summed, not averaged?": total} if t.world_size > 1 else {}
         t.equal(f"{name}.grad", parameter.grad, total / t.world_size, given[t.rank][name], known)
     nbytes = [p.grad.nbytes for p in named.values() if p.grad is not None]
-    calls, least = t.traffic.count("all_reduce"), fewest(nbytes, bucket_bytes)
+    calls, expected = t.traffic.count("all_reduce"), filled(nbytes[::-1], bucket_bytes)
+    held: list[int] = []
     if t.world_size > 1:  # one rank sends nothing, by the formula
-        largest = max(event.bytes for event in t.traffic.events) * t.world_size // (t.world_size - 1) // 2
+        held = [event.bytes * t.world_size // (t.world_size - 1) // 2 for event in t.traffic.events]
         most = max(bucket_bytes, *nbytes)
-        t.require(largest <= most, f"a bucket holds {largest} B, expected {most} B at most")
-    t.require(calls <= least, f"called all_reduce {calls} times, expected {least}")
+        t.require(max(held) <= most, f"a bucket holds {max(held)} B, expected {most} B at most")
+    t.require(calls <= len(expected), f"called all_reduce {calls} times, expected {len(expected)}")
+    for found, true in zip(held, expected, strict=False):
+        t.require(
+            abs(found - true) <= 2,  # bytes of a ring are rounded down
+            f"the first buckets hold {held[:3]} B, expected {expected[:3]}: backward makes the last gradient first",
+        )
 
 
 @EXERCISE.best
 def best(world_size: int, sizes: tuple[int, ...], bucket_bytes: int) -> Cost:
     """Return a call per bucket."""
     nbytes = [4 * p.numel() for p in _model(sizes).parameters()]
-    return Cost(fewest(nbytes, bucket_bytes), sum(nbytes) * (world_size - 1) // world_size * 2)
+    return Cost(len(filled(nbytes[::-1], bucket_bytes)), sum(nbytes) * (world_size - 1) // world_size * 2)
 
 
 def _average(gradients: list[Any], divide: bool = True) -> None:
@@ -162,3 +169,15 @@ def does_not_copy_back(model: Any, bucket_bytes: int) -> None:
     """The means stay in the bucket."""
     flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     dist.all_reduce(flat)
+
+
+@EXERCISE.wrong("backward makes the last gradient first")
+def from_the_first_to_the_last(model: Any, bucket_bytes: int) -> None:
+    """The bucket that is full first waits for the gradient that comes last."""
+    bucket: list[Any] = []
+    for parameter in model.parameters():
+        if bucket and sum(g.nbytes for g in bucket) + parameter.grad.nbytes > bucket_bytes:
+            _average(bucket)
+            bucket = []
+        bucket.append(parameter.grad)
+    _average(bucket)

@@ -12,7 +12,7 @@ from course.exercises.scatter_rows import counts_of
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="04",
+    lesson="03",
     title="Gather uneven parts",
     statement="""
     The way back: every rank has `part`, its rows, and knows how many rows each rank has (`counts`; some may have

@@ -11,7 +11,7 @@ from course.exercises.base import POINT_TO_POINT, Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="04",
+    lesson="03",
     title="Scatter uneven parts",
     statement="""
     Rank 0 has `rows`, all others have None. Return each rank's part: the first `counts[0]` rows on rank 0, the next

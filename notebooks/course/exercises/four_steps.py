@@ -1,0 +1,203 @@
+"""Exercise: `nn.DataParallel` by hand, its four steps in threads."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="04",
+    title="DataParallel by hand",
+    statement="""
+    Compute `network(inputs)` on several `devices`: *scatter* the rows of `inputs` into one piece per device (`chunk`),
+    *replicate* the network, *apply* every copy to its piece in a thread of its own, and *gather* the outputs on the
+    first device, in one tensor.
+
+    `functional_call(twin, tensors, (piece,))` calls a module with other weights and buffers, given by name. The first
+    copy uses the original's own tensors; the others get copies made inside the autograd graph, with
+    `tensor.to(device, copy=True)`, so that `backward` adds everybody's gradients up in `network`.
+    """,
+    hints=(
+        "`copy.deepcopy(network)` is a twin of the modules; the tensors that it is called with come from "
+        "`network.named_parameters()` and `network.named_buffers()`.",
+        "Do not detach the copies: the gradient goes back through `.to(…)` to the original.",
+        "`ThreadPoolExecutor(n).map(function, twins, tensors, pieces)` calls the function in n threads and returns the "
+        "outputs in order.",
+    ),
+    why="A copy made inside the graph is one more use of the original's weights, so autograd itself adds the "
+    "gradients of all devices.",
+    world_sizes=(),
+    imports=(
+        "import copy",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "",
+        "import torch",
+        "from torch.func import functional_call",
+    ),
+    cases=({"rows": 6, "count": 2}, {"rows": 7, "count": 3}, {"rows": 1, "count": 2}),
+)
+
+
+@EXERCISE.reference
+def four_steps(network, inputs, devices):
+    """Return `network(inputs)`, (rows, …), on the first device; each device computes its piece of the rows."""
+    pieces = inputs.chunk(len(devices))
+    twins = [copy.deepcopy(network) for _ in pieces]
+    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+    copies = [tensors]
+    for device in devices[1 : len(pieces)]:
+        copies.append({name: tensor.to(device, copy=True) for name, tensor in tensors.items()})
+
+    def apply(twin, own, piece, device):
+        return functional_call(twin, own, (piece.to(device),))
+
+    with ThreadPoolExecutor(len(pieces)) as threads:
+        outputs = list(threads.map(apply, twins, copies, pieces, devices))
+    return torch.cat([output.to(inputs.device) for output in outputs])
+
+
+class Meeting:
+    """Where threads meet: each waits until all of them have come."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = threading.Barrier(count)
+        self.missed = False
+
+    def __deepcopy__(self, memo: Any) -> Meeting:
+        return self
+
+    def wait(self) -> None:
+        """Wait for the others, but not for ever."""
+        try:
+            self.barrier.wait(timeout=0.7)
+        except threading.BrokenBarrierError:
+            self.missed = True
+
+
+class Network(nn.Module):
+    """A small network with a buffer and a counter, in which the threads meet."""
+
+    def __init__(self, meeting: Meeting | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("sums", torch.zeros(3))
+        self.meeting, self.calls = meeting, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Compute, and note in the buffer what was seen."""
+        self.calls += 1
+        if self.meeting:
+            self.meeting.wait()
+        self.sums.add_(inputs.detach().sum(0))
+        outputs: torch.Tensor = self.last(torch.tanh(self.linear(inputs)))
+        return outputs
+
+
+@EXERCISE.trial
+def trial(t: Trial, rows: int, count: int) -> None:
+    """Call it, and compare with the network itself."""
+    inputs = t.numbers(rows, 3) / 100
+    pieces = inputs.chunk(count)
+    meeting = Meeting(len(pieces))
+    network, plain = Network(meeting), Network(None)
+    outputs = t.call(network, inputs, [torch.device("cpu")] * count)
+    t.require(not meeting.missed, "the pieces are computed one after another, not in a thread each")
+    t.require(not network.calls, "`network` itself was called: every device needs a copy of the modules")
+    expected = plain(inputs)
+    swapped = torch.cat([plain(piece) for piece in reversed(pieces)])
+    t.equal("outputs", outputs, expected.detach(), known={"the pieces are in another order": swapped.detach()})
+    plain.zero_grad()
+    expected.square().sum().backward()
+    alone = Network(None)
+    alone(pieces[0]).square().sum().backward()
+    t.require(outputs.requires_grad, "`outputs` has no graph: backward cannot reach the weights")
+    outputs.square().sum().backward()
+    mistakes = {name: parameter.grad for name, parameter in alone.named_parameters()}
+    for name, parameter in network.named_parameters():
+        true, found = plain.get_parameter(name).grad, parameter.grad
+        assert true is not None
+        t.require(found is not None, f"`{name}.grad` is None: backward does not reach the original's weights")
+        only = {"only the first piece's gradient has come": mistakes[name]} if len(pieces) > 1 else {}
+        t.equal(f"{name}.grad", found, true, known=only)
+    t.equal("network.sums", network.sums, pieces[0].sum(0), before=torch.zeros(3))
+
+
+@EXERCISE.wrong("the pieces are computed one after another")
+def one_after_another(network: Any, inputs: Any, devices: Any) -> Any:
+    """No threads."""
+    twins = [copy.deepcopy(network) for _ in devices]
+    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+    pieces = inputs.chunk(len(devices))
+    return torch.cat([functional_call(twin, tensors, (piece,)) for twin, piece in zip(twins, pieces, strict=False)])
+
+
+def _in_threads(apply: Any, *arguments: Any) -> list[Any]:
+    with ThreadPoolExecutor(len(arguments[-1])) as threads:
+        return list(threads.map(apply, *arguments))
+
+
+@EXERCISE.wrong("is None: backward does not reach the original's weights")
+def copies_outside_the_graph(network: Any, inputs: Any, devices: Any) -> Any:
+    """Each twin keeps its own weights, and its gradients."""
+    pieces = inputs.chunk(len(devices))
+    twins = [copy.deepcopy(network) for _ in pieces]
+    return torch.cat(_in_threads(lambda twin, piece: twin(piece), twins, pieces))
+
+
+def _copies(network: Any, count: int, other: Any) -> list[dict[str, Any]]:
+    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+    return [tensors, *({name: other(tensor) for name, tensor in tensors.items()} for _ in range(count - 1))]
+
+
+def _call(twin: Any, own: Any, piece: Any) -> Any:
+    return functional_call(twin, own, (piece,))
+
+
+@EXERCISE.wrong("only the first piece's gradient has come")
+def detached(network: Any, inputs: Any, devices: Any) -> Any:
+    """The other copies are no part of the graph."""
+    pieces = inputs.chunk(len(devices))
+    twins = [copy.deepcopy(network) for _ in pieces]
+    copies = _copies(network, len(pieces), lambda tensor: tensor.detach().clone())
+    return torch.cat(_in_threads(_call, twins, copies, pieces))
+
+
+@EXERCISE.wrong("`outputs` is [tensor(")
+def does_not_gather(network: Any, inputs: Any, devices: Any) -> Any:
+    """A list of pieces."""
+    pieces = inputs.chunk(len(devices))
+    twins = [copy.deepcopy(network) for _ in pieces]
+    return _in_threads(_call, twins, _copies(network, len(pieces), lambda tensor: tensor.clone()), pieces)
+
+
+@EXERCISE.wrong("the pieces are in another order")
+def in_another_order(network: Any, inputs: Any, devices: Any) -> Any:
+    """The last piece first."""
+    return torch.cat(does_not_gather(network, inputs, devices)[::-1])
+
+
+@EXERCISE.wrong("`network` itself was called")
+def uses_the_original(network: Any, inputs: Any, devices: Any) -> Any:
+    """No twin for the first device."""
+    pieces = inputs.chunk(len(devices))
+    twins = [network, *(copy.deepcopy(network) for _ in pieces[1:])]
+    return torch.cat(_in_threads(_call, twins, _copies(network, len(pieces), lambda tensor: tensor.clone()), pieces))
+
+
+@EXERCISE.wrong("`network.sums[0]` is 0")
+def all_are_copies(network: Any, inputs: Any, devices: Any) -> Any:
+    """The first copy's buffer is not the original's."""
+    pieces = inputs.chunk(len(devices))
+    twins = [copy.deepcopy(network) for _ in pieces]
+    copies = _copies(network, len(pieces) + 1, lambda tensor: tensor.clone())[1:]
+    return torch.cat(_in_threads(_call, twins, copies, pieces))

@@ -1,0 +1,92 @@
+"""Exercise: the first one. A number, averaged over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="00",
+    title="The mean over ranks",
+    statement="""
+    Every rank has a `value`, a float: its own loss, say. Return the mean over all ranks, a float, on every rank. The
+    number of ranks is `dist.get_world_size()`; your function is tried with 1 to 4 of them.
+    """,
+    hints=(
+        "`dist.all_reduce` takes a tensor, and replaces it by the sum over the ranks: `torch.tensor(value)`.",
+        "A sum is not a mean: divide by the number of ranks, and return `….item()`.",
+    ),
+    why="An all-reduce is the same call on every rank, and leaves the same sum on each.",
+    allowed=("all_reduce",),
+    cases=({"salt": "a"}, {"salt": "b"}),
+)
+
+
+@EXERCISE.reference
+def mean_over_ranks(value):
+    """Return the mean of all ranks' `value`, a float, on every rank."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+@EXERCISE.trial
+def trial(t: Trial, salt: str) -> None:
+    """Call it with another value on each rank."""
+    values = [t.numbers(1, of=rank, salt=salt) for rank in range(t.world_size)]
+    found = t.call(values[t.rank].item())
+    nothing = ": no return?" if found is None else ""
+    t.require(isinstance(found, float), f"returned a {type(found).__name__}, expected a float{nothing}")
+    total = torch.stack(values).sum()
+    known = {"this rank's own value": values[t.rank][0], "summed, not averaged?": total} if t.world_size > 1 else {}
+    t.equal("mean", torch.tensor(found), total / t.world_size, known=known)
+
+
+@EXERCISE.best
+def best(world_size: int, salt: str) -> Cost:
+    """Return one all-reduce of one number."""
+    return Cost(1, 4 * 2 * (world_size - 1) // world_size)
+
+
+@EXERCISE.wrong("summed, not averaged?")
+def sums(value: float) -> float:
+    """No division."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return total.item()
+
+
+@EXERCISE.wrong("this rank's own value")
+def own(value: float) -> float:
+    """The result is thrown away."""
+    dist.all_reduce(torch.tensor(value))
+    return value
+
+
+@EXERCISE.wrong("returned a Tensor, expected a float")
+def a_tensor(value: float) -> Any:
+    """No item()."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
+
+
+@EXERCISE.wrong("returned a NoneType, expected a float: no return?")
+def in_place(value: float) -> None:
+    """Nothing is returned."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    total /= dist.get_world_size()
+
+
+@EXERCISE.wrong("expected")
+def always_two(value: float) -> float:
+    """As if there were always two ranks."""
+    total = torch.tensor(value)
+    dist.all_reduce(total)
+    return total.item() / 2
