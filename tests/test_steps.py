@@ -1,0 +1,38 @@
+"""What the lessons on sharding share: batches, and weights put together again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import course
+from course import steps
+
+
+def test_batches_are_the_same_for_every_rank_that_asks_and_never_end():
+    train_set, _ = course.datasets.load("digits")
+    first, again, other = (steps.batches(train_set, 600, seed, "cpu") for seed in (0, 0, 1))
+    of_first, of_again = list(itertools.islice(first, 5)), list(itertools.islice(again, 5))
+    for (images, labels), (same_images, same_labels) in zip(of_first, of_again, strict=True):
+        assert torch.equal(images, same_images)
+        assert torch.equal(labels, same_labels)
+    images, labels = next(other)
+    assert images.dtype == torch.float64
+    assert not torch.equal(labels, of_first[0][1]), "another seed, another order"
+
+
+def test_the_difference_of_two_networks_is_that_of_their_worst_weight():
+    one = {"a": torch.tensor([1.0, 2.0]), "b": torch.zeros(3)}
+    other = {"a": torch.tensor([1.0, 2.5]), "b": torch.full((3,), -0.25)}
+    assert steps.difference(one, other) == 0.5
+    with pytest.raises(AssertionError, match="the same parameters"):
+        steps.difference(one, {"a": one["a"]})
+
+
+def test_a_whole_tensor_is_copied_and_leaves_its_graph():
+    weight = torch.ones(2, requires_grad=True)
+    whole = steps.gathered(weight)
+    assert not whole.requires_grad
+    assert whole.data_ptr() != weight.data_ptr()
