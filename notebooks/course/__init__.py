@@ -6,6 +6,7 @@
     transformer   a small GPT, and ways to train it in parallel
     scaling       how much memory each of these takes, by a model; `labkit.scaling` has the time
     datasets, models          the data and the networks
+    reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, recorded    what lessons draw
     overview      where the reader is, and the same training without labkit
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import models as models
     from course import pictures as pictures
     from course import pitfalls as pitfalls
+    from course import reference as reference
+    from course import replay as replay
     from course import scaling as scaling
+    from course import steps as steps
     from course import strategies as strategies
     from course import transformer as transformer
     from course.exercises import tally as tally
@@ -55,7 +59,10 @@ _MODULES = {
         "models",
         "pictures",
         "pitfalls",
+        "reference",
+        "replay",
         "scaling",
+        "steps",
         "strategies",
         "transformer",
     )

@@ -18,9 +18,9 @@ EXERCISE = Exercise(
     Copy rank 0's tensor into the tensor of every rank, in place, with `send` and `recv` (or `isend` and `irecv`)
     only.
 
-    Were rank 0 to send to all others, it would send n − 1 times while they wait. Whoever has the tensor can pass it
-    on: in the first round 0 → 1, in the second 0 → 2 and 1 → 3, then 0 → 4 … 3 → 7. So no rank sends more than ⌈log₂
-    n⌉ times. The number of ranks need not be a power of two.
+    If rank 0 sent to every rank itself, the others would sit idle while it sends n − 1 times. Instead, let each rank
+    that has the tensor pass it on: in the first round 0 → 1, in the second 0 → 2 and 1 → 3, then 0 → 4 … 3 → 7. So no
+    rank sends more than ⌈log₂ n⌉ times. The number of ranks need not be a power of two.
     """,
     hints=(
         "In round k, which ranks have the tensor already? Those below 2ᵏ.",

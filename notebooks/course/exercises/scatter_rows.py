@@ -15,7 +15,7 @@ EXERCISE = Exercise(
     title="Scatter uneven parts",
     statement="""
     Rank 0 has `rows`, all others have None. Return each rank's part: the first `counts[0]` rows on rank 0, the next
-    `counts[1]` on rank 1, and so on; a part may be empty. Nobody gets more than his part.
+    `counts[1]` on rank 1, and so on; a part may be empty. No rank gets more than its part.
 
     `dist.scatter` wants equal parts; messages (`send`, `recv`, `isend`, `irecv`) do not. `rows` stays as it is.
     """,
