@@ -47,7 +47,7 @@ def train(
         for images, labels in loader:
             loss = cross_entropy(model(images.to(worker.device, dtype)), labels.to(worker.device))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             schedule.step()
             worker.log(loss=loss.item(), samples=len(images))

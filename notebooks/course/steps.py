@@ -64,7 +64,7 @@ def take_steps(
             before = labkit.profiling.counted_sent()
         loss = cross_entropy((call or model)(images.chunk(parts)[part]), labels.chunk(parts)[part])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         worker.log(loss=loss.item(), samples=len(images) / dist.get_world_size())
     sent = (labkit.profiling.counted_sent() - before) / (steps - 1)

@@ -90,6 +90,7 @@ class Network(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.sums: torch.Tensor
         self.register_buffer("sums", torch.zeros(3))
         self.meeting, self.calls = meeting, 0
 

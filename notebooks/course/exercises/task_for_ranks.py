@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tempfile
 import threading
@@ -77,7 +78,7 @@ def trial(t: Trial, lines: int, world_size: int) -> None:
         for rank in range(world_size):
             arrived = cloudpickle.loads(sent)
             for call in ("first", "second"):
-                found = t.watch(lambda arrived=arrived, rank=rank: arrived(rank))
+                found = t.watch(functools.partial(arrived, rank))
                 expected = sum(numbers[rank::world_size])
                 t.require(isinstance(found, (int, float)), f"`task({rank})` is {found!r}, expected {expected}")
                 t.require(
