@@ -100,7 +100,7 @@ def test_the_learners_cell_has_signature_and_docstring_but_not_the_answer(name):
 
 
 def test_who_asks_for_what_is_not_there_is_told_what_there_is():
-    with pytest.raises(ValueError, match="there is no exercise 'ring'; there are all_to_all"):
+    with pytest.raises(ValueError, match="there is no exercise 'ring'; there are mean_over_ranks"):
         exercises.find("ring")
     with pytest.raises(ValueError, match="there is no exercise 'trial'"):
         exercises.find("trial")

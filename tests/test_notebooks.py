@@ -184,9 +184,7 @@ def test_lesson_10_needs_nothing_that_its_route_does_not_contain():
     route = {"00", "01", "03", "04", "06", "07", "10"}
     for each in route:
         assert set(filter(None, needs[each])) <= route
-    text = " ".join(cell.source for cell in nbformat.read(FOLDER / "10_compare.ipynb", as_version=4).cells)
-    assert "04" in needs["10"]
-    assert {"04", "07"} <= set(needs["10"]) | set(re.findall(r"\((\d\d)_", text))
+    assert needs["10"] == ["04", "06", "07"], "the three ways that it compares"
 
 
 def test_the_bet_of_lesson_10_is_made_in_lesson_00_in_the_same_words():
@@ -204,7 +202,7 @@ def calls_of_predict(lesson):
 
 def test_an_exercise_comes_before_its_answer():
     """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
-    for lesson in LESSONS:
+    for lesson in (lesson for lesson in LESSONS if number(lesson)[:2] < "10"):
         cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
         defined = set()
         for cell in cells:
