@@ -17,7 +17,7 @@ def train(
     epochs: int,
     batch_size: int,
     lr: float,
-    seed: int,
+    starting_seed: int,
     dtype: torch.dtype = torch.float32,
     steps: int | None = None,
 ) -> None:
@@ -29,13 +29,13 @@ def train(
         epochs: how often all of them are seen; the learning rate falls to zero over them.
         batch_size: images in a step.
         lr: the learning rate of the first step.
-        seed: of the weights and the order of images.
+        starting_seed: of the weights and the order of images; `seed` is the launch's own.
         dtype: of weights and images.
         steps: after which to end; by default, all.
     """
-    sampler: DistributedSampler[Any] = DistributedSampler(train_set, 1, 0, seed=seed, drop_last=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, 1, 0, seed=starting_seed, drop_last=True)
     loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True)
-    torch.manual_seed(seed)
+    torch.manual_seed(starting_seed)
     model = models.ConvNet().to(worker.device, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     total = epochs * len(loader)
