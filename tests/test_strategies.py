@@ -231,6 +231,14 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
 
 
 @pytest.mark.spawns
+def test_cutting_up_weights_makes_activations_no_fewer(measured):
+    kept = {title: found[0].memory["activations"] for title, found in measured(2).items()}
+    for title in ("ZeRO-1", "FSDP2"):
+        assert kept[title] == pytest.approx(kept["DDP"], rel=0.02), "as many samples"
+    assert kept["tensor parallel"] > kept["DDP"], "the whole batch"
+
+
+@pytest.mark.spawns
 def test_communication_is_seen_where_there_is_some(measured):
     found = measured(2)
     for title in ("manual all-reduce", "one flat buffer", "DDP", "ZeRO-1", "FSDP2", "tensor parallel"):
