@@ -9,8 +9,6 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 PARAMETERS ?=
 # Tests also wait, a fifth of the time: a process a core, and one more, but not so many that ranks fill the memory.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
-# Jupyter asks for this where the user is root, as in a container.
-AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
 
@@ -33,30 +31,20 @@ help:
 	@echo "make scoreboard  measure labkit against other launchers; writes README's table (took 45 min)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
 
-# An environment counts if its pip answers. It does not where python3-venv was missing when it was made, or where the
-# clone has got another name since: programs in an environment know their Python by its whole path.
-SET_UP_ANEW := $(shell $(BIN)/pip --version >/dev/null 2>&1 || echo set-up-anew)
-.PHONY: $(SET_UP_ANEW)
-
 define make_venv
 @$(1)/bin/pip --version >/dev/null 2>&1 || { echo "making $(1)"; rm -rf $(1); $(PYTHON) -m venv $(1); } || { rm -rf $(1); \
 	echo "$(PYTHON) cannot make an environment with pip; on Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }
 endef
 
-setup: $(VENV)/ready
+# `lab.py` does it, for machines without make, too.
+setup:
+	@PYTHON="$(PYTHON)" $(PYTHON) lab.py set-up test
 
-$(VENV)/ready: pyproject.toml .ci/constraints.txt $(SET_UP_ANEW)
-	@$(PYTHON) -c 'import sys; sys.exit("labkit needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
-	$(call make_venv,$(VENV))
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[test]'
-	touch $@
+lab:
+	@PYTHON="$(PYTHON)" $(PYTHON) lab.py
 
-lab: setup
-	$(BIN)/jupyter lab --ip=127.0.0.1 --notebook-dir=notebooks --LabApp.default_url=/lab/tree/00_start_here.ipynb $(AS_ROOT) $(LAB_OPTIONS)
-
-test: setup
-	$(BIN)/python -m compileall -q labkit notebooks/course tests  # once, and not in each of a thousand processes
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+test:
+	@PYTHON="$(PYTHON)" WORKERS="$(WORKERS)" $(PYTHON) lab.py test
 
 test-wide:
 	LABKIT_WIDE=1 $(MAKE) test

@@ -37,8 +37,9 @@ A room imports those below it in this list, and never one above:
                  own process; `arguments` are checked before that
     rank         what a rank's process does: `main` is its entry, `worker` what the reader's function gets, `hooks` what
                  takes part in every job
-    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `system` is either's, `pages`
-                 names the page of an error
+    protocol     what crosses between the two: `job` and `pickling` there, `events` back; `pages` names the page of an
+                 error
+    system       the operating system, which no other room asks: `host` is Linux, macOS or Windows
 
 And beside these: `checkpoint` (save and resume on the ranks, bit for bit), `exporting` (a cell's function as a folder
 that needs no notebook), `profiling` (what a rank does in a step, and what that costs).

@@ -17,11 +17,11 @@ from labkit.protocol import definitions, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
-from labkit.protocol.system import threads
 from labkit.protocol.text import printable
 from labkit.rank import settings
 from labkit.rank.device import place, usable_gpus
 from labkit.run import Run
+from labkit.system import threads
 from labkit.trace.recorded import TraceObserver
 from labkit.trackers.following import writers
 from labkit.ui import interrupts, kernel, present

@@ -7,9 +7,6 @@ import functools
 import math
 import os
 import re
-import socket
-import struct
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import DeviceType
+
+from labkit.system import host
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""
@@ -97,19 +96,7 @@ def bytes_sent() -> int:
     What the system counted (Linux's TCP_INFO), gloo's own headers and the traffic with the rendezvous store included.
     Raises OSError where the system does not count.
     """
-    if sys.platform != "linux":
-        raise OSError("only Linux says how much a socket has sent")
-    total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
-                    total += sent - again
-    return total
+    return host.bytes_sent()
 
 
 def counted_sent() -> float:

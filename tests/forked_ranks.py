@@ -16,7 +16,7 @@ import threading
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
 from labkit.rank import main, process_group
-from labkit.rank.signals import STACKS_SIGNAL
+from labkit.system import host
 
 
 class ForkedRanks(LocalEngine):
@@ -62,7 +62,7 @@ def start(count, dies=False):
     context = multiprocessing.get_context("fork")
     with contextlib.ExitStack() as if_it_fails:
         ends, mine = spawn.open_pipes(count, if_it_fails)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, host.stacks_signal})
         processes = [context.Process(target=_be_a_rank, args=(index, ends, mine, dies)) for index in range(count)]
         for process in processes:
             process.start()
@@ -84,4 +84,7 @@ def _be_a_rank(index, ends, notebooks, dies):
         for end in (inbox, queue.reader, output, stacks):
             end.close()
     process_group.join = lambda *_: None
-    main.main(index, ends)
+    for other in ends:
+        if other is not ends[index]:
+            other.close()
+    main.main(index, ends[index])

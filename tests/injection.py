@@ -21,7 +21,10 @@ import time
 from types import CodeType, FunctionType, ModuleType
 from typing import NamedTuple
 
-READS = {"recv", "recv_bytes", "receive", "poll", "get", "get_nowait", "read", "_read", "loads", "take", "killed"}
+READS = {
+    *("recv", "recv_bytes", "receive", "poll", "has_come", "get", "get_nowait", "read", "read_output", "loads", "take"),
+    "killed",
+}
 WRITES = {"put", "send", "_send", "send_bytes", "write", "say", "flush", "dumps", "send_job"}
 OTHERS = {"wait", "join", "kill", "close", "ask_to_stop", "ask_for_stacks"}
 CALLS = READS | WRITES | OTHERS
@@ -88,7 +91,7 @@ class Ends:
     def __call__(self, place, call, args, kwargs):
         if place.name in WRITES:
             raise BrokenPipeError(f"injected at {place}")
-        if place.name in ("read", "_read"):
+        if place.name in ("read", "read_output"):
             return b""
         raise EOFError(f"injected at {place}")
 
@@ -116,7 +119,7 @@ def _garbage(value):
 
 def has_bytes(place):
     """Whether there is something to garble."""
-    return place.name in ("read", "_read", "recv_bytes", "receive", "write", "send_bytes")
+    return place.name in ("read", "read_output", "recv_bytes", "receive", "write", "send_bytes")
 
 
 # Places

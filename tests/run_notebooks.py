@@ -20,7 +20,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
 
-from labkit.protocol.system import cores  # noqa: E402
+from labkit.system import host  # noqa: E402
 from tests import prefork  # noqa: E402
 from tests.course_pages import course, index, page, write_times  # noqa: E402
 
@@ -124,7 +124,7 @@ def main() -> int:
     if unknown := set(given) - known:
         parser.error(f"no lesson declares {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     is_timed = arguments.write_times
-    jobs = 1 if is_timed else max(1, arguments.jobs or min(cores() + 1, MOST_JOBS))
+    jobs = 1 if is_timed else max(1, arguments.jobs or min(host.cores() + 1, MOST_JOBS))
     long = {lesson.name: float(lesson.runs_in.partition(" ")[0] or 0) for lesson in course()}
     ran = []
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
@@ -132,7 +132,7 @@ def main() -> int:
         for notebook in sorted(arguments.lessons, key=lambda notebook: -long.get(notebook.stem, 0)):
             own = {name: value for name, value in given.items() if name in declared(notebook)}
             is_cold = is_timed or notebook.stem in COLD
-            tasks.append(pool.submit(run, notebook, arguments.out, own, is_cold, max(1, cores() // jobs)))
+            tasks.append(pool.submit(run, notebook, arguments.out, own, is_cold, max(1, host.cores() // jobs)))
         for task in as_completed(tasks):
             one = task.result()
             ran.append(one)

@@ -224,10 +224,9 @@ def reached(code):
 
 
 UNREACHED = {
-    "engines.listener: _held: row.read": "the system holds no process here; see test_a_process_that_the_system_holds",
-    "engines.listener: _held: function.read": "likewise",
     "engines.local: LocalEngine._take: standby.take": "the ranks are forked here",
     "engines.spawn: RankProcess.is_ready: self.queue.receive": "of standby ranks and sessions",
+    "engines.spawn: RankProcess.ask_for_stacks: self.say": "where no signal asks",
     "engines.spawn: RankProcess.wait_for_exit: self.process.kill": "who waits for it has seen that it has ended",
     "engines.spawn: spawn: process.close": "ranks are forked here; see test_ranks_that_cannot_be_started",
     "engines.spawn: _spawn: copy.close": "likewise",
@@ -237,8 +236,9 @@ UNREACHED = {
     "run: Run._obey: self.ask_to_stop": "likewise",
     "run: Run.wait_for_the_end: self.engine.kill": "likewise",
     "rank.channels: EventQueue.put: send": "Windows",
-    "rank.channels: EventQueue.receive: self.reader.poll": "Windows",
+    "rank.channels: EventQueue.receive: host.has_come": "Windows",
     "rank.channels: EventQueue.receive: receive": "Windows",
+    "rank.main: Inbox._take: self._channel.send": "where no signal asks",
     "rank.main: read_job: read": "a file's; see tests/test_versions.py",
     "rank.main: read_job: channel.send": "likewise",
     "rank.main: do_jobs: part.channel.send": "a GPU that is broken; see tests/test_device.py",

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import labkit
 from labkit import profiling
 from labkit.checkpoint import CheckpointError, agreement, checkpoints, commit, files, load, saving, shards
+from labkit.system.windows import Windows
 from tests import resumable
 from tests.conftest import shared_session
 
@@ -430,7 +431,7 @@ def test_a_save_that_was_broken_off_is_removed_by_the_same_training_or_once_that
 def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_lately(
     tmp_path, monkeypatch, writer, age_s, is_kept
 ):
-    monkeypatch.setattr(commit, "fcntl", None)
+    monkeypatch.setattr(commit, "host", Windows())
     writing = commit.Writing(tmp_path)
     said = {"machine": socket.gethostname(), "pid": os.getpid()}
     said |= {"a dead process": {"pid": 2**22 + 1}, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})

@@ -21,8 +21,8 @@ from labkit.rank import recorder
 from labkit.rank.channels import Channel
 from labkit.rank.recorder import Collectives
 from labkit.rank.report_collectives import ReportCollectives
-from labkit.rank.signals import STACKS_SIGNAL
 from labkit.rank.waiting import ReportWaits
+from labkit.system import host
 from tests import hangs, workloads
 from tests.conftest import shared_session, wait_for_step
 
@@ -372,7 +372,7 @@ def asked_when_a_call_has_failed(worker):
     """Be asked for stacks between a system call that fails and the look why it did."""
     system = ctypes.CDLL(None, use_errno=True)
     ctypes.set_errno(errno.ENOENT)
-    getattr(system, "raise")(STACKS_SIGNAL)
+    getattr(system, "raise")(host.stacks_signal)
     return ctypes.get_errno()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import labkit
 from labkit.rank import descendants
+from labkit.system import host
 from tests.conftest import LONG_S, lives, wait_until
 
 pytestmark = [
@@ -97,8 +98,9 @@ print(*descendants.of(descendants.os.getpid()), flush=True)
 def test_programs_of_programs_are_found_and_ended(by, monkeypatch):
     program = TREE
     if by == "psutil":
+        by_psutil = "host.children = lambda pid: base.System.children(host, pid)"
         program = program.replace(
-            "descendants.adopt()", "descendants._kernel_lists_children = lambda: False; descendants.adopt()"
+            "descendants.adopt()", f"from labkit.system import base, host; {by_psutil}; descendants.adopt()"
         )
     said = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
     before, after, _ = said.split("\n")
@@ -117,5 +119,5 @@ def test_a_process_that_has_ended_has_no_programs():
 def test_multiprocessings_own_tidier_is_left_to_tidy_up(monkeypatch):
     monkeypatch.setattr(descendants.resource_tracker._resource_tracker, "_pid", 4711)
     monkeypatch.setattr(descendants, "of", lambda pid: [4711, 4712])
-    monkeypatch.setattr(descendants.os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.setattr(host, "reap", lambda: None)
     assert descendants._left() == [4712]

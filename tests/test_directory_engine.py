@@ -20,7 +20,6 @@ from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pickling import pack_call
-from labkit.rank.signals import STACKS_SIGNAL
 from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
 
@@ -201,10 +200,6 @@ def test_ranks_under_slurm_take_its_count_of_attempts(directory, monkeypatch):
     assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 2
-
-
-def test_supervisor_and_rank_mean_the_same_signal():
-    assert supervisor.STACKS_SIGNAL == STACKS_SIGNAL
 
 
 # The run

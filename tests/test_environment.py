@@ -28,7 +28,7 @@ def test_conda_takes_python_only_and_the_rest_from_the_one_list():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     *plain, with_pip = environment["dependencies"]
     assert plain == [f"python{PROJECT['requires-python']}", "pip"]
-    assert with_pip == {"pip": ["-c .ci/constraints.txt", "-e .[test]"]}
+    assert with_pip == {"pip": ["-c .ci/ranges.txt", "-e .[lab]"]}
 
 
 def recorded(name):
@@ -49,6 +49,24 @@ def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it(
     versions = recorded("constraints.txt")
     for requirement in requirements("lab", "trainers", "test"):
         assert requirement.specifier.contains(versions[requirement.name]), requirement
+
+
+def ranges():
+    """What `make lab` installs within, by package."""
+    lines = (ROOT / ".ci" / "ranges.txt").read_text().splitlines()
+    return {one.name: one for one in (Requirement(line) for line in lines if not line.startswith("#"))}
+
+
+def test_a_learner_gets_what_lies_between_the_oldest_and_the_newest_version_that_are_tested():
+    oldest, newest = recorded("constraints-oldest.txt"), recorded("constraints.txt")
+    assert set(ranges()) == {one.name for one in requirements("lab")}
+    for name, allowed in ranges().items():
+        floor, cap = sorted(allowed.specifier, key=lambda each: each.operator, reverse=True)
+        assert (floor.operator, cap.operator) == (">=", "<")
+        assert allowed.specifier.contains(oldest[name])
+        assert allowed.specifier.contains(newest[name])
+        major, minor, *_ = newest[name].split(".")
+        assert cap.version == f"{major}.{int(minor) + 1}", f"{name}: a version that nobody has tried"
 
 
 def test_the_floors_are_the_oldest_versions_that_are_tested():
@@ -99,7 +117,7 @@ def test_the_top_level_holds_what_it_should():
     visible = {name for name in top if not name.startswith(".")}
     assert visible <= {
         *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
-        *("pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md"),
+        *("pyproject.toml", "Makefile", "lab.py", "LICENSE", "CHANGELOG.md"),
     }
 
 

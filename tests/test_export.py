@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 import labkit
 from labkit.exporting import imports, script, statements
 from labkit.protocol.job import Cell
-from labkit.protocol.system import cores
+from labkit.system import host
 from tests import cluster
 from tests.conftest import LONG_S, wait_until
 from tests.test_kernel import Notebook as Kernel
@@ -454,8 +454,9 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
                 "reducing",
                 "storages",
             ),
-            *("system", "text", "versions"),
+            *("text", "versions"),
         ),
+        "system": ("base", "driver", "guardian", "linux", "macos", "out_of_memory", "posix", "windows"),
         "rank": (
             *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
             *("carried_modules", "notebook_main", "settings", "hooks", "stop_agreement", "not_finite", "first_step"),
@@ -1086,7 +1087,7 @@ def test_sbatch_gives_the_notebooks_weights(moved):
     folder, weights = moved
     with cluster.running() as slurm:
         path = os.pathsep.join([str(Path(sys.executable).parent), cluster.PATH])
-        two_nodes = ["--nodes=2", "--ntasks-per-node=1", "job.sbatch", "--threads", str(max(1, cores() // 2))]
+        two_nodes = ["--nodes=2", "--ntasks-per-node=1", "job.sbatch", "--threads", str(max(1, host.cores() // 2))]
         for options in (["job.sbatch"], two_nodes):
             done = start(folder, "sbatch", *options, PATH=path, SLURM_CONF=slurm.configuration)
             assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 import labkit
 from labkit.monitor import memory as memory
-from labkit.protocol.system import OutOfMemoryKills
+from labkit.system.out_of_memory import OutOfMemoryKills
 from tests import failures, fake_system
 from tests.conftest import shared_session
 from tests.failures import ROWS, trial

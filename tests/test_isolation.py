@@ -79,7 +79,7 @@ UNSEEN = {
     "working folder": (remove_working_folder, os.getcwd),
     "module path": (lambda: sys.path.append("/somewhere"), lambda: list(sys.path)),
     "arguments": (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
-    "file mode mask": (lambda: os.umask(0o077), isolation._umask),
+    "file mode mask": (lambda: os.umask(0o077), isolation.host.umask),
     "signal handlers": (set_alarm_handler, lambda: (signal.getsignal(signal.SIGALRM), signal.getitimer(0))),
     "streams": (lambda: setattr(sys, "stdout", open(os.devnull, "w")), lambda: sys.stdout.name),  # noqa: SIM115
     "warning filters": (lambda: warnings.simplefilter("error"), lambda: len(warnings.filters)),

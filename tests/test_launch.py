@@ -18,8 +18,8 @@ from torch import nn
 
 import course
 import labkit
+from labkit import system
 from labkit.engines.local import LocalEngine
-from labkit.protocol import system
 from labkit.protocol.events import Exit
 from labkit.protocol.pickling import dumps, loads
 from labkit.rank.device import OWN_GPU
@@ -52,7 +52,7 @@ def placed(world_size):
     [("", 2, 4), ("4", 2, 2), ("16", 2, 4), ("1", 2, 1), ("", 16, 1), ("4,2", 2, 4), ("many", 2, 4)],
 )
 def test_ranks_share_the_cores_or_what_the_environment_allows(monkeypatch, allowed, world_size, expected):
-    monkeypatch.setattr(system, "cores", lambda: 8)
+    monkeypatch.setattr(system.host, "cores", lambda: 8)
     monkeypatch.setenv("OMP_NUM_THREADS", allowed)
     assert system.threads(world_size) == expected
 

@@ -20,12 +20,13 @@ pytestmark = [
 PYTHON = """\
 #!/bin/sh
 case "$1 $2" in
+lab.py*) PYTHON="$0" exec REAL_PYTHON "$@" ;;
 "-m venv")
     mkdir -p "$3/bin"
     cp python "$3/bin/python"
     if [ -e no-ensurepip ]; then echo "ensurepip is not available" >&2; exit 1; fi
     for program in pip jupyter; do
-        printf '#!%s/%s/bin/python\\n' "$PWD" "$3" > "$3/bin/$program"
+        printf '#!%s/bin/python\\n' "$3" > "$3/bin/$program"
         chmod +x "$3/bin/$program"
     done
     echo made >> log ;;
@@ -40,15 +41,16 @@ def clone(tmp_path):
     """A folder with what `make setup` reads."""
     folder = tmp_path / "labkit"
     (folder / ".ci").mkdir(parents=True)
-    for name in ("Makefile", "pyproject.toml", ".ci/constraints.txt"):
+    for name in ("Makefile", "lab.py", "pyproject.toml", ".ci/constraints.txt", ".ci/ranges.txt"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "python").write_text(PYTHON)
+    (folder / "python").write_text(PYTHON.replace("REAL_PYTHON", sys.executable))
     (folder / "python").chmod(0o755)
     return folder
 
 
 def make(folder, *arguments):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    environment["PIP_NO_INDEX"] = "1"  # nobody is asked for a build of PyTorch
     command = ["make", *arguments, f"PYTHON={folder}/python"]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

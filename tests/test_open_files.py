@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from labkit.engines import spawn, standby
-from labkit.protocol import system
+from labkit.system import host
 from tests.conftest import LONG_S
 
 resource = pytest.importorskip("resource", reason="only POSIX has such limits")
@@ -51,13 +51,13 @@ INFINITY = resource.RLIM_INFINITY
 )
 def test_the_limit_is_raised_as_far_as_is_needed_and_allowed(limits, allowed, soft, monkeypatch):
     monkeypatch.setitem(sys.modules, "resource", limits)
-    assert system.raise_open_files_limit(500) == allowed
+    assert host.raise_open_files_limit(500) == allowed
     assert limits.now[0] == soft
 
 
 def test_ranks_for_which_there_are_not_files_enough_are_refused_with_the_limit_the_need_and_the_cure(monkeypatch):
     monkeypatch.setattr(psutil.Process, "num_fds", lambda self: 48)
-    monkeypatch.setattr(spawn, "raise_open_files_limit", lambda needed: min(needed, 256))
+    monkeypatch.setattr(host, "raise_open_files_limit", lambda needed: min(needed, 256))
     spawn.allow_open_files(14)
     with pytest.raises(OSError, match="^15 ranks need 260 open files") as refused:
         spawn.allow_open_files(15)

@@ -19,8 +19,8 @@ from labkit.launchers.run_directory import private
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.rank import isolation
 from labkit.session.directory import SessionDirectory
+from labkit.system import host, linux
 
 
 def a_job():
@@ -181,12 +181,12 @@ def test_one_that_shows_other_owners_too(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it can only be read by being set")
 def test_to_look_at_the_umask_does_not_set_it(umask, monkeypatch):
     monkeypatch.setattr(os, "umask", lambda mask: pytest.fail(f"set to {mask:o}"))
-    assert isolation._umask() == umask
+    assert host.umask() == umask
 
 
 def test_where_it_must_be_set_for_that_it_hides_files_meanwhile(umask, monkeypatch):
     asked, real = [], os.umask
-    monkeypatch.setattr(isolation, "open", lambda *_: (_ for _ in ()).throw(FileNotFoundError()), raising=False)
+    monkeypatch.setattr(linux, "_read", lambda _: (_ for _ in ()).throw(FileNotFoundError()))
     monkeypatch.setattr(os, "umask", lambda mask: (asked.append(mask), real(mask))[1])
-    assert isolation._umask() == umask
+    assert host.umask() == umask
     assert asked == [0o077, umask]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -299,3 +300,25 @@ def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
     process_group.leave_together(job, SimpleNamespace(rank=0), store, True, lambda: left.append("of the failed"))
     process_group.leave_together(job, SimpleNamespace(rank=1), store, False, lambda: left.append("alone"))
     assert left == []
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_rank_is_sent_its_own_ends_only_however_many_there_are(count, monkeypatch):
+    """All ranks' ends in each would be four times their number: more than the 256 open files of macOS, from 60 on."""
+    sent = []
+    real = multiprocessing.util.spawnv_passfds
+    monkeypatch.setattr(
+        multiprocessing.util,
+        "spawnv_passfds",
+        lambda path, args, passfds: sent.append(len(passfds)) or real(path, args, passfds),
+    )
+    for process in spawn(count):
+        process.close()
+    assert len(sent) == count
+    assert max(sent) <= OWN_ENDS + FOR_EACH_PROCESS
+
+
+OWN_ENDS = 4
+
+FOR_EACH_PROCESS = 3
+"""What multiprocessing gives each: its resource tracker's pipe, and two by which it reads what it is to do."""

@@ -70,7 +70,7 @@ sys.path.insert(0, {str(Path(labkit.__file__).parents[1])!r})
 import functools
 from labkit.launchers import supervisor
 from labkit.launchers.run_directory import files
-from labkit.protocol.system import OutOfMemoryKills
+from labkit.system.out_of_memory import OutOfMemoryKills
 supervisor.OutOfMemoryKills = functools.partial(OutOfMemoryKills, pathlib.Path({str(tmp_path)!r}))
 files.OUTPUT_BYTES, files.HEAD_BYTES, files.LOOK_AT_FOLDER_S, files.GONE_S = 100_000, 100, 0.05, 0.5
 supervisor.START = {f"exec(open({str(tmp_path / 'rank.py')!r}).read())"!r}

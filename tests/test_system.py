@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.protocol import system
-from labkit.protocol.system import OutOfMemoryKills
+from labkit.system import out_of_memory
+from labkit.system.out_of_memory import OutOfMemoryKills
 from tests import fake_system
 from tests.fake_system import MOUNT
 
@@ -89,5 +89,8 @@ def test_a_cgroup_that_is_gone_leaves_the_machines_count(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
 def test_on_this_machine_something_counts_and_nothing_has_been_killed():
-    assert system._oom_kills(system._cgroup_counter(Path("/"), os.getpid()) or Path("/proc/vmstat")) is not None
+    assert (
+        out_of_memory._oom_kills(out_of_memory._cgroup_counter(Path("/"), os.getpid()) or Path("/proc/vmstat"))
+        is not None
+    )
     assert OutOfMemoryKills().seen() == ""

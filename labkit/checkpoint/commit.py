@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -18,11 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from labkit.checkpoint.files import MANIFEST, UNFINISHED, checksum_of, folders, number, sync_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from labkit.system import host
 
 ABANDONED_S = 3600.0
 """What nobody has written to for so long is left behind, where locks do not tell."""
@@ -160,10 +157,8 @@ def _writer(path: Path, lock: Path) -> str:
 
 def _lock(file: IO[str]) -> bool | None:
     """Lock a file; return whether that went, None where there are no locks."""
-    if fcntl is None:
-        return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        host.lock(file.fileno())
     except BlockingIOError:
         return False
     except OSError:
@@ -172,11 +167,8 @@ def _lock(file: IO[str]) -> bool | None:
 
 
 def _unlock(file: IO[str]) -> None:
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_UN)
-        except OSError:
-            return
+    with contextlib.suppress(OSError):
+        host.unlock(file.fileno())
 
 
 def _lives(pid: int) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from labkit.system import host
+
 FORMAT = "labkit checkpoint 1"
 NAME = re.compile(r"checkpoint-(\d{6,})")
 UNFINISHED = re.compile(r"\.checkpoint-\d{6,}(\.[0-9a-f]{8})?\.(writing|removing)")
@@ -118,9 +120,4 @@ class _Checked:
 
 def sync_folder(folder: Path) -> None:
     """Let what happened in a folder reach the disk."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    host.sync_folder(folder)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 
 from labkit.engines.base import Engine
+from labkit.system import host
 from labkit.ui import kernel
 
 PANEL, WAITER = "panel", "waiter"
@@ -37,6 +38,8 @@ def answerer(engine: Engine, live: bool | None, wait: bool) -> tuple[str, str]:
         return "", "the notebook runs headless"
     if sys.stdin is None or not sys.stdin.isatty():
         return "", "there is neither a notebook nor a terminal"
+    if host.lacks_posix:
+        return "", f"the debugger cannot ask at a terminal of {host.name}: {host.lacks_posix}"
     return (WAITER, "") if waits else ("", "nobody waits for the run at the terminal (wait=False)")
 
 
@@ -64,15 +67,10 @@ def _from_terminal(prompt: str, over: threading.Event, is_secret: bool) -> str |
 @contextlib.contextmanager
 def _not_shown() -> Iterator[None]:
     """Have the terminal not show what is typed, as `getpass` has it, which cannot be asked to give up."""
-    import termios  # not on Windows
-
-    before = termios.tcgetattr(sys.stdin)
-    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
     try:
-        yield
+        with host.hidden_input():
+            yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
         print()
 
 

@@ -25,13 +25,13 @@ from labkit.engines.base import Engine, Target
 from labkit.engines.local import loopback_environment
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.protocol.system import peak_resident_bytes
 from labkit.protocol.text import printable
 from labkit.rank import device, failure, isolation, main, process_group
 from labkit.rank.channels import Channel
 from labkit.rank.hooks import hooks_of
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.script_compat import children
+from labkit.system import host, require_posix
 
 failure.OWN_FILES.add(__file__)
 
@@ -48,7 +48,8 @@ class Here(Target):
     world_size = 1
 
     def engine(self, name: str, timeout_s: float | None) -> InProcessEngine:
-        """Return what carries one run. Raises RuntimeError where the function cannot run."""
+        """Return what carries one run. Raises RuntimeError where the function cannot run; OSError on Windows."""
+        require_posix("labkit.Here()")
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("labkit.Here() needs the main thread, which can be interrupted; launch from a cell")
         if dist.is_initialized():
@@ -111,7 +112,7 @@ class InProcessEngine(Engine):
             sys.stdout, sys.stderr = streams
             children.send_by_name()
             isolation.restore(before)
-            self._channel.send(events.Memory(0, peak_resident_bytes(os.getpid()), device.peak_bytes()))
+            self._channel.send(events.Memory(0, host.peak_bytes(os.getpid()), device.peak_bytes()))
             self._channel.send(events.Exit(0, code, ended=self._was_killed))
 
     def _run(self, job: Job) -> int:
@@ -161,7 +162,7 @@ class InProcessEngine(Engine):
 
     def ask_for_stacks(self) -> list[int]:
         """Look where the thread stands that does the job."""
-        with tempfile.TemporaryFile("w+") as file:
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             self._channel.send(events.Stack(0, file.read()))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import os
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 
 from labkit.engines.spawn import UNKNOWN, RankProcess
 from labkit.protocol import events, versions
 from labkit.protocol.job import Job
 from labkit.rank.channels import Garbled
+from labkit.system import host
 
 LOOK_EVERY_S = 1.0
 """Time between two looks whether the process has ended, should nothing else tell: a process that the rank has forked
@@ -75,7 +75,7 @@ class Listener:
                     self._check_dies(self._channel_end)
             # What a rank had printed when it sent an event comes before it. A pipe holds no more than one read takes.
             if self._output in ready or (
-                self._reader in ready and self._output in self._sources and self._output.poll()
+                self._reader in ready and self._output in self._sources and host.has_come(self._output)
             ):
                 # What a rank leaves behind may write on, or hold its output open; all of the rank's own is in one read.
                 self._read_output(is_last=has_ended)
@@ -89,14 +89,14 @@ class Listener:
                 return self._end()
 
     def _read_output(self, is_last: bool) -> None:
-        data = _read(self._output)
+        data = host.read_output(self._output, READ_BYTES)
         if text := self._decoder.decode(data, final=not data):
             self._put(events.Output(self._rank, text))
         if not data or is_last:
             self._sources.discard(self._output)
 
     def _read_stacks(self) -> None:
-        if data := _read(self._stacks):
+        if data := host.read_output(self._stacks, READ_BYTES):
             self._put(events.Stack(self._rank, data.decode("utf-8", "replace")))
         else:
             self._sources.discard(self._stacks)
@@ -171,22 +171,7 @@ class Listener:
         return what, f"labkit could not speak with rank {self._rank} any longer, and ended it."
 
 
-def _read(connection: Connection) -> bytes:
-    with contextlib.suppress(OSError):
-        return os.read(connection.fileno(), READ_BYTES)
-    return b""
-
-
 def _held(pid: int) -> str:
     """Return in which state the system holds a process, as far as it tells."""
-    state = where = ""
-    with contextlib.suppress(OSError, IndexError):
-        with open(f"/proc/{pid}/stat") as row:
-            state = row.read().rpartition(")")[2].split()[0]
-        with open(f"/proc/{pid}/wchan") as function:
-            where = function.read().strip("0\n")
-    return (
-        f"the system holds it (state {state or '?'}"
-        + (f", in {where})" if where else ")")
-        + ". It ends when that lets it go"
-    )
+    how = host.held(pid)
+    return "the system holds it" + (f" ({how})" if how else "") + ". It ends when that lets it go"

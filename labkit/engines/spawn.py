@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.spawn
-import os
 import select
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +20,9 @@ import torch.multiprocessing as mp
 
 from labkit.protocol import versions
 from labkit.protocol.job import Job
-from labkit.protocol.system import raise_open_files_limit
 from labkit.rank import descendants, main
-from labkit.rank.channels import EventQueue, Garbled, RankPipes, send
-from labkit.rank.signals import STACKS_SIGNAL
+from labkit.rank.channels import EachItsOwn, EventQueue, Garbled, RankPipes, send
+from labkit.system import host
 
 EXIT_CODE_S = 1.0
 """How long the exit code of a process that has ended may take to come."""
@@ -60,6 +57,7 @@ class RankProcess:
         self._is_ready, self._ready_lock = False, threading.Lock()
         self.killed_s = float("inf")
         """When it was first killed from here, as `time.monotonic()`."""
+        host.guard(self.pid)
 
     def send_job(self, rank: int, job: Job) -> None:
         """Give the process its work. Raises OSError if it has died meanwhile, and whatever pickling the job raises.
@@ -125,14 +123,15 @@ class RankProcess:
     def ask_for_stacks(self) -> bool:
         """Have the process write its main thread's stack to `stacks`; return whether it can.
 
-        `faulthandler` answers the signal below Python, so also while the process sits in native code.
+        `faulthandler` answers the signal below Python, so also while the process sits in native code. Where the system
+        has no such signal, a thread of the process answers.
         """
-        if STACKS_SIGNAL is None or not self.is_alive:
+        if not self.is_alive:
             return False
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(self.pid, STACKS_SIGNAL)
+        if host.stacks_signal is None:
+            self.say("stacks")
             return True
-        return False
+        return host.ask_for_stack(self.pid)
 
     def kill(self) -> None:
         """End the process now, and whatever processes it started."""
@@ -197,6 +196,7 @@ class RankProcess:
             if self._is_closed:
                 return
             self._is_closed = True
+            host.unguard(self.pid)
             for end in (self._inbox, self.queue, self.output, self.stacks):
                 end.close()
             self.process.close()
@@ -221,11 +221,11 @@ def spawn(count: int) -> list[RankProcess]:
 
 def allow_open_files(ranks: int) -> None:
     """Have this process allowed the open files that so many ranks take. Raises OSError if it may not have them."""
-    if not hasattr(psutil.Process, "num_fds"):
-        return  # Windows has no limit
-    others = psutil.Process().num_fds() + SPARE_OPEN_FILES
+    if (now_open := host.open_files()) is None:
+        return  # there is no limit
+    others = now_open + SPARE_OPEN_FILES
     needed = others + OPEN_FILES * ranks
-    limit = raise_open_files_limit(needed)
+    limit = host.raise_open_files_limit(needed)
     if limit < needed:
         fit = max(0, limit - others) // OPEN_FILES
         raise OSError(
@@ -267,14 +267,14 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
 
 
 def _start(ends: list[RankPipes]) -> list[Any]:
-    if STACKS_SIGNAL is not None:
+    if host.stacks_signal is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
         # is still importing does not die of it; `main.main` then ignores the signal. multiprocessing's resource tracker
         # takes the mask away as it starts, so it is to be there before.
         ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, STACKS_SIGNAL})
+        host.hold_back_signals()
     with _nothing_in_place_of_main():
-        found: list[Any] = mp.spawn(main.main, args=(ends,), nprocs=len(ends), join=False).processes
+        found: list[Any] = mp.spawn(main.main, args=(EachItsOwn(ends),), nprocs=len(ends), join=False).processes
     return found
 
 
@@ -287,8 +287,8 @@ _spawner_lock = threading.Lock()
 # killed runs none); the closing of a pipe (a rank in native code that keeps Python's lock does not notice); a process
 # group (a shell's Ctrl-C goes to it too, and the kernel may be its leader or not). So Linux is asked to kill each rank
 # when its parent has gone, PR_SET_PDEATHSIG: but that fires when the *thread* ends that started it, and a run may be
-# launched from a thread that ends before it. Hence one thread which starts every rank and never ends. What still
-# fails: other systems, where the inbox's closing must do.
+# launched from a thread that ends before it. Hence one thread which starts every rank and never ends. On other systems
+# a program beside the notebook ends the ranks (`labkit.system.guardian`).
 
 
 def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:

@@ -194,7 +194,7 @@ def _local_files(text: str, title: str) -> tuple[dict[str, str], dict[str, bytes
                 inside = str(file.relative_to(place.parent))
                 if inside in files:
                     continue
-                files[inside] = file.read_text()
+                files[inside] = file.read_text(encoding="utf-8")
                 todo.append(files[inside])
                 if file.name == "__init__.py":
                     data |= {str(each.relative_to(place.parent)): each.read_bytes() for each in _data_of(file.parent)}
@@ -307,7 +307,7 @@ def _batch_script(on: Slurm, name: str) -> str:
 
 
 def _ray_script(on: Slurm) -> str:
-    text = (PACKAGE / "exporting" / "submit_ray.py").read_text()
+    text = (PACKAGE / "exporting" / "submit_ray.py").read_text(encoding="utf-8")
     return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
 
 
@@ -395,7 +395,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> Path:
         if hashlib.sha256(there.read_bytes()).hexdigest() not in (before[name], sums.get(name)):
             raise ValueError(f"{there} has been changed since it was exported; rename it, or give another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARK).write_text(json.dumps({"labkit": labkit.__version__, "files": sums}, indent=1))
+    (folder / MARK).write_text(json.dumps({"labkit": labkit.__version__, "files": sums}, indent=1), encoding="utf-8")
     for name in before.keys() - files.keys():
         (folder / name).unlink(missing_ok=True)
     for name, content in files.items():
@@ -416,5 +416,5 @@ def _earlier(folder: Path) -> dict[str, str]:
                 "written by export(); give a new folder"
             )
         return {}
-    found: dict[str, str] = json.loads((folder / MARK).read_text())["files"]
+    found: dict[str, str] = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
     return found

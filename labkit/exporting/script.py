@@ -121,8 +121,9 @@ class ScriptChannel(Channel):
         self._folder.mkdir(exist_ok=True)  # on another machine than rank 0's, which need not share it
         if info.rank == 0:
             asked = {**self._asked, "ranks": info.world_size}
-            (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n")
-        self._file = open(self._folder / f"rank-{info.rank}.jsonl", "x")  # noqa: SIM115 - open until the process ends
+            (self._folder / "options.json").write_text(json.dumps(asked, indent=1) + "\n", encoding="utf-8")
+        mine = self._folder / f"rank-{info.rank}.jsonl"
+        self._file = open(mine, "x", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         return store
 
     def _new_folder(self) -> Path:

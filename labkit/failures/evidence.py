@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 
 from labkit.failures.facts import RankFacts
 from labkit.failures.source import LIBRARIES
+from labkit.system import host
 
 LOST_PEER = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|Socket (closed|Timeout)|"
@@ -52,7 +52,7 @@ KINDS = {
 }
 """The watchdog's names of calls, where they are not those of `torch.distributed` in upper case."""
 
-ABORTED = {-int(getattr(signal, "SIGABRT", 6)), 128 + int(getattr(signal, "SIGABRT", 6))}
+ABORTED = host.aborted_codes
 
 
 def is_only_evidence(rank: RankFacts) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from labkit.system import host
+
 
 def in_words(code: int) -> str:
     """Return an exit code in words: "exit code 3", "SIGKILL", "exit code 137: SIGKILL, as a shell says it".
@@ -13,6 +15,8 @@ def in_words(code: int) -> str:
     """
     if code < 0:
         return _signal_name(-code) or f"signal {-code}"
+    if meant := host.exit_code_in_words(code):
+        return f"exit code {code}: {meant}"
     name = _signal_name(code - 128)
     return f"exit code {code}: {name}, as a shell says it" if name else f"exit code {code}"
 

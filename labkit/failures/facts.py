@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
-from labkit.protocol.system import OutOfMemory
 from labkit.protocol.text import printable
+from labkit.system.out_of_memory import OutOfMemory
 
 NATIVE_SOURCE = re.compile(r"\[/[^\]]*\] ")
 """Where in a library's C++ an error was raised, which does not belong into a summary."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from labkit.protocol.events import Answered, Event, Exit, Stack
+from labkit.system import host
 
 # The problem: a rank that is suspended, or whose main thread holds the GIL in native code, never sends details (which
 # collectives it has called, for example), and nobody should wait for it. One in a busy Python loop does send them, from
@@ -46,26 +44,9 @@ class Look(NamedTuple):
     """Whether one of its threads is running, is ready to run, or waits for a disk."""
 
 
-def _processor_use(pid: int) -> tuple[float, bool]:
-    """Return the processor time that a process has used, in seconds, and whether it is `at_work`.
-
-    (0.0, False) on systems other than Linux.
-    """
-    if sys.platform != "linux":
-        return 0.0, False
-    used, at_work = 0, False
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat") as row:  # it may just have ended
-                state, *fields = row.read().rpartition(")")[2].split()
-                used += int(fields[10]) + int(fields[11])
-                at_work = at_work or state in "RD"
-    return used / os.sysconf("SC_CLK_TCK"), at_work
-
-
 def look_at(pid: int) -> Look:
     """Return the state of a process now."""
-    return Look(time.monotonic(), *_processor_use(pid))
+    return Look(time.monotonic(), *host.processor_use(pid))
 
 
 class Silence:

@@ -35,6 +35,7 @@ from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve
 from labkit.rank.main import RankTask, do_and_exit, leave, read_job
 from labkit.rank.private_folder import check_rendezvous, is_in_use
 from labkit.rank.signals import handle_signals
+from labkit.system import host
 
 SIGCONT_S = 0.2
 """How long a process that is told to end waits for the SIGCONT by which SLURM's signals are known …"""
@@ -65,7 +66,7 @@ def listen(receive: Callable[[str], None]) -> None:
 
 
 def _listen(receive: Callable[[str], None]) -> None:
-    with os.fdopen(os.dup(0)) as words:
+    with os.fdopen(os.dup(0), encoding="utf-8") as words:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
         for word in words:
             receive(word.strip())
@@ -96,7 +97,7 @@ def correct_clock(sender: FileSender, info: RankInfo, directory: RunDirectory) -
     sender.clock_off_s = clock_off_s(directory.path, sender.path)
     if sender.clock_off_s and info.local_rank == 0:
         how = f"{abs(sender.clock_off_s):,.0f} s {'ahead of' if sender.clock_off_s > 0 else 'behind'} the notebook's"
-        sender.warn("clock", f"the clock of {os.uname().nodename} is {how}; times from there are corrected", info.rank)
+        sender.warn("clock", f"the clock of {host.node()} is {how}; times from there are corrected", info.rank)
 
 
 def begin(stacks: int) -> None:
@@ -146,7 +147,7 @@ def _obey_others_only() -> None:
         later.daemon = True
         later.start()
 
-    for number, handler in ((signal.SIGCONT, note), (signal.SIGTERM, take)):
+    for number, handler in ((host.continue_signal, note), (signal.SIGTERM, take)):
         signal.signal(number, handler)
         signal.siginterrupt(number, False)
 
@@ -247,7 +248,7 @@ def _published(
     while time.monotonic() < deadline:
         found: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((directory.path / name).read_text())
+            found = json.loads((directory.path / name).read_text(encoding="utf-8"))
         try:
             if found:
                 return join(found, info)

@@ -8,7 +8,6 @@ where, is `reader`'s to read. That of a reserved rank, `labkit.session.superviso
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -23,8 +22,9 @@ if __name__ == "__main__":
 
 from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve
 from labkit.launchers.run_directory.private import private
-from labkit.protocol.system import OutOfMemoryKills
 from labkit.rank.private_folder import remove_of
+from labkit.system import host
+from labkit.system.out_of_memory import OutOfMemoryKills
 
 # A signal from the launcher. SLURM sends SIGTERM when it takes the machines away (preemption, `scancel`, the time
 # limit, `scontrol requeue`), and SIGKILL only when its grace is over: KillWait, 30 s unless the cluster says otherwise,
@@ -52,9 +52,6 @@ STAY_S = 600.0
 
 STATE_EVERY_S = 2.0
 """Time between two questions to SLURM whether it has."""
-
-STACKS_SIGNAL: Any = getattr(signal, "SIGUSR2", None)
-"""As `rank.signals` has it."""
 
 NOT_SEEN = 66
 """Exit code where the directory cannot be seen."""
@@ -96,7 +93,7 @@ def main(directory: Path) -> int:
             child.end_for_the_launcher()
         for word in requests.new():
             if word == "stacks":
-                child.process.send_signal(STACKS_SIGNAL)
+                host.ask_for_stack(child.process.pid)
                 child.send("details")
             elif word == "end":
                 was_ended = True
@@ -118,13 +115,12 @@ def main(directory: Path) -> int:
 
 def begin() -> tuple[str, list[int]]:
     """Tie this process to its launcher; return the rank, and a list that will hold the signals that come."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the launcher
+    host.die_with_parent()
     signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in host.ending_signals:
         signal.signal(number, lambda number, _: signals.append(number))
     # The rank, which inherits this, would die of a question for its stacks that comes before it knows the answer.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
+    host.hold_back_stacks_signal()
     return os.environ.get("LABKIT_RANK") or os.environ["RANK" if is_elastic() else "SLURM_PROCID"], signals
 
 
@@ -138,7 +134,7 @@ def is_seen(directory: Path, rank: str) -> bool:
     try:
         os.stat(directory / "run.json")
     except OSError as error:
-        where = f"{directory} cannot be seen on {os.uname().nodename}"
+        where = f"{directory} cannot be seen on {host.node()}"
         print(f"rank {rank}: {where} ({error.strerror}); every node must see it", flush=True)
         return False
     return True
@@ -146,7 +142,7 @@ def is_seen(directory: Path, rank: str) -> bool:
 
 def cannot_write(directory: Path, rank: str, error: OSError) -> int:
     """Say where the launcher writes that this machine cannot write into the directory; return the exit code."""
-    print(f"rank {rank}: {directory} cannot be written on {os.uname().nodename}: {error}", flush=True)
+    print(f"rank {rank}: {directory} cannot be written on {host.node()}: {error}", flush=True)
     return NOT_WRITTEN
 
 
@@ -233,7 +229,7 @@ class Child:
         """Return the record of how the process ended; `was_ended` is whether that was done from outside."""
         code = self.process.returncode
         remove_of(self.process.pid)  # if it was killed
-        out_of_memory = self._memory_kills.seen() if code == -signal.SIGKILL and not was_ended else ""
+        out_of_memory = self._memory_kills.seen() if code == -host.kill_signal and not was_ended else ""
         at_s = time.time() - clock_off_s(self.records.parents[1], self.records)
         return ["Exit", int(rank), code, out_of_memory, was_ended, at_s]
 

@@ -31,6 +31,7 @@ from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
 from labkit.rank.local_rendezvous import LocalRendezvous
+from labkit.system import host, require_posix
 
 START = "import labkit.rank.die_with_parent; from labkit.launchers.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -86,7 +87,8 @@ class Torchrun(Target):
         return LaunchedEngine(self.job(name, timeout_s))
 
     def job(self, name: str, timeout_s: float | None) -> TorchrunJob:
-        """Return a job for one run or session; it is not started yet."""
+        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
+        require_posix("labkit.Torchrun")
         about = {"name": name, "timeout_s": timeout_s}
         return TorchrunJob(self.world_size, new_directory(self.folder, name), about, self)
 
@@ -149,6 +151,7 @@ class TorchrunJob(LauncherJob):
                 env={**os.environ, **environment, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
+        host.guard(self._agent.pid, family=True)
         if self._on.nnodes > 1:
             others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
             command = self._on.command(self.supervisor, path)
@@ -181,7 +184,7 @@ class TorchrunJob(LauncherJob):
 
     def _tail(self) -> str:
         try:
-            return (self.directory.path / "torchrun.out").read_text(errors="replace").strip()[-3000:]
+            return (self.directory.path / "torchrun.out").read_text(errors="replace", encoding="utf-8").strip()[-3000:]
         except OSError as error:
             return f"(torchrun.out cannot be read: {error})"
 
@@ -224,6 +227,7 @@ class TorchrunJob(LauncherJob):
         except subprocess.TimeoutExpired:
             self.end()
             self._agent.wait()
+        host.unguard(self._agent.pid)
         if self._rendezvous is not None:
             self._rendezvous.close()
 

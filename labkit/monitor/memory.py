@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ from labkit.monitor.observers import RunObserver
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.system import OutOfMemory, OutOfMemoryKills, peak_resident_bytes
+from labkit.system import host
+from labkit.system.out_of_memory import OutOfMemory, OutOfMemoryKills
 
 LOOK_EVERY_S = 0.25
 """Time between two looks at the ranks' memory, the only way to know it of a rank that is killed."""
@@ -50,11 +50,11 @@ class MemoryWatch(RunObserver):
         if now_s >= self._look_due_s:
             self._look_due_s = now_s + LOOK_EVERY_S
             for rank, pid in enumerate(self.run.pids):
-                self.run.note(MemorySeen(rank, peak_resident_bytes(pid)))
+                self.run.note(MemorySeen(rank, host.peak_bytes(pid)))
 
     def take(self, event: events.Event) -> None:
         """Note who was killed while memory was wanting."""
-        killed = isinstance(event, events.Exit) and event.code == -getattr(signal, "SIGKILL", 9)
+        killed = isinstance(event, events.Exit) and event.code == -host.kill_signal
         if killed and self.run.pids and (how := self._kills.seen()):
             self._starved[event.rank] = how
 

@@ -1,1 +1,1 @@
-"""What crosses between the notebook and a rank. Imports nothing of labkit."""
+"""What crosses between the notebook and a rank. Imports nothing of labkit but `system`."""

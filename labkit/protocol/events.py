@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from labkit.protocol.pickling import Message
 
-from labkit.protocol.system import OutOfMemory
+from labkit.system.out_of_memory import OutOfMemory
 
 RESERVED_NAMES = ("rank", "step", "time_s")
 """Columns of the history that `worker.log` fills in itself."""

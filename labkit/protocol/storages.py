@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from typing import Any
 
 import torch
 from torch.multiprocessing import get_sharing_strategy
+
+from labkit.system import host
 
 INLINE_BYTES = 1 << 12
 """Storages of at most this size travel within the pickle: of weights and counters there may be thousands."""
@@ -138,7 +139,7 @@ def same(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 def is_shared(storage: torch.UntypedStorage) -> bool:
     """Whether other processes of this machine can have the very same memory."""
     is_there = storage.device.type == "cpu" and storage.nbytes() > 0 and storage.is_shared()
-    return is_there and (sys.platform == "linux" or get_sharing_strategy() == "file_system")
+    return is_there and (host.opens_others_descriptors or get_sharing_strategy() == "file_system")
 
 
 def share(storage: torch.UntypedStorage) -> tuple[Any, ...]:
@@ -157,7 +158,7 @@ def shared(*known_as: Any) -> torch.UntypedStorage:
     # The memory has no name in the file system; it is reached by the other process's descriptor of it. To have that
     # sent, as multiprocessing does, would take a socket and a thread in the notebook.
     pid, descriptor, size = known_as
-    mine = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+    mine = host.open_descriptor(pid, descriptor)
     try:
         of_storages: Any = torch.UntypedStorage
         return of_storages._new_shared_fd_cpu(mine, size)

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""What a curve is drawn with in a line of text …"""
+
+IN_ASCII = str.maketrans(BLOCKS, "_.-~=+*#")
+"""… and where these cannot be written."""
+
 
 def printable(text: str) -> str:
     r"""Return text that UTF-8 can carry, with half a surrogate pair written as `\ud800`.
@@ -14,3 +22,20 @@ def printable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="backslashreplace").decode()
     return text
+
+
+def writable(text: str, encoding: str) -> str:
+    r"""Return text that a stream with this encoding can carry: curves in ASCII, and `\u2192` for what else it has not.
+
+    Windows gives a script whose output goes to a file, or to an old console, one with 256 characters.
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def print_text(text: str, flush: bool = True) -> None:
+    """Print text, whatever characters stdout can carry."""
+    print(writable(text, getattr(sys.stdout, "encoding", None) or "utf-8"), flush=flush)

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from labkit.protocol import events, storages
 from labkit.protocol.job import RankHook
+from labkit.system import host
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -238,7 +240,7 @@ class EventQueue:
         Raises EOFError when no more can come, and Garbled for what is no event.
         """
         if not HAS_POLL:
-            return [_event(receive(self.reader))] if self.reader.poll() else []
+            return [_event(receive(self.reader))] if host.has_come(self.reader) else []
         look = select.poll()
         look.register(self.reader.fileno(), select.POLLIN)
         found: list[Any] = []
@@ -277,6 +279,22 @@ class RankPipes(NamedTuple):
         """Let go of all of them in this process."""
         for end in self:
             end.close()
+
+
+class EachItsOwn:
+    """Is, in each process that `mp.spawn` starts, what that process alone is to have: the first, the second, ….
+
+    `mp.spawn` gives all the same arguments. With all ranks' ends in them, each rank would begin with four open files
+    for every rank: of the 256 that macOS allows, 60 ranks would have none left. So this is pickled, once for each
+    process and in their order, as the ends of that process.
+    """
+
+    def __init__(self, ends: Iterable[RankPipes]) -> None:
+        self._left = iter(ends)
+
+    def __reduce__(self) -> tuple[type[RankPipes], tuple[Any, ...]]:
+        assert_spawning(self)
+        return RankPipes, tuple(next(self._left))
 
 
 class Channel:

@@ -27,7 +27,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,6 +34,7 @@ import torch.distributed as dist
 
 from labkit.protocol.pages import help_hint, reader_stacklevel
 from labkit.rank.local_rendezvous import exchange
+from labkit.system import driver
 
 if TYPE_CHECKING:
     from labkit.protocol.job import Job, RankInfo
@@ -109,7 +109,7 @@ def usable_gpus() -> int:
 def _asked(visible: str | None, count: int) -> tuple[int, str]:
     """Return how many GPUs CUDA itself finds, and why it is not `count`; "" if it is."""
     try:
-        program = [sys.executable, str(Path(__file__).with_name("driver.py"))]
+        program = [sys.executable, driver.__file__]
         asked = subprocess.run(program, capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL)
         found = json.loads(asked.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:

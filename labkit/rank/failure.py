@@ -16,7 +16,7 @@ from labkit.protocol.job import Cell, Job
 from labkit.protocol.text import printable
 from labkit.rank import hints
 from labkit.rank.channels import Channel
-from labkit.rank.signals import ignore_sigchld
+from labkit.system import host
 
 OWN_FILES: set[str] = set()
 """Those whose code calls the reader's; a traceback begins below them. Each such file adds itself."""
@@ -44,7 +44,7 @@ def report(error: BaseException, rank: int, job: Job, channel: Channel) -> None:
     that matters.
     """
     failed_s = time.time() - job.start_s
-    ignore_sigchld()  # whose ends would raise another exception in here
+    host.ignore_sigchld()  # whose ends would raise another exception in here
     if isinstance(error, SystemExit) and not isinstance(error.code, int):
         print(error.code, file=sys.stderr)  # as Python does at its end
     hints.add(behind(error), job)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import ctypes
 import gc
 import logging
 import multiprocessing
@@ -37,9 +36,7 @@ from labkit.rank import import_effects as imports
 from labkit.rank import reserved_group as rank_group
 from labkit.rank.main import RankTask
 from labkit.rank.settings import Setting
-
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-"""glibc's, where the C library is that: https://man7.org/linux/man-pages/man3/malloc_trim.3.html."""
+from labkit.system import host
 
 
 class _Stays:
@@ -67,8 +64,7 @@ class _Stays:
         """
         gc.collect()
         device.give_memory_back()
-        if _malloc_trim is not None:
-            _malloc_trim(0)
+        host.give_memory_back()
 
 
 @dataclass(frozen=True)
@@ -124,24 +120,12 @@ def _set_folder(folder: str | None) -> None:
         os.chdir(folder or "/")
 
 
-def _umask() -> int:
-    """Return the mask, without setting it where the system tells: other threads may make files meanwhile."""
-    with contextlib.suppress(OSError), open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def _signal_handlers() -> dict[int, Any]:
     return {number: handler for number in signal.valid_signals() if (handler := signal.getsignal(number)) is not None}
 
 
 def _set_signal_handlers(handlers: dict[int, Any]) -> None:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that is still to ring would end the process
+    host.cancel_alarm()
     for number, handler in handlers.items():
         if signal.getsignal(number) is not handler:
             with contextlib.suppress(OSError, ValueError):
@@ -225,7 +209,7 @@ _SETTINGS: dict[str, Setting] = {
     "working folder": Setting(_folder, _set_folder),
     "module path": Setting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     "arguments": Setting(lambda: list(sys.argv), lambda given: sys.argv.__setitem__(slice(None), given)),
-    "file mode mask": Setting(_umask, os.umask),
+    "file mode mask": Setting(host.umask, os.umask),
     "signal handlers": Setting(_signal_handlers, _set_signal_handlers),
     "streams and hooks": Setting(_hooks, _set_hooks),
     "warning filters": Setting(lambda: list(warnings.filters), settings.put_in_place),
@@ -293,24 +277,16 @@ def _around(is_cell: bool) -> Iterator[int]:
     global _fresh, _fresh_bytes
     if _fresh is None:
         _fresh = capture()
-        _fresh_bytes = _resident_bytes()
+        _fresh_bytes = host.resident_bytes()
         imports.watch(_SETTINGS)
     if not is_cell:
         imports.forget_edited()
     with contextlib.nullcontext() if is_cell else isolated(_fresh):
-        left_bytes = max(0, _resident_bytes() - _fresh_bytes)
-        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")
+        left_bytes = max(0, host.resident_bytes() - _fresh_bytes)
+        host.forget_peak()
         device.forget_peak()
         try:
             yield left_bytes
         finally:
             if not is_cell:
                 rank_group.leave_unless_kept()
-
-
-def _resident_bytes() -> int:
-    """Return the resident memory of this process now, in bytes; 0 where the system does not tell in this way."""
-    with contextlib.suppress(OSError), open("/proc/self/statm") as pages:
-        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0

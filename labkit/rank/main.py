@@ -12,14 +12,13 @@ import gc
 import multiprocessing
 import os
 import random
-import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from queue import SimpleQueue as JobQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,6 @@ import torch.distributed as dist
 from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
-from labkit.protocol.system import cores, peak_resident_bytes
 from labkit.rank import (
     carried_modules,
     descendants,
@@ -43,12 +41,11 @@ from labkit.rank.channels import Channel, PipeChannel, RankPipes, receive
 from labkit.rank.hooks import hooks_of
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.log_batcher import LogBatcher
-from labkit.rank.signals import handle_signals, ignore_sigchld
+from labkit.rank.signals import handle_signals
 from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from labkit.system import host
+from labkit.system.base import main_stack
 
 failure.OWN_FILES.add(__file__)
 
@@ -121,7 +118,10 @@ class Inbox:
         elif not isinstance(word, str):
             raise TypeError(f"the notebook has sent {word!r:.200}")
         elif self._channel is not None:
-            self._channel.receive(word)
+            if word == "stacks":  # by which a signal asks, where the system has it
+                self._channel.send(events.Stack(self._channel.rank, main_stack()))
+            else:
+                self._channel.receive(word)
 
     def _report(self, error: BaseException) -> None:
         """Say that what the notebook has sent cannot be read, a job most likely."""
@@ -155,19 +155,15 @@ def read_job(read: Callable[[], Job], channel: Channel) -> Job:
         raise
 
 
-def main(index: int, all_ends: list[RankPipes]) -> None:
+def main(_: int, ends: RankPipes) -> None:
     """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
 
-    `index` says which of the ends are this process's; its rank comes with the job.
+    The rank comes with the job.
     """
-    ends = all_ends[index]
 
     def prepare() -> Callable[[], RankTask | None]:
         handle_signals(ends.stacks.fileno())
-        _redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
-        for other in all_ends:
-            if other is not ends:
-                other.close()  # so that a rank's death closes its own channels for good
+        host.redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
         script_compat.begin_spawned()
         faulthandler.enable()  # native crashes print where they were, into the rank's output
         inbox = Inbox(ends)
@@ -200,6 +196,7 @@ def leave(code: int) -> NoReturn:
         descendants.end()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        host.finish_output()
     finally:
         os._exit(code)
 
@@ -347,20 +344,10 @@ def hooked(job: Job, channel: Channel) -> contextlib.ExitStack:
         return around.pop_all()
 
 
-def _redirect_output(output: Connection) -> None:
-    """Make `output` this process's stdout and stderr, for Python and for native code."""
-    if os.name == "posix":
-        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
-            os.dup2(output.fileno(), descriptor)
-            # Anew: the old one may believe that it writes to a file.
-            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
-    output.close()
-
-
 def set_up(job: Job, info: RankInfo) -> None:
     """Set the environment, threads and seeds of this rank."""
     rank = info.rank
-    threads = job.threads or max(1, cores() // info.local_world_size)
+    threads = job.threads or max(1, host.cores() // info.local_world_size)
     if job.isolation is not None:
         job.isolation.take_over()
     sys.argv[:] = job.argv
@@ -370,6 +357,8 @@ def set_up(job: Job, info: RankInfo) -> None:
     if job.settings is not None:
         settings.take_over(job.settings)
     os.environ.update(job.environment)
+    for name, value in host.rank_environment.items():
+        os.environ.setdefault(name, value)
     # The variables that torchrun sets, for libraries that look there.
     os.environ.update(
         RANK=str(rank),
@@ -401,7 +390,7 @@ def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
 
 def _peak_memory(left_bytes: int) -> tuple[int, int]:
     """Peak resident memory of this process and peak memory allocated on its GPUs, in bytes."""
-    peak_bytes = max(0, peak_resident_bytes(os.getpid()) - left_bytes)
+    peak_bytes = max(0, host.peak_bytes(os.getpid()) - left_bytes)
     return peak_bytes, devices.peak_bytes()
 
 
@@ -411,7 +400,7 @@ def _tidy_up(at_exit: bool = True) -> None:
         if at_exit:
             atexit._run_exitfuncs()
     finally:
-        ignore_sigchld()  # which are ended now
+        host.ignore_sigchld()  # which are ended now
         end_children()
         for stream in filter(None, (sys.stdout, sys.stderr)):
             stream.flush()
@@ -425,5 +414,5 @@ def end_children() -> None:
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if pid := getattr(server, "_forkserver_pid", None):
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # multiprocessing asks for its exit code itself
+            os.kill(pid, host.kill_signal)
+            host.wait_for(pid)  # multiprocessing asks for its exit code itself

@@ -14,13 +14,11 @@ import functools
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-if sys.platform != "win32":
-    import fcntl
+from labkit.system import host
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_REACH = stat.S_IRWXG | stat.S_IRWXO
@@ -49,11 +47,11 @@ def remove_of(pid: int) -> None:
 
 def locked_marker(folder: Path) -> int | None:
     """Make the marker in a new folder, locked from the moment on at which it has its name."""
-    if sys.platform == "win32":
+    if not host.has_locks:
         return None
     new = folder / f"{MARKER}.new"
     marker = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    fcntl.flock(marker, fcntl.LOCK_EX)
+    host.lock(marker, wait=True)
     new.rename(folder / MARKER)
     return marker
 
@@ -66,7 +64,7 @@ def remove_left_behind_once() -> None:
 
 def remove_left_behind(where: Path) -> None:
     """Remove the folders of this user whose processes are gone."""
-    if sys.platform == "win32":
+    if not host.has_locks:
         return
     for folder in where.glob(f"{PREFIX}*"):
         if not is_in_use(folder):
@@ -75,7 +73,7 @@ def remove_left_behind(where: Path) -> None:
 
 def is_in_use(folder: Path) -> bool:
     """Return whether the process that made a folder lives; so it counts where this cannot be told."""
-    if sys.platform == "win32":
+    if not host.has_locks:
         return True
     try:
         check_rendezvous(folder)
@@ -87,7 +85,7 @@ def is_in_use(folder: Path) -> bool:
     except (OSError, ValueError):  # it is another user's
         return True
     try:
-        fcntl.flock(marker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        host.lock(marker, shared=True)
     except OSError:
         return True
     finally:

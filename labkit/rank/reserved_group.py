@@ -28,6 +28,7 @@ from labkit.protocol.job import RankInfo
 from labkit.rank import main, process_group
 from labkit.rank.device import Settled, is_nccl, settle
 from labkit.rank.local_rendezvous import exchange, open_file_store
+from labkit.system import host
 
 
 class Joined(NamedTuple):
@@ -69,11 +70,11 @@ def join(part: main.RankTask) -> tuple[Settled, dist.Store]:
     if lasts and _have_all_kept(info, settled, store):
         return settled, store
     leave()
-    before = frozenset(_open_sockets())
+    before = frozenset(host.open_sockets())
     name = str(job.start_s) if lasts else ""
     process_group.join(info, settled, store, _lasting_store(job.lasting_store, name) if lasts else None)
     group = weakref.ref(dist.group.WORLD) if name and dist.group.WORLD is not None else None
-    _joined = Joined(job.group, settled, store, frozenset(_open_sockets()) - before, name, group)
+    _joined = Joined(job.group, settled, store, frozenset(host.open_sockets()) - before, name, group)
     _cells_are_set_up = _cells_are_set_up or job.group is not None
     return settled, store
 
@@ -133,22 +134,10 @@ def leave() -> None:
 
 def _shut_down(connections: frozenset[str]) -> None:
     """Shut down those connections of a group that are still there."""
-    for name, descriptor in _open_sockets().items():
+    for name, descriptor in host.open_sockets().items():
         if name not in connections:
             continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as end:
             # gloo ends the process if the socket on which it listens is shut down under it.
             if not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-def _open_sockets() -> dict[str, int]:
-    """Return this process's sockets by name, with a descriptor of each. Empty where the system does not list them."""
-    found = {}
-    with contextlib.suppress(OSError):
-        for descriptor in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                name = os.readlink(f"/proc/self/fd/{descriptor}")
-                if name.startswith("socket:"):
-                    found[name] = int(descriptor)
-    return found

@@ -6,11 +6,7 @@ Knows only its own process. Whether it all comes to nothing is decided in the no
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import pickle
-import platform
 import sys
 import threading
 import time
@@ -24,6 +20,7 @@ from labkit.protocol.events import Attached
 from labkit.protocol.job import RankHook
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
+from labkit.system import host
 
 _TORCH = Path(torch.__file__).parent
 
@@ -36,9 +33,6 @@ BACKWARD = str(_TORCH / "autograd" / "graph.py")
 
 NOT_COLLECTIVES = tuple(str(_TORCH / "distributed" / place) for place in ("checkpoint/", "elastic/"))
 """… while these may wait for a disk."""
-
-SLEEP = {("Linux", "x86_64"): 230, ("Linux", "aarch64"): 115}.get((platform.system(), platform.machine()))
-"""The number of the system call clock_nanosleep, in which `time.sleep` sleeps until a time that it names."""
 
 
 KIND = "waits"
@@ -84,17 +78,17 @@ def look(rank: int) -> Waits:
     used_s = time.process_time() - time.thread_time()
     uses_gpu = torch.cuda.is_initialized()
     calls = _calls(rank) if uses_gpu else ((), ())
-    if (sleep := _sleeps_until(main.native_id)) is not None:
+    if (sleep := host.sleeps_until(main.native_id)) is not None:
         return Waits(rank, "time", f"{sleep!r}", max(0.0, sleep - time.monotonic()), used_s, *calls)
     frames = sys._current_frames()
     frame = frames.get(main.ident or 0)
     if frame is not None and uses_gpu and _in_a_collective(frame):
         # Whoever waits for a GPU keeps a core busy. So what the rank uses of one says nothing.
         return Waits(rank, "call", f"{_lines(frame)} {calls}", 0.0, 0.0, *calls)
-    if frame is None or _at_work():
+    if frame is None or host.others_at_work():
         return Waits(rank, "", "", 0.0, used_s, *calls)
     what = "ranks" if _in_a_collective(frame) else "nobody" if _for_ever(frame, set(frames)) else ""
-    return Waits(rank, what, f"{_lines(frame)} {_times_woken(main.native_id)}", 0.0, used_s, *calls)
+    return Waits(rank, what, f"{_lines(frame)} {host.times_woken(main.native_id)}", 0.0, used_s, *calls)
 
 
 def _in_a_collective(frame: FrameType) -> bool:
@@ -133,39 +127,3 @@ def _lines(frame: FrameType | None) -> str:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
     return " ".join(lines)
-
-
-def _sleeps_until(thread: int | None) -> float | None:
-    """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; None if it is not."""
-    if SLEEP is None:
-        return None
-    called = _about(thread, "syscall").split()
-    try:
-        number, clock, flags, address = (int(word, 0) for word in called[:4])
-    except ValueError:  # it runs, or the system does not tell
-        return None
-    if (number, clock, flags) != (SLEEP, time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
-        return None
-    # The thread's own stack, which stays where it is even if the thread has moved on meanwhile.
-    seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(address)
-    return seconds + nanoseconds / 1e9 if _about(thread, "syscall").split() == called else None
-
-
-def _at_work() -> bool:
-    """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
-    if not sys.platform.startswith("linux"):
-        return False
-    others = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
-    return any(_about(int(thread), "stat").rpartition(")")[2].split()[:1] in (["R"], ["D"]) for thread in others)
-
-
-def _times_woken(thread: int | None) -> str:
-    """Return how often a thread has gone to sleep; if that has not changed, it has not run meanwhile. "": not known."""
-    rows = _about(thread, "status").splitlines()
-    return next((row.split()[1] for row in rows if row.startswith("voluntary_ctxt_switches")), "")
-
-
-def _about(thread: int | None, what: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/self/task/{thread}/{what}").read_text()
-    return ""

@@ -22,13 +22,13 @@ from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, dump, pack_call
-from labkit.protocol.system import threads
 from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.run import Run, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
+from labkit.system import threads
 from labkit.ui import kernel
 from labkit.ui.lines import print_output
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from labkit.protocol.pages import help_hint
 from labkit.session.directory import SessionDirectory
 from labkit.session.processes import Processes
 from labkit.session.ranks import Replaced, ReservedRank, duration
+from labkit.system import host
 
 RECEIVE_EVERY_S = 0.1
 """Time between two looks at what the launcher says."""
@@ -147,7 +147,7 @@ class ClusterRanks:
     @property
     def pids_here(self) -> dict[int, int]:
         """Process ids, by rank, of those that are on this machine."""
-        here = os.uname().nodename
+        here = host.node()
         now = [] if self._is_closed.is_set() else self.processes.now()
         return {rank: process.pid for rank, process in enumerate(now) if process.node == here}
 

@@ -47,7 +47,7 @@ class SessionDirectory(RunDirectory):
 
     def given_up(self, number: int) -> set[int]:
         """Return the ranks that were to be ended while they were at a job."""
-        words = (word.split(":") for word in self.asked.read_text().split())
+        words = (word.split(":") for word in self.asked.read_text(encoding="utf-8").split())
         found = (rest[1] for kind, *rest in words if kind == "kill" and rest[0] == str(number))
         return {int(rank) for ranks in found for rank in ranks.split(",")}
 

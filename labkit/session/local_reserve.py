@@ -17,11 +17,11 @@ from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
-from labkit.protocol.system import unique_bytes
 from labkit.rank.isolation import NotebookIsolation
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
+from labkit.system import host
 
 LEAVE_S = 1.0
 """How long a process may take to end when it is told to leave."""
@@ -183,7 +183,7 @@ class LocalReserve:
         with self._lock:
             if time.monotonic() > self._measured_s + MEASURE_EVERY_S:
                 self._measured_s = time.monotonic()
-                self._memory = {process.pid: unique_bytes(process.pid) for process in self.processes}
+                self._memory = {process.pid: host.unique_bytes(process.pid) for process in self.processes}
             return [
                 ReservedRank(
                     rank,

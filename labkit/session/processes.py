@@ -124,7 +124,8 @@ class Processes:
         """Return which rank could not start, and what it wrote; "" if none failed so."""
         for rank, process in enumerate(self.now()):
             if process.exit_code is not None and not process.is_ready and not process.was_ended:
-                output = self._directory.file(rank, process.number, "out").read_text(errors="replace").strip()
+                file = self._directory.file(rank, process.number, "out")
+                output = file.read_text(errors="replace", encoding="utf-8").strip()
                 how = in_words(process.exit_code)
                 return f"rank {rank} died ({how}) before it was ready; it wrote: {output[-2000:] or 'nothing'}"
         return ""
@@ -136,7 +137,7 @@ def read_process(directory: SessionDirectory, rank: int, number: int) -> Process
     if number < 0:
         return found
     with contextlib.suppress(OSError):
-        for line in directory.file(rank, number, "records").read_text(errors="replace").splitlines():
+        for line in directory.file(rank, number, "records").read_text(errors="replace", encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):  # cut short
                 kind, _, *rest = json.loads(line)
                 if kind == "Process":

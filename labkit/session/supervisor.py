@@ -26,7 +26,6 @@ from labkit.launchers.run_directory.files import Folder, append, clock_off_s, fr
 from labkit.launchers.supervisor import (
     LAST_WORD_S,
     NOT_SEEN,
-    STACKS_SIGNAL,
     Child,
     Requests,
     begin,
@@ -35,6 +34,7 @@ from labkit.launchers.supervisor import (
     is_seen,
     stay_for_the_launcher,
 )
+from labkit.system import host
 
 ASKED_EVERY_S = (0.02, 0.25)
 """Least and greatest time between two looks at what the notebook asks. They become rarer with the time since the last
@@ -67,7 +67,8 @@ class Supervisor:
     def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
         self._directory, self._rank, self._signals = directory, rank, signals
         self._requests, self._folder = Requests(directory), Folder(directory)
-        self._idle_s: float | None = json.loads((directory / "run.json").read_text())["session"]["idle_s"]
+        run = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        self._idle_s: float | None = run["session"]["idle_s"]
         self._job = ""
         """The newest job that this rank was given."""
         self._newest = ("", [""])
@@ -85,7 +86,7 @@ class Supervisor:
         for end in (awake, mine):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(mine)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a rank's end is noticed at once
+        host.watch_children()  # a rank's end is noticed at once
         while True:
             words = self._requests.new()
             for position, word in enumerate(words):
@@ -121,7 +122,7 @@ class Supervisor:
                 self._was_killed = True
                 self._child.process.kill()
         elif word == "stacks":
-            self._child.process.send_signal(STACKS_SIGNAL)
+            host.ask_for_stack(self._child.process.pid)
             self._child.send("details")
         elif word == "stop":
             self._child.send(word)
@@ -198,7 +199,7 @@ class Supervisor:
                 self._never_ends(Path(f"{base}.records"))
                 number += 1
         child = Child(base, "labkit.session.rank_entry", [str(self._directory), self._rank, str(number)])
-        node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+        node = os.environ.get("SLURMD_NODENAME") or host.node()
         append(child.records, ["Process", int(self._rank), child.process.pid, node])
         return child
 
@@ -233,7 +234,7 @@ class Supervisor:
             self._busy_s = now
         if now > self._busy_s + self._idle_s and self._leave_at_s == float("inf"):
             with contextlib.suppress(OSError):  # a full disk, say; it is tried again
-                with open(self._directory / "asked", "a") as asked:
+                with open(self._directory / "asked", "a", encoding="utf-8") as asked:
                     asked.write("idle\n")
                 self._busy_s = now
 

@@ -9,12 +9,11 @@ long as the network would.
 
 from __future__ import annotations
 
-import contextlib
-import platform
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
+
+from labkit.system import host
 
 ROUNDS = 8
 """Exchanges of each rank with rank 0."""
@@ -39,7 +38,7 @@ def estimate(exchanges: Iterable[tuple[float, float, float]]) -> tuple[float, fl
 def compare(worker: Any, machine: str = "", now: Callable[[], float] = time.time) -> Offset:
     """Return how far this rank's clock is from rank 0's. Every rank calls it, before the function."""
     identity = machine or identify()
-    machine = machine or platform.node()
+    machine = machine or host.node()
     store, rank, world_size = worker._channel.store, worker.rank, worker.world_size
     if store is None or world_size == 1:
         return Offset(machine, 0.0, 0.0)
@@ -66,6 +65,4 @@ def compare(worker: Any, machine: str = "", now: Callable[[], float] = time.time
 
 def identify() -> str:
     """Return what tells this machine's clock from another's: containers on one machine share theirs."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text()
-    return platform.node()
+    return host.boot()

@@ -8,6 +8,7 @@ import threading
 import time
 
 from labkit.monitor.record import RunRecord
+from labkit.protocol.text import print_text
 from labkit.ui import formatting, kernel, summary
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Lines(threading.Thread):
         except Exception:
             LOG.exception("run %r could not be reported. The run is not affected", self._run.name)
             self._run.over.wait()
-            print(formatting.plain(self._run), flush=True)
+            print_text(formatting.plain(self._run))
 
     def _print_until_over(self) -> None:
         start, next_line = time.monotonic(), 1.0
@@ -42,13 +43,13 @@ class Lines(threading.Thread):
             if self._run.notice != notice:
                 notice = self._run.notice
                 if notice:
-                    print(f"{self._run.name}: {notice}", flush=True)
+                    print_text(f"{self._run.name}: {notice}")
             for remark in (formatting.remark, formatting.many_names):
                 if remark not in told and (said := remark(self._run)):
                     told.add(remark)
-                    print(f"{self._run.name}: {said}", flush=True)
+                    print_text(f"{self._run.name}: {said}")
             if time.monotonic() - start >= next_line and self._wait:
-                print(summary.line(self._run), flush=True)
+                print_text(summary.line(self._run))
                 next_line = min(next_line * 2, next_line + LINE_EVERY_S)
         print_output(self._run)
         if self._handles:
@@ -60,7 +61,7 @@ class Lines(threading.Thread):
         else:
             new = [each for each in self._run.warnings if each not in notice]
             lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))
-            print("\n".join(filter(None, lines)), flush=True)
+            print_text("\n".join(filter(None, lines)))
 
     def finish(self) -> None:
         """Wait until the end has been printed: once the last cell has run, nobody takes what comes late."""
@@ -71,5 +72,5 @@ def print_output(run: RunRecord) -> None:
     """Print the complete lines that ranks have printed since the last time, each with its rank."""
     for rank, lines in enumerate(run.take_new_output()):
         for text in lines:
-            print(f"[rank {rank}] {text}")
+            print_text(f"[rank {rank}] {text}", flush=False)
     sys.stdout.flush()

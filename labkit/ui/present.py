@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from labkit.monitor.record import RunRecord
+from labkit.protocol.text import print_text
 from labkit.ui import kernel, summary
 from labkit.ui.lines import Lines
 
@@ -44,7 +45,7 @@ def show(thing: Any) -> None:
         kernel.display(as_chart(thing))
         return
     if not kernel.has_kernel():
-        print(summary.bundle(thing)["text/plain"])
+        print_text(summary.bundle(thing)["text/plain"])
         return
     now = kernel.this_execution()
     if _shown_in.get(thing) == now:

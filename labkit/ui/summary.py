@@ -12,6 +12,7 @@ from labkit.failures.grouping import alike, rank_list
 from labkit.monitor.history import SAMPLES, Progress
 from labkit.monitor.record import RunRecord
 from labkit.monitor.results import TRY_AGAIN, UnloadedResult, megabytes
+from labkit.protocol.text import BLOCKS
 from labkit.ui.formatting import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 from labkit.ui.tables import STATE_COLORS
 
@@ -54,8 +55,7 @@ def sparkline(run: RunRecord, width: int = 40) -> str:
         return ""
     y = y[:: max(1, len(y) // width)]
     low, high = min(y), max(y)
-    blocks = "▁▂▃▄▅▆▇█"
-    drawn = "".join(blocks[int((value - low) / ((high - low) or 1) * 7)] for value in y)
+    drawn = "".join(BLOCKS[int((value - low) / ((high - low) or 1) * 7)] for value in y)
     return f"{names[0]} {drawn} {low:.3g} … {high:.3g}"
 
 

@@ -27,8 +27,8 @@ class WidthKeeper(anywidget.AnyWidget):
     Its style becomes part of the page, and stays there when this is closed: by it charts follow JupyterLab's theme.
     """
 
-    _esm = Path(__file__).with_name("page.js").read_text()
-    _css = Path(__file__).with_name("page.css").read_text()
+    _esm = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+    _css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 def close(widgets: Iterable[Any]) -> None:

@@ -9,6 +9,7 @@
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, recorded    what lessons draw
     overview      where the reader is, and the same training without labkit
+    needs         what a lesson needs that not every system has
 
 A folder beside the notebooks: a lesson finds it because a notebook's kernel starts in the notebook's own folder. Ranks
 find it as they find any module of the reader's. It is imported on ranks too, so its parts are imported on first use.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.exercises import tally as tally
     from course.exercises.checking import check as check
     from course.exercises.predicting import predict as predict
+    from course.needs import needs_posix as needs_posix
     from course.overview import progress as progress
     from course.overview import script as script
     from course.overview import strip as strip
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
 
 _HOMES = {
     "check": "exercises.checking",
+    "needs_posix": "needs",
     "predict": "exercises.predicting",
     "progress": "overview",
     "script": "overview",

@@ -22,7 +22,7 @@ class Recorded:
 
     def __init__(self, file: Path | str = "recorded/compare.json") -> None:
         self._file = Path(file)
-        text = self._file.read_text() if self._file.exists() else '{"measurements": []}'
+        text = self._file.read_text(encoding="utf-8") if self._file.exists() else '{"measurements": []}'
         self.measurements: list[dict[str, Any]] = json.loads(text).get("measurements", [])
         """Each with its "hardware", "versions", "command" and "recorded" (a date), and "rows": by title, figures by
         name."""
@@ -61,4 +61,4 @@ def add(file: Path, measurement: dict[str, Any]) -> None:
         if (each["hardware"], each["command"]) != (measurement["hardware"], measurement["command"])
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"measurements": [*kept, measurement]}, indent=1) + "\n")
+    file.write_text(json.dumps({"measurements": [*kept, measurement]}, indent=1) + "\n", encoding="utf-8")

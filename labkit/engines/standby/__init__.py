@@ -24,7 +24,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from labkit.engines.standby import idle
-from labkit.protocol.system import unique_bytes
+from labkit.system import host
 
 if TYPE_CHECKING:
     from labkit.engines.spawn import RankProcess
@@ -109,7 +109,7 @@ def warm() -> bool:
 
 def memory() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
-    return [unique_bytes(pid) for pid in pids()]
+    return [host.unique_bytes(pid) for pid in pids()]
 
 
 def take(count: int) -> list[RankProcess]:

@@ -6,9 +6,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 import psutil
+
+from labkit.system import host
 
 IDLE_SHARE = 0.3
 """A notebook is idle when it wants less than this share of a core …"""
@@ -64,7 +65,7 @@ def wanted_s(apart_from: Collection[int] = ()) -> dict[int, float]:
     pids = {here, *_descendants(here, apart_from)}
     found: dict[int, float] = {}
     for pid in pids:
-        found.update(_wanted_by(pid))
+        found.update(host.wanted_s(pid))
     found.pop(threading.get_native_id() if threading.current_thread() is not threading.main_thread() else 0, None)
     return found
 
@@ -75,18 +76,3 @@ def _descendants(pid: int, apart_from: Collection[int]) -> list[int]:
     except psutil.Error:
         return []
     return [child.pid for child in children if child.pid not in apart_from]
-
-
-def _wanted_by(pid: int) -> dict[int, float]:
-    found = {}
-    try:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            used_ns, waited_ns, _ = (thread / "schedstat").read_text().split()
-            found[int(thread.name)] = (int(used_ns) + int(waited_ns)) / 1e9
-    except (OSError, ValueError):  # no such system, or ended meanwhile
-        try:
-            times = psutil.Process(pid).cpu_times()
-            found = found or {pid: times.user + times.system}
-        except psutil.Error:
-            pass
-    return found

@@ -21,6 +21,7 @@ from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
 from labkit.protocol import events
 from labkit.protocol.pages import help_hint
+from labkit.system import host
 
 START = "import labkit.rank.die_with_parent; from labkit.launchers.ray.driver import main; main()"
 
@@ -59,6 +60,7 @@ class RayJob(LauncherJob):
         if first.get("kind") != "connected":
             self._driver.kill()
             self._driver.wait()
+            host.unguard(self._driver.pid)
             self._close_pipes()
             why = first.get("why") or f"the process that connects to it has ended: {self._tail()}"
             shutil.rmtree(self.directory.path, ignore_errors=True)
@@ -70,7 +72,7 @@ class RayJob(LauncherJob):
     def _start_driver(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         with open(self.directory.path / "ray.out", "ab", opener=private) as output:
-            return subprocess.Popen(
+            driver = subprocess.Popen(
                 [sys.executable, "-c", START],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -78,6 +80,8 @@ class RayJob(LauncherJob):
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
+            host.guard(driver.pid)
+            return driver
 
     def _send(self, words: bytes) -> None:
         assert self._driver is not None
@@ -133,7 +137,8 @@ class RayJob(LauncherJob):
 
     def _tail(self) -> str:
         try:
-            return (self.directory.path / "ray.out").read_text(errors="replace").strip()[-3000:] or "nothing"
+            said = (self.directory.path / "ray.out").read_text(errors="replace", encoding="utf-8")
+            return said.strip()[-3000:] or "nothing"
         except OSError as error:
             return f"(ray.out cannot be read: {error})"
 
@@ -165,6 +170,7 @@ class RayJob(LauncherJob):
         except subprocess.TimeoutExpired:
             self._driver.kill()
             self._driver.wait()
+        host.unguard(self._driver.pid)
         if self._listener is not None:
             self._listener.join(LEAVE_S)  # it reads to the end what is closed here
         self._close_pipes()

@@ -14,7 +14,7 @@ class Notebook:
     """What the notebook says, and how it is told something."""
 
     def __init__(self, descriptor: int) -> None:
-        self._words = os.fdopen(descriptor, "w", buffering=1)
+        self._words = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
         self._warned: set[str] = set()
         self.wants_end = threading.Event()

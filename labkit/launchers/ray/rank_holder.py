@@ -30,6 +30,7 @@ from labkit.launchers.ray.mirror import BLOCK_BYTES, Piece, RankSide
 from labkit.launchers.ray.placement import Place
 from labkit.launchers.run_directory.files import CLOCK
 from labkit.launchers.run_directory.private import private
+from labkit.system import host
 
 LOOK_EVERY_S = 0.02
 """Time between two looks at what the rank has written."""
@@ -127,7 +128,7 @@ class RankHolder:
         if ahead_s < self._clock_ahead_s - 1.0:
             self._clock_ahead_s = ahead_s
             with contextlib.suppress(OSError):
-                (self._directory / CLOCK).write_text(f"{ahead_s}")
+                (self._directory / CLOCK).write_text(f"{ahead_s}", encoding="utf-8")
 
     def _new(self) -> Update:
         assert self._process is not None, "the supervisor could not be started"
@@ -142,7 +143,7 @@ class RankHolder:
             if pieces or self._answered_s > deadline:
                 return Update(pieces)
             if code is not None and not self._side.is_failing:
-                wrote = (self._directory / "supervisor.out").read_text(errors="replace")
+                wrote = (self._directory / "supervisor.out").read_text(errors="replace", encoding="utf-8")
                 return Update([], code, wrote.strip()[-2000:])
             time.sleep(LOOK_EVERY_S)
 
@@ -188,7 +189,7 @@ def _new_directory() -> Path:
         if _is_left_behind(left):
             shutil.rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    (made / MARK).write_text(json.dumps({"pid": os.getpid(), "machine": _machine()}))
+    (made / MARK).write_text(json.dumps({"pid": os.getpid(), "machine": _machine()}), encoding="utf-8")
     return made
 
 
@@ -200,7 +201,7 @@ def _is_left_behind(folder: Path) -> bool:
         mark = folder / MARK
         if mark.is_symlink() or os.stat(mark).st_uid != os.getuid():
             return False
-        made_by = json.loads(mark.read_text())
+        made_by = json.loads(mark.read_text(encoding="utf-8"))
         return made_by["machine"] == _machine() and not psutil.pid_exists(made_by["pid"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return False
@@ -208,9 +209,7 @@ def _is_left_behind(folder: Path) -> bool:
 
 def _machine() -> str:
     """Return what tells process ids of this machine, or container, from those of others, which may see its folders."""
-    with contextlib.suppress(OSError):
-        return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
-    return os.uname().nodename
+    return host.pid_space()
 
 
 def _address() -> str:

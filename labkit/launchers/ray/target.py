@@ -17,6 +17,7 @@ from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_d
 from labkit.launchers.ray.job import RayJob
 from labkit.launchers.ray.orders import Orders
 from labkit.launchers.ray.placement import STRATEGIES
+from labkit.system import require_posix
 
 
 class Ray(Target):
@@ -94,7 +95,8 @@ class Ray(Target):
         return LaunchedEngine(self.job(name, timeout_s))
 
     def job(self, name: str, timeout_s: float | None) -> RayJob:
-        """Return a job for one run or session; it is not started yet."""
+        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
+        require_posix("labkit.Ray")
         directory = new_directory(self.folder, name)
         orders = Orders(
             str(directory.path),

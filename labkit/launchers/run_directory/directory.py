@@ -47,7 +47,7 @@ class RunDirectory:
         try:
             make_run_folder(self.path)
             self.ranks.mkdir(mode=0o700)
-            open(self.asked, "x", opener=private).close()
+            open(self.asked, "x", encoding="utf-8", opener=private).close()
             fill()
             about["clock_ahead_s"] = clock_ahead_s(self.asked)
         except OSError as error:
@@ -75,7 +75,7 @@ class RunDirectory:
     def about(self) -> dict[str, Any]:
         """Return the run's notes. Raises ValueError if this is no run's folder, or other users could write there."""
         try:
-            with open(self.path / "run.json") as file:
+            with open(self.path / "run.json", encoding="utf-8") as file:
                 status, text = os.fstat(file.fileno()), file.read()
             found: dict[str, Any] = json.loads(text)
         except (OSError, ValueError) as error:
@@ -104,13 +104,13 @@ class RunDirectory:
 
     def ask(self, word: str) -> None:
         """Append a word for every rank. Raises OSError, on a full disk, say."""
-        with open(self.asked, "a") as file:
+        with open(self.asked, "a", encoding="utf-8") as file:
             file.write(f"{word}\n")
 
     def was_asked_to(self, word: str) -> bool:
         """Whether `ask` has said this word, as far as that can be read."""
         try:
-            return word in self.asked.read_text(errors="replace").split()
+            return word in self.asked.read_text(errors="replace", encoding="utf-8").split()
         except OSError:
             return False
 

@@ -205,9 +205,10 @@ def clock_off_s(directory: Path, mine: Path) -> float:
     told = [folder / CLOCK for folder in (directory, directory.parents[1])]  # a job's, or its session's
     try:
         if found := [file for file in told if file.exists()]:
-            off_s = float(found[0].read_text())
+            off_s = float(found[0].read_text(encoding="utf-8"))
         else:
-            off_s = clock_ahead_s(mine) - json.loads((directory / "run.json").read_text())["clock_ahead_s"]
+            run = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+            off_s = clock_ahead_s(mine) - run["clock_ahead_s"]
     except (OSError, ValueError, LookupError, TypeError):
         return 0.0
     return off_s if abs(off_s) >= CLOCK_S else 0.0

@@ -30,6 +30,6 @@ def make_folders(path: Path) -> bool:
 def make_run_folder(path: Path) -> None:
     """Make the folder of a run. What it lies in (`labkit-runs`, say) is none of git's business if it is made now."""
     if make_folders(path.parent):
-        with open(path.parent / ".gitignore", "w", opener=private) as file:
+        with open(path.parent / ".gitignore", "w", encoding="utf-8", opener=private) as file:
             file.write("# Made by labkit: runs have the sources and the values of their notebook.\n*\n")
     path.mkdir(mode=0o700)

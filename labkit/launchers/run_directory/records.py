@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
 from labkit.protocol import events
-from labkit.protocol.system import OutOfMemory
+from labkit.system.out_of_memory import OutOfMemory
 
 CUT = b"\x18\n"
 """Ends a line that could not be written to its end, and that comes again as a whole."""

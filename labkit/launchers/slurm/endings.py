@@ -124,6 +124,6 @@ def _where(state: JobState, with_troubles: bool = False) -> str:
 
 def _tail(directory: Path) -> str:
     try:
-        return (directory / "slurm.out").read_text(errors="replace")[-2000:].strip() or "nothing"
+        return (directory / "slurm.out").read_text(errors="replace", encoding="utf-8")[-2000:].strip() or "nothing"
     except OSError:
         return f"nothing: {directory}/slurm.out is not there, so the folder may not be shared"

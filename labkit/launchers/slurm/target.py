@@ -17,6 +17,7 @@ from labkit.engines.arguments import naming
 from labkit.engines.base import Target
 from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
 from labkit.launchers.slurm.job import SlurmJob
+from labkit.system import require_posix
 
 
 class Slurm(Target):
@@ -68,7 +69,8 @@ class Slurm(Target):
         return LaunchedEngine(self.job(name, timeout_s))
 
     def job(self, name: str, timeout_s: float | None) -> SlurmJob:
-        """Return a job for one run or session; it is not submitted yet."""
+        """Return a job for one run or session; it is not submitted yet. Raises OSError on Windows."""
+        require_posix("labkit.Slurm")
         about = {"name": name, "timeout_s": timeout_s}
         return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
 

@@ -20,21 +20,18 @@ import multiprocessing.connection
 import os
 import pickle
 import secrets
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
-
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from labkit.protocol import definitions
 from labkit.protocol.definitions import Definitions
 from labkit.protocol.pickling import MAIN, Message, dump, found_as, loads
 from labkit.protocol.reducing import DEFINITIONS
 from labkit.rank.notebook_main import Notebook, the_notebook
+from labkit.system import host
 
 SERVER_ASKS_FOR_A_KEY = sys.version_info >= (3, 14)
 """Whether a fork server starts processes for whoever knows its key, or for whoever can connect to its socket."""
@@ -46,7 +43,7 @@ def reset_start_method() -> None:
     As in a script nothing has been chosen yet: it may call `set_start_method`, once.
     """
     multiprocessing.set_start_method(None, force=True)
-    if sys.platform == "linux":
+    if host.has_nameless_sockets:
         _name_no_sockets()
     _keep_pipes()
 
@@ -82,26 +79,7 @@ def prepare() -> None:
     """Have what is typed in cells travel to those processes, and them and their server end with this one."""
     multiprocessing.set_forkserver_preload(["labkit.rank.script_compat.fork_server"])
     send_by_value()
-    if hasattr(os, "register_at_fork"):
-        _end_forked_processes_with_this_one()
-
-
-def _end_forked_processes_with_this_one() -> None:
-    """Have Linux end the processes that are forked here, a DataLoader's workers, say, when this one has gone.
-
-    The signal comes when the parent's *thread* ends, so only the main thread's children have it.
-    """
-    forks_from_main = False
-
-    def note_the_thread() -> None:
-        nonlocal forks_from_main
-        forks_from_main = threading.current_thread() is threading.main_thread()
-
-    def end_with_this_process() -> None:
-        if forks_from_main:
-            _prctl_pr_set_pdeathsig(signal.SIGKILL)
-
-    os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)
+    host.end_forks_with_this_process()  # a DataLoader's workers, say
 
 
 def send_by_value() -> None:

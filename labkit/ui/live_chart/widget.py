@@ -27,7 +27,7 @@ class LiveChart(go.FigureWidget):
     every curve whole.
     """
 
-    _esm = Path(__file__).with_suffix(".js").read_text()
+    _esm = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
     _plotly_version = traitlets.Unicode(plotly.__version__).tag(sync=True)
 
     def __init__(self, figure: go.Figure) -> None:

@@ -11,7 +11,7 @@ import psutil
 from labkit.engines import standby
 from labkit.monitor.active_runs import active_runs
 from labkit.monitor.record import RunRecord
-from labkit.protocol.system import unique_bytes
+from labkit.system import host
 
 
 class HeldProcess(NamedTuple):
@@ -33,7 +33,7 @@ class HeldProcess(NamedTuple):
     @property
     def memory_bytes(self) -> int:
         """What the process has for itself alone now (unique set size, where the system tells); 0 if it has ended."""
-        return unique_bytes(self.pid)
+        return host.unique_bytes(self.pid)
 
     def end(self) -> None:
         """End it: a standby rank alone, but a run or a session as a whole. Does not wait until it is gone."""

@@ -292,7 +292,7 @@ def waited_for_core_s(process: int | str = "thread-self") -> float:
     0 where the system does not say: it is Linux that does (Documentation/scheduler/sched-stats.rst).
     """
     try:
-        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+        return int(Path(f"/proc/{process}/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0
 

@@ -1,69 +1,15 @@
-"""What the system says of this machine: cores, open files and memory."""
+"""Whether the system killed a process because memory had run out. Linux counts; elsewhere nothing is said."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import sys
 from pathlib import Path
 from typing import Literal
 
 OutOfMemory = Literal["", "killed", "perhaps"]
 """Whether the system killed a process because memory had run out: no; yes; only the whole machine's count says so."""
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def threads(world_size: int) -> int:
-    """Return with how many threads each of so many ranks computes here: its share of the cores.
-
-    A smaller OMP_NUM_THREADS is shared instead, as administrators of shared machines set it.
-    """
-    allowed = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(cores(), int(allowed) if allowed.isdecimal() else cores()) // world_size)
-
-
-def raise_open_files_limit(needed: int) -> int:
-    """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.
-
-    No further than needed: code that calls `select` cannot handle a file's number above 1,023.
-    """
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows has no such limit
-        return needed
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited = resource.RLIM_INFINITY
-    if soft == unlimited or soft >= needed:
-        return needed if soft == unlimited else soft
-    allowed = needed if hard == unlimited else min(needed, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except (OSError, ValueError):  # macOS has another limit, lower than the one it gives
-        return soft
-    return allowed
-
-
-def peak_resident_bytes(pid: int) -> int:
-    """Peak resident memory of a process in bytes; where the system does not keep it, what is resident now."""
-    if sys.platform == "linux":
-        # Not getrusage: its peak is inherited from the process that forked this one, the notebook's kernel.
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-            for row in status:
-                if row.startswith("VmHWM:"):
-                    return int(row.split()[1]) * 1024
-        return 0
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        memory = psutil.Process(pid).memory_info()
-        return getattr(memory, "peak_wset", memory.rss)
-    return 0
-
 
 # The problem: SIGKILL does not say who sent it. Linux counts the processes that it kills because memory has run out,
 # but names none. What does not work: the system log, which users may not read; the machine's count alone (`oom_kill`
@@ -98,10 +44,10 @@ def _cgroup_counter(root: Path, pid: int) -> Path | None:
     cgroup v2 has `memory.events`, and `memory.events.local` without the groups below; v1 has `memory.oom_control`.
     """
     with contextlib.suppress(OSError, ValueError):
-        groups = [line.split(":", 2)[1:] for line in (root / "proc/self/cgroup").read_text().splitlines()]
+        groups = [line.split(":", 2)[1:] for line in _lines(root / "proc/self/cgroup")]
         in_v1 = [path for controllers, path in groups if "memory" in controllers.split(",")]
         in_v2 = [path for controllers, path in groups if not controllers]
-        for line in (root / "proc/self/mountinfo").read_text().splitlines():
+        for line in _lines(root / "proc/self/mountinfo"):
             mount, _, kind = line.partition(" - ")
             top, at = mount.split()[3:5]
             is_v1 = kind.startswith("cgroup ") and "memory" in kind.split()[-1].split(",")
@@ -118,20 +64,11 @@ def _cgroup_counter(root: Path, pid: int) -> Path | None:
 def _oom_kills(counters: Path) -> int | None:
     """Return the count in a file of the system's; None if it has none."""
     with contextlib.suppress(OSError, ValueError):
-        for line in counters.read_text().splitlines():
+        for line in _lines(counters):
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
     return None
 
 
-def unique_bytes(pid: int) -> int:
-    """Return what a process has for itself alone, in bytes; all that is resident where the system does not tell more.
-
-    0 if it has ended.
-    """
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        memory = psutil.Process(pid).memory_full_info()
-        return int(getattr(memory, "uss", 0) or memory.rss)
-    return 0
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,52 @@
+"""The one room that knows the operating system: `host` is the system that this process runs on, chosen once.
+
+Only this room reads `sys.platform`, `os.name` and `/proc`, calls the C library, and names signals other than SIGINT and
+SIGTERM. `base.System` lists what the others may ask of it; `linux`, `macos` and `windows` say how it is done there, and
+what is missing (`host.missing`, a sentence for each primitive, empty where it works):
+
+ends with its notebook   `die_with_parent`, `guard`, `adopt_orphans`, `children`
+a rank's stack           `stacks_signal`, `answer_stacks`, `ask_for_stack`
+a rank's output          `redirect_output`, `read_output`
+the store                `rank_environment`, which has scripts open one that the wheel contains
+a peer's end             nothing: labkit itself sees to it on every system (`labkit.failures.ledger`)
+memory now and peak      `resident_bytes`, `peak_bytes`, `unique_bytes`
+threads at work          `processor_use`, `wanted_s`, `others_at_work`
+a rank's environment     `rank_environment`, `set_start_environment`
+
+Standard library only, but for psutil where the system itself does not tell: supervisors need no more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from labkit.system.base import PRIMITIVES as PRIMITIVES
+from labkit.system.base import Primitive as Primitive
+from labkit.system.base import System as System
+
+if sys.platform == "win32":
+    from labkit.system.windows import Windows as Here
+elif sys.platform == "linux":
+    from labkit.system.linux import Linux as Here
+else:
+    from labkit.system.macos import MacOS as Here  # and what else has POSIX calls
+
+host: System = Here()
+"""The system that this process runs on."""
+
+
+def require_posix(what: str) -> None:
+    """Raise OSError, before anything starts, if something cannot be used here because it needs POSIX calls."""
+    if host.lacks_posix:
+        raise OSError(f"{what} cannot be used on {host.name}: {host.lacks_posix}")
+
+
+def threads(world_size: int) -> int:
+    """Return with how many threads each of so many ranks computes here: its share of the cores.
+
+    A smaller OMP_NUM_THREADS is shared instead, as administrators of shared machines set it.
+    """
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    cores = host.cores()
+    return max(1, min(cores, int(allowed) if allowed.isdecimal() else cores) // world_size)

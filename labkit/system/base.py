@@ -1,0 +1,315 @@
+"""What is asked of the operating system. Here is what any system does, or an honest answer where it does nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from types import FrameType
+
+Primitive = Literal[
+    "ends with its notebook",
+    "a rank's stack",
+    "a rank's output",
+    "the store",
+    "a peer's end",
+    "memory now and peak",
+    "threads at work",
+    "a rank's environment",
+]
+
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+
+
+class System:
+    """An operating system. A method that is not overridden does what is said here on every system."""
+
+    name: ClassVar[str] = "this system"
+    missing: ClassVar[Mapping[Primitive, str]] = dict.fromkeys(PRIMITIVES, "")
+    """By primitive, what a reader does without here, in a sentence; empty where it works."""
+    lacks_posix: ClassVar[str] = ""
+    """What to do about what needs POSIX calls: clusters, forks, folders that are one user's; empty where they are."""
+
+    # Ends with its notebook
+
+    kill_signal: ClassVar[int] = signal.SIGTERM
+    """Ends a process at once."""
+    ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT)
+    """By which a launcher, or a terminal, ends a process."""
+    continue_signal: ClassVar[int] = 0
+    """With it SLURM lets a process go on that it is about to end."""
+    aborted_codes: ClassVar[frozenset[int]] = frozenset({3})
+    """Exit codes of a process that has called `abort`, as C++ does for an exception that nobody catches."""
+
+    def die_with_parent(self) -> None:
+        """Have this process killed when the one has gone that started it, if the system can do so."""
+
+    def guard(self, pid: int, family: bool = False) -> None:
+        """Have a process that this one has started killed when this one has gone; with `family`, what it started, too.
+
+        See `labkit.system.guardian`.
+        """
+        from labkit.system import guardian
+
+        guardian.guard(pid, family)
+
+    def unguard(self, pid: int) -> None:
+        """Forget a process that has ended: its number may be another's soon."""
+        from labkit.system import guardian
+
+        guardian.unguard(pid)
+
+    def adopt_orphans(self) -> None:
+        """Become the parent of those whose own parents end: `sh -c "program &"` leaves such."""
+
+    def end_forks_with_this_process(self) -> None:
+        """Have the processes that this one's main thread forks end with it, if the system can do so."""
+
+    def watch_parent(self, every_s: float) -> None:
+        """Have this process, a fork server, end when its parent has gone, and what it forks end with it."""
+
+    def children(self, pid: int) -> list[int]:
+        """Return the process ids of what a process has started."""
+        import psutil  # not above: few ranks need it
+
+        with contextlib.suppress(psutil.Error):
+            return [child.pid for child in psutil.Process(pid).children()]
+        return []
+
+    def session(self, pid: int) -> int:
+        """Return the session that a process belongs to; equal for all where there are none. Raises OSError."""
+        return 0
+
+    def reap(self) -> None:
+        """Take the exit codes of this process's children that have ended: they count as there until then."""
+
+    def wait_for(self, pid: int) -> None:
+        """Wait until a child that was killed has ended, and leave its exit code to others."""
+
+    def held(self, pid: int) -> str:
+        """Return in which state the system holds a process that was killed; "" if it does not tell."""
+        return ""
+
+    def watch_children(self) -> None:
+        """Have the end of a child wake this process (`signal.set_wakeup_fd`)."""
+
+    def ignore_sigchld(self) -> None:
+        """Have the end of a child go unnoticed: a DataLoader would raise an exception wherever this process is."""
+
+    def cancel_alarm(self) -> None:
+        """Cancel an alarm that is still to ring: it would end the process."""
+
+    def pid_space(self) -> str:
+        """Return what tells process ids of this machine, or container, from those of others."""
+        return self.node()
+
+    def boot(self) -> str:
+        """Return what tells this machine's clock from another's: containers on one machine share theirs."""
+        return self.node()
+
+    def node(self) -> str:
+        """Return the machine's name."""
+        return socket.gethostname()
+
+    # A rank's stack
+
+    stacks_signal: ClassVar[int | None] = None
+    """Makes a rank write its main thread's stack, below Python; None where the rank's inbox thread is asked instead."""
+
+    def answer_stacks(self, file: int) -> None:
+        """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
+
+    def ask_for_stack(self, pid: int) -> bool:
+        """Send a process `stacks_signal`; return whether that could be done."""
+        return False
+
+    def hold_back_signals(self) -> None:
+        """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
+
+    def hold_back_stacks_signal(self) -> None:
+        """Keep `stacks_signal` alone from them."""
+
+    # A rank's output
+
+    def redirect_output(self, output: Connection) -> None:
+        """Make `output` this process's stdout and stderr, for Python and for native code, and close it."""
+        output.close()
+
+    def finish_output(self) -> None:
+        """Have all that this process has written reach the notebook: it ends now."""
+
+    def has_come(self, connection: Connection) -> bool:
+        """Whether a pipe can be read at once. Its end can, too: reading then raises EOFError, or gives b""."""
+        return connection.poll()
+
+    def read_output(self, connection: Connection, size: int) -> bytes:
+        """Return bytes that have come through a pipe; b"" at its end."""
+        with contextlib.suppress(OSError):
+            return os.read(connection.fileno(), size)
+        return b""
+
+    # Memory now and peak
+
+    def resident_bytes(self) -> int:
+        """Resident memory of this process now, in bytes; 0 where the system does not tell cheaply."""
+        return 0
+
+    def peak_bytes(self, pid: int) -> int:
+        """Peak resident memory of a process in bytes; where the system does not keep it, what is resident now."""
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(pid).memory_info()
+            return int(getattr(memory, "peak_wset", memory.rss))
+        return 0
+
+    def unique_bytes(self, pid: int) -> int:
+        """Return what a process has for itself alone, in bytes; all that is resident where the system tells no more.
+
+        0 if it has ended.
+        """
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            memory = psutil.Process(pid).memory_full_info()
+            return int(getattr(memory, "uss", 0) or memory.rss)
+        return 0
+
+    def forget_peak(self) -> None:
+        """Begin to measure the peak of this process's memory anew, if the system can do so."""
+
+    def give_memory_back(self) -> None:
+        """Give the system back what was freed, if the C library keeps it for later."""
+
+    # Threads at work
+
+    def processor_use(self, pid: int) -> tuple[float, bool]:
+        """Return the processor time that the threads of a process have used, in s, and whether any is at work.
+
+        That is: whether it runs, would if a core were free, or waits for a disk. (0.0, False) where nothing tells.
+        """
+        return 0.0, False
+
+    def wanted_s(self, pid: int) -> dict[int, float]:
+        """Return the processor time that each thread of a process has wanted so far, in s; {} if it has ended.
+
+        Where the system tells, the time for which a thread waited for a core counts too. Elsewhere there is one entry.
+        """
+        import psutil
+
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            return {pid: times.user + times.system}
+        return {}
+
+    def others_at_work(self) -> bool:
+        """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
+        return False
+
+    def times_woken(self, thread: int | None) -> str:
+        """Return how often a thread has gone to sleep, or "": if that has not changed, it has not run meanwhile."""
+        return ""
+
+    def sleeps_until(self, thread: int | None) -> float | None:
+        """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; or None."""
+        return None
+
+    # A rank's environment
+
+    start_environment: ClassVar[Mapping[str, str]] = {"OPENBLAS_THREAD_TIMEOUT": "4"}
+    """Variables that libraries read when they are loaded, set where the reader has not set them.
+
+    NumPy's pool, OpenBLAS, begins to spin as NumPy is imported, for 2^26 cycles: 6 % of the time in which two ranks
+    start on two cores. 2^4 is the least that it takes.
+    """
+    rank_environment: ClassVar[Mapping[str, str]] = {}
+    """Variables of a rank, set where the reader has not set them."""
+
+    def set_start_environment(self) -> None:
+        """Set `start_environment` in this process."""
+        for name, value in self.start_environment.items():
+            if name != "GOMP_SPINCOUNT" or "OMP_WAIT_POLICY" not in os.environ:
+                os.environ.setdefault(name, value)
+
+    # What a process may have
+
+    def cores(self) -> int:
+        """Return how many CPU cores this process may use."""
+        return os.cpu_count() or 1
+
+    def raise_open_files_limit(self, needed: int) -> int:
+        """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.
+
+        No further than needed: code that calls `select` cannot handle a file's number above 1,023.
+        """
+        return needed
+
+    def open_files(self) -> int | None:
+        """Return how many files this process has open; None where there is no limit to them."""
+        return None
+
+    def umask(self) -> int:
+        """Return the mask of the modes of new files."""
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
+
+    # Files and sockets
+
+    has_locks: ClassVar[bool] = False
+    """Whether `lock` does anything."""
+    has_nameless_sockets: ClassVar[bool] = False
+    """Whether a socket between processes need not be a file."""
+    opens_others_descriptors: ClassVar[bool] = False
+    """Whether `open_descriptor` does anything."""
+
+    def lock(self, file: int, *, shared: bool = False, wait: bool = False) -> None:
+        """Lock an open file until it is closed. Raises BlockingIOError if another has it, OSError if it cannot be."""
+        raise OSError(f"{self.name} has no such locks")
+
+    def unlock(self, file: int) -> None:
+        """Let go of the lock of an open file. Raises OSError."""
+
+    def sync_folder(self, folder: str | os.PathLike[str]) -> None:
+        """Let what happened in a folder reach the disk, where a folder can be opened."""
+
+    def open_descriptor(self, pid: int, descriptor: int) -> int:
+        """Return a descriptor of what another process has open under that number. Raises OSError if it is gone."""
+        raise OSError(f"{self.name} does not open what another process has open")
+
+    def open_sockets(self) -> dict[str, int]:
+        """Return this process's sockets by name, with a descriptor of each; {} where the system does not list them."""
+        return {}
+
+    def bytes_sent(self) -> int:
+        """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
+
+        Raises OSError where the system does not count.
+        """
+        raise OSError("only Linux says how much a socket has sent")
+
+    def hidden_input(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the terminal does not show what is typed."""
+        return contextlib.nullcontext()
+
+    def exit_code_in_words(self, code: int) -> str:
+        """Return what the system means by a positive exit code; "" if it is the program's own."""
+        return ""
+
+
+def main_stack() -> str:
+    """Return the main thread's stack as faulthandler writes it; for a thread that is asked, where no signal can be."""
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = ["Stack (most recent call first):"]
+    while frame is not None:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines) + "\n"

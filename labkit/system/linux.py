@@ -1,0 +1,250 @@
+"""Linux: what /proc tells, and what its C library is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import platform
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from typing import ClassVar
+
+from labkit.system.base import System
+from labkit.system.posix import Posix
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+SLEEP = {"x86_64": 230, "aarch64": 115}
+"""The number of the system call clock_nanosleep, in which `time.sleep` sleeps until a time that it names."""
+
+_libc = ctypes.CDLL(None)
+
+
+class Linux(Posix):
+    """Linux, with glibc or musl."""
+
+    name: ClassVar[str] = "Linux"
+    has_nameless_sockets: ClassVar[bool] = True
+    opens_others_descriptors: ClassVar[bool] = True
+    # libgomp, torch's pool of threads, reads this when it is loaded. By default its threads spin for milliseconds
+    # between two parallel loops: on cores that have other work (another rank, another user's program) one spins while
+    # the thread that it waits for cannot run, and a small network's step takes tens of times as long. So many turns
+    # suffice on free cores.
+    start_environment: ClassVar[Mapping[str, str]] = {**System.start_environment, "GOMP_SPINCOUNT": "10000"}
+
+    # Ends with its notebook
+
+    def die_with_parent(self) -> None:
+        """Have the system kill this process when the *thread* has gone that started it."""
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def guard(self, pid: int, family: bool = False) -> None:
+        """Do nothing: the process has called `die_with_parent`."""
+
+    def unguard(self, pid: int) -> None:
+        """Do nothing."""
+
+    def adopt_orphans(self) -> None:
+        """Become the parent of those whose own parents end."""
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def end_forks_with_this_process(self) -> None:
+        """Have the system kill the processes that the main thread forks when this one has gone.
+
+        The signal comes when the parent's *thread* ends, so only the main thread's children have it.
+        """
+        forks_from_main = False
+
+        def note_the_thread() -> None:
+            nonlocal forks_from_main
+            forks_from_main = threading.current_thread() is threading.main_thread()
+
+        def end_with_this_process() -> None:
+            if forks_from_main:
+                self.die_with_parent()
+
+        os.register_at_fork(before=note_the_thread, after_in_child=end_with_this_process)
+
+    def watch_parent(self, every_s: float) -> None:
+        """Look for the parent every so often; what is forked, always from the main thread, is killed by the system."""
+        parent = os.getppid()
+
+        def look(*_: object) -> None:
+            if os.getppid() != parent:
+                os._exit(1)
+
+        def end_with_this_process() -> None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            self.die_with_parent()
+
+        os.register_at_fork(after_in_child=end_with_this_process)
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+
+    def children(self, pid: int) -> list[int]:
+        """Return the process ids of what a process has started; the kernel lists them by thread, as a rule."""
+        if not os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children"):
+            return super().children(pid)
+        found: list[int] = []
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):
+                    found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+        return found
+
+    def held(self, pid: int) -> str:
+        """Return in which state the system holds a process that was killed, and where in the kernel."""
+        state = where = ""
+        with contextlib.suppress(OSError, IndexError):
+            state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
+            where = _read(f"/proc/{pid}/wchan").strip("0\n")
+        return f"state {state or '?'}" + (f", in {where}" if where else "")
+
+    def pid_space(self) -> str:
+        """Return the machine's name and the namespace of its process ids."""
+        with contextlib.suppress(OSError):
+            return f"{self.node()} {os.readlink('/proc/self/ns/pid')}"
+        return self.node()
+
+    def boot(self) -> str:
+        """Return the number that the kernel has given itself."""
+        with contextlib.suppress(OSError):
+            return _read("/proc/sys/kernel/random/boot_id")
+        return self.node()
+
+    # Memory now and peak
+
+    def resident_bytes(self) -> int:
+        """Resident memory of this process now, in bytes."""
+        with contextlib.suppress(OSError):
+            return int(_read("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return 0
+
+    def peak_bytes(self, pid: int) -> int:
+        """Peak resident memory of a process in bytes; 0 if it has ended."""
+        # Not getrusage: its peak is inherited from the process that forked this one, the notebook's kernel.
+        with contextlib.suppress(OSError):
+            for row in _read(f"/proc/{pid}/status").splitlines():
+                if row.startswith("VmHWM:"):
+                    return int(row.split()[1]) * 1024
+        return 0
+
+    def forget_peak(self) -> None:
+        """Begin to measure the peak of this process's memory anew."""
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as peak:
+            peak.write("5")
+
+    def give_memory_back(self) -> None:
+        """Give the system back what was freed; by itself glibc keeps it for later. musl has no such call."""
+        if (trim := _malloc_trim()) is not None:
+            trim(0)
+
+    # Threads at work
+
+    def processor_use(self, pid: int) -> tuple[float, bool]:
+        """Return the processor time that the threads of a process have used, in s, and whether any is at work."""
+        used, at_work = 0, False
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(OSError):  # it may just have ended
+                    state, *fields = _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
+                    used += int(fields[10]) + int(fields[11])
+                    at_work = at_work or state in "RD"
+        return used / os.sysconf("SC_CLK_TCK"), at_work
+
+    def wanted_s(self, pid: int) -> dict[int, float]:
+        """Return the processor time that each thread of a process has used or waited for so far, in s."""
+        found: dict[int, float] = {}
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                used_ns, waited_ns, _ = _read(f"/proc/{pid}/task/{thread}/schedstat").split()
+                found[int(thread)] = (int(used_ns) + int(waited_ns)) / 1e9
+        except (OSError, ValueError):  # not kept, or ended meanwhile
+            return found or super().wanted_s(pid)
+        return found
+
+    def others_at_work(self) -> bool:
+        """Whether any other thread of this process runs, would if a core were free, or waits for a disk."""
+        others = set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
+        return any(_about(int(thread), "stat").rpartition(")")[2].split()[:1] in (["R"], ["D"]) for thread in others)
+
+    def times_woken(self, thread: int | None) -> str:
+        """Return how often a thread has gone to sleep."""
+        rows = _about(thread, "status").splitlines()
+        return next((row.split()[1] for row in rows if row.startswith("voluntary_ctxt_switches")), "")
+
+    def sleeps_until(self, thread: int | None) -> float | None:
+        """Return when a thread of this process that is in `time.sleep` wakes, as `time.monotonic()`; None if not so."""
+        called = _about(thread, "syscall").split()
+        try:
+            number, clock, flags, address = (int(word, 0) for word in called[:4])
+        except ValueError:  # it runs, or the system does not tell
+            return None
+        if (number, clock, flags) != (SLEEP.get(platform.machine()), time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
+            return None
+        # The thread's own stack, which stays where it is even if the thread has moved on meanwhile.
+        seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(address)
+        return float(seconds + nanoseconds / 1e9) if _about(thread, "syscall").split() == called else None
+
+    # What a process may have; files and sockets
+
+    def cores(self) -> int:
+        """Return how many CPU cores this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    def umask(self) -> int:
+        """Return the mask without setting it: other threads may make files meanwhile."""
+        with contextlib.suppress(OSError):
+            for line in _read("/proc/self/status").splitlines():
+                if line.startswith("Umask:"):
+                    return int(line.split()[1], 8)
+        return super().umask()
+
+    def open_descriptor(self, pid: int, descriptor: int) -> int:
+        """Return a descriptor of what another process has open under that number."""
+        return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+
+    def open_sockets(self) -> dict[str, int]:
+        """Return this process's sockets by name, with a descriptor of each."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError):
+                    name = os.readlink(f"/proc/self/fd/{descriptor}")
+                    if name.startswith("socket:"):
+                        found[name] = int(descriptor)
+        return found
+
+    def bytes_sent(self) -> int:
+        """Bytes sent over TCP connections that are still open, retransmissions excluded (TCP_INFO)."""
+        total = 0
+        for descriptor in self.open_sockets().values():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                    total += sent - again
+        return total
+
+
+@functools.cache
+def _malloc_trim() -> ctypes._CFuncPtr | None:  # type: ignore[name-defined]
+    """Return glibc's, where the C library is that: https://man7.org/linux/man-pages/man3/malloc_trim.3.html."""
+    return getattr(_libc, "malloc_trim", None)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _about(thread: int | None, what: str) -> str:
+    with contextlib.suppress(OSError):
+        return _read(f"/proc/self/task/{thread}/{what}")
+    return ""

@@ -1,0 +1,146 @@
+"""What Linux and macOS have in common: signals, descriptors, locks."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from labkit.system.base import System
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+
+class Posix(System):
+    """A system with POSIX calls."""
+
+    kill_signal: ClassVar[int] = signal.SIGKILL
+    ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    continue_signal: ClassVar[int] = signal.SIGCONT
+    aborted_codes: ClassVar[frozenset[int]] = frozenset({-signal.SIGABRT, 128 + signal.SIGABRT})
+    stacks_signal: ClassVar[int | None] = signal.SIGUSR2
+    has_locks: ClassVar[bool] = True
+
+    def session(self, pid: int) -> int:
+        """Return the session that a process belongs to. Raises OSError if it has ended."""
+        return os.getsid(pid)
+
+    def reap(self) -> None:
+        """Take the exit codes of this process's children that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def wait_for(self, pid: int) -> None:
+        """Wait until a child that was killed has ended, and leave its exit code to others."""
+        # macOS has waitid from Python 3.13 on. Without it the child's end is not waited for: to ask in another way
+        # would take its exit code.
+        if (waitid := getattr(os, "waitid", None)) is not None:
+            waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+    def watch_children(self) -> None:
+        """Have the end of a child wake this process (`signal.set_wakeup_fd`)."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def ignore_sigchld(self) -> None:
+        """Have the end of a child go unnoticed."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def cancel_alarm(self) -> None:
+        """Cancel an alarm that is still to ring."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def answer_stacks(self, file: int) -> None:
+        """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
+        # The main thread's stack alone, to which the system delivers the signal. To write the others', which go on
+        # running meanwhile, crashes a process: one question in some hundreds, where a thread was reading PyTorch's
+        # recorder. Chained, to nothing: only then does faulthandler put `errno` back. Else a system call that has just
+        # failed raises "OSError: [Errno 0] Error" now and then, also where its failure was to be expected: a file that
+        # need not be there.
+        number = signal.SIGUSR2
+        signal.signal(number, signal.SIG_IGN)
+        faulthandler.register(number, file=file, all_threads=False, chain=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, number})
+
+    def ask_for_stack(self, pid: int) -> bool:
+        """Send a process `stacks_signal`; return whether it was still there."""
+        try:
+            os.kill(pid, signal.SIGUSR2)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def hold_back_signals(self) -> None:
+        """Keep the interrupt and `stacks_signal` from the processes that this thread starts, until they take them."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR2})
+
+    def hold_back_stacks_signal(self) -> None:
+        """Keep `stacks_signal` alone from them."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+
+    def redirect_output(self, output: Connection) -> None:
+        """Make `output` this process's stdout and stderr, for Python and for native code, and close it."""
+        for stream, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(output.fileno(), descriptor)
+            # Anew: the old one may believe that it writes to a file.
+            setattr(sys, stream, os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace", closefd=False))
+        output.close()
+
+    def raise_open_files_limit(self, needed: int) -> int:
+        """Raise how many files this process may have open, as far as it may; return how many that are now."""
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        unlimited = resource.RLIM_INFINITY
+        if soft == unlimited or soft >= needed:
+            return needed if soft == unlimited else soft
+        allowed = needed if hard == unlimited else min(needed, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        except (OSError, ValueError):  # macOS has another limit, lower than the one it gives
+            return soft
+        return allowed
+
+    def open_files(self) -> int | None:
+        """Return how many files this process has open."""
+        import psutil
+
+        return int(psutil.Process().num_fds())
+
+    def lock(self, file: int, *, shared: bool = False, wait: bool = False) -> None:
+        """Lock an open file until it is closed."""
+        import fcntl
+
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+
+    def unlock(self, file: int) -> None:
+        """Let go of the lock of an open file."""
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+    def sync_folder(self, folder: str | os.PathLike[str]) -> None:
+        """Let what happened in a folder reach the disk."""
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def hidden_input(self) -> Iterator[None]:
+        """Return a context in which the terminal does not show what is typed."""
+        import termios
+
+        before = termios.tcgetattr(sys.stdin)
+        quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, quiet)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,106 @@
+"""What `labkit.system.windows` does by itself, tried on whatever system this is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+import labkit
+from labkit import system
+from labkit.failures.exit_codes import in_words
+from labkit.failures.stacks import is_complete, parse
+from labkit.protocol.text import BLOCKS, writable
+from labkit.system.windows import Windows
+
+
+def write_and_end(output):
+    host = Windows()
+    host.redirect_output(output)
+    print("by Python: é")
+    os.write(2, b"by native code\n")
+    sys.stdout.write("without an end of line")
+    sys.stdout.flush()
+    host.finish_output()
+    os._exit(0)
+
+
+@pytest.mark.spawns
+def test_what_a_rank_prints_reaches_the_notebook_to_its_last_word():
+    context = multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=write_and_end, args=(writer,))
+    process.start()
+    writer.close()
+    found = b""
+    while data := Windows().read_output(reader, 1 << 16):
+        found += data
+    process.join()
+    reader.close()
+    assert found.decode() == "by Python: é\nby native code\nwithout an end of line"
+
+
+ASKED = """
+import threading
+from labkit.system.base import main_stack
+
+def works():
+    thread = threading.Thread(target=lambda: print(main_stack(), end=""))
+    thread.start()
+    thread.join()
+
+works()
+"""
+
+
+@pytest.mark.spawns
+def test_a_threads_answer_reads_as_faulthandlers_does():
+    """In a process that begins as a rank does."""
+    said = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True).stdout
+    assert is_complete(said)
+    assert [frame.function for frame in parse(said)][-2:] == ["works", "<module>"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [lambda: labkit.Slurm(), lambda: labkit.Torchrun(), lambda: labkit.Ray(), lambda: labkit.Here()],
+    ids=["Slurm", "Torchrun", "Ray", "Here"],
+)
+def test_what_needs_posix_calls_is_refused_before_anything_starts(target, monkeypatch, tmp_path):
+    if target.__code__.co_names[1] == "Ray":
+        pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(system, "host", Windows())
+    on = target()
+    with pytest.raises(OSError, match=r"^labkit\.\w+(\(\))? cannot be used on Windows: .*use WSL2"):
+        labkit.launch(print, on=on, live=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exit_codes_of_windows_are_put_into_words(monkeypatch):
+    monkeypatch.setattr("labkit.failures.exit_codes.host", Windows())
+    assert in_words(0xC0000005) == "exit code 3221225477: access violation"
+    assert in_words(3) == "exit code 3"
+
+
+def test_curves_and_arrows_are_written_in_whatever_the_stream_carries():
+    assert writable(f"loss {BLOCKS} 0.1 … 2 → é", "cp1252") == r"loss _.-~=+*# 0.1 … 2 \u2192 é"
+    assert writable(BLOCKS, "utf-8") == BLOCKS
+
+
+class Gone:
+    """A pipe as Windows has it once its writer has ended."""
+
+    def poll(self):
+        raise BrokenPipeError(109, "The pipe has been ended")
+
+    def recv_bytes(self):
+        raise EOFError
+
+
+def test_the_end_of_a_pipe_is_an_end_there_too():
+    assert Windows().has_come(Gone())
+    assert Windows().read_output(Gone(), 1) == b""
