@@ -41,8 +41,8 @@ RANGES = {"lab": ".ci/ranges.txt", "test": ".ci/constraints.txt"}
 DOWNLOADS = {
     ("lab", "cuda"): "3.2 GB",
     ("lab", "cpu"): "0.4 GB",
-    ("test", "cuda"): "3.6 GB",
-    ("test", "cpu"): "0.9 GB",
+    ("test", "cuda"): "3.4 GB",
+    ("test", "cpu"): "0.6 GB",
 }
 
 
