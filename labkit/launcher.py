@@ -155,7 +155,7 @@ def _stop_earlier(run: Run) -> None:
     for each in earlier:
         each.ask_to_stop()
     for each in earlier:
-        each.wait_for_the_end()
+        each.wait_until_over()
 
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:

@@ -141,10 +141,10 @@ class Run(RunRecord):
         reached, say. The run is followed on.
         """
         self.ask_to_stop(grace_s)
-        self.wait_for_the_end()
+        self.wait_until_over()
         return self
 
-    def wait_for_the_end(self) -> None:
+    def wait_until_over(self) -> None:
         """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
         began_s, interrupted = time.monotonic(), False
         while not self.over.is_set():

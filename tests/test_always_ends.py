@@ -234,7 +234,7 @@ UNREACHED = {
     "engines.spawn: _serve: _work.get": "likewise",
     "run: Run._obey: self.engine.kill": "see test_the_second_interrupt",
     "run: Run._obey: self.ask_to_stop": "likewise",
-    "run: Run.wait_for_the_end: self.engine.kill": "likewise",
+    "run: Run.wait_until_over: self.engine.kill": "likewise",
     "rank.channels: EventQueue.put: send": "Windows",
     "rank.channels: EventQueue.receive: host.has_come": "Windows",
     "rank.channels: EventQueue.receive: receive": "Windows",

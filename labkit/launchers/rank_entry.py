@@ -32,7 +32,7 @@ from labkit.protocol.job import RankInfo
 from labkit.rank import script_compat
 from labkit.rank.channels import Channel
 from labkit.rank.local_rendezvous import LocalRendezvous, open_file_store, serve_master_port
-from labkit.rank.main import RankTask, do_and_exit, leave, read_job
+from labkit.rank.main import RankTask, do_and_exit, fast_exit, read_job
 from labkit.rank.private_folder import check_rendezvous, is_in_use
 from labkit.rank.signals import handle_signals
 from labkit.system import host
@@ -70,7 +70,7 @@ def _listen(receive: Callable[[str], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what the function starts is not to take words away
         for word in words:
             receive(word.strip())
-    leave(1)  # the supervisor is gone, and its launcher with it
+    fast_exit(1)  # the supervisor is gone, and its launcher with it
 
 
 def main() -> NoReturn:

@@ -102,7 +102,7 @@ class Inbox:
         except BaseException as error:
             self._report(error)
         finally:
-            leave(1)
+            fast_exit(1)
 
     def _take(self, word: Any) -> None:
         if word == "leave":
@@ -186,10 +186,10 @@ def do_and_exit(prepare: Callable[[], Callable[[], RankTask | None]]) -> NoRetur
     finally:
         # Not sys.exit: C++ destructors that run while gloo's threads are alive abort the process now and then, after
         # all the work was done. See https://github.com/pytorch/pytorch/issues/190489.
-        leave(code)
+        fast_exit(code)
 
 
-def leave(code: int) -> NoReturn:
+def fast_exit(code: int) -> NoReturn:
     """End this process, and what it has started, now."""
     try:
         end_children()

@@ -75,7 +75,7 @@ def _prewarm(is_interactive: bool) -> None:
     if (shell := kernel.shell()) is not None:
         shell.events.register("post_run_cell", lambda _: standby.renew())
     if is_interactive:
-        standby.ahead_of_the_first_launch()
+        standby.prewarm_first_launch()
     standby.idle.wait()
     wait()
     # Where a person watches, the browser draws, and nobody needs a picture.

@@ -74,7 +74,7 @@ def off() -> None:
         _changed.notify_all()
 
 
-def ahead_of_the_first_launch() -> None:
+def prewarm_first_launch() -> None:
     """Spawn as many as a launch takes by default, if none has come yet, and wait until they have imported all.
 
     The notebook's kernel does so in the background when it is idle after `import labkit`.
