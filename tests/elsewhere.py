@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -188,3 +190,47 @@ def fill_the_disk(worker, path):
         print(f"step {step}", "." * 2000)
         time.sleep(0.01)
     return pattern(worker.rank, 1_000_000)
+
+
+def wait_for_signal(worker, name):
+    """Log until a signal comes that the function has a handler for; return its number."""
+    came = []
+    signal.signal(getattr(signal, name), lambda number, _: came.append(number))
+    step = 0
+    while not came:
+        worker.log(step, waits=1.0)
+        step += 1
+        time.sleep(0.05)
+    return came[0]
+
+
+def launch_on_slurm(worker, folder):
+    """Launch on SLURM from within a rank; return what its ranks were."""
+    run = labkit.launch(where, on=labkit.Slurm(2, 1, folder=folder), live=False)
+    return run.results, run.notice
+
+
+def where(worker):
+    """Return which rank this is, on which node, and what it has of a launcher's and the caller's variables."""
+    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LABKIT_RANK", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
+    return worker.rank, worker.world_size, {name: os.environ.get(name) for name in names}
+
+
+def import_it(worker, name):
+    """Return the VALUE of a module."""
+    return importlib.import_module(name).VALUE
+
+
+def list_folder(worker):
+    """Return the rank's working folder, and what is there that has not been made by Python."""
+    return os.getcwd(), sorted(name for name in os.listdir() if name != "__pycache__")
+
+
+def return_when_stopped(worker):
+    """Log until asked to stop; then return all the same."""
+    try:
+        for step in range(10**6):
+            worker.log(step, waits=1.0)
+            time.sleep(0.05)
+    except labkit.Stopped:
+        return "what there was"

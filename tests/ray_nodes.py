@@ -65,6 +65,8 @@ class RayNodes:
         self._folder = folder
         (folder / "ray").mkdir()
         self._drained: set[int] = set()
+        self.was_killed = False
+        """Whether a node was: what lies there goes with the machine, or with the next rank there."""
         environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
@@ -92,6 +94,7 @@ class RayNodes:
     def kill(self, number: int) -> None:
         """End all processes of a node, as a power cut would."""
         self._drained.discard(number)
+        self.was_killed = True
         self._do(f"kill {number}")
 
     def drain(self, number: int, grace_s: float) -> None:
@@ -110,7 +113,7 @@ class RayNodes:
             self.add()
 
     def state(self) -> dict:
-        """Return how many nodes live, and how many CPUs are free."""
+        """Return how many nodes and actors live, and how many CPUs are free."""
         return self._do("state")
 
     def processes(self) -> list[psutil.Process]:
@@ -124,6 +127,10 @@ class RayNodes:
                     if alive and ("rank_entry" in command or "supervisor.py" in command):
                         found.append(process)
         return found
+
+    def rank_folders(self) -> list[Path]:
+        """The folders that ranks have on their nodes."""
+        return list(self._folder.glob("ray/*/labkit-rank-*"))
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The ranks' processes, by rank."""
@@ -245,7 +252,8 @@ def main(folder: str) -> None:
                 say(drained=words[0])
             elif kind == "state":
                 alive = sum(node["Alive"] for node in gcs.node_table())
-                say(nodes=alive, free=gcs.available_resources().get("CPU", 0))
+                actors = len(gcs.actor_table(None, None, "ALIVE"))
+                say(nodes=alive, free=gcs.available_resources().get("CPU", 0), actors=actors)
     finally:
         cluster.shutdown()
 

@@ -12,8 +12,8 @@ import pytest
 
 from labkit.launchers import job_events, supervisor
 from labkit.launchers.directory_engine import LaunchedEngine, new_directory
+from labkit.launchers.environments import SlurmVariables, TorchrunVariables
 from labkit.launchers.launcher_job import LauncherJob
-from labkit.launchers.rank_entry import _counts
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.sender import FileSender
@@ -187,7 +187,7 @@ def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_e
 
     def attempt(rank, port):
         monkeypatch.setenv("MASTER_PORT", str(port))
-        return supervisor.claim_attempt(directory.path, str(rank), elastic=True)
+        return supervisor.claim_attempt(directory.path, str(rank), TorchrunVariables())
 
     assert [attempt(0, 1001), attempt(1, 1001)] == [0, 0]
     assert attempt(0, 1002) == 1, "rank 1 was ended before it began"
@@ -197,9 +197,9 @@ def test_ranks_under_torchrun_count_attempts_alike_though_one_did_not_begin_in_e
 
 def test_ranks_under_slurm_take_its_count_of_attempts(directory, monkeypatch):
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
-    assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 0
+    assert supervisor.claim_attempt(directory.path, "0", SlurmVariables()) == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert supervisor.claim_attempt(directory.path, "0", elastic=False) == 2
+    assert supervisor.claim_attempt(directory.path, "0", SlurmVariables()) == 2
 
 
 # The run
@@ -369,9 +369,3 @@ def test_a_runs_name_becomes_part_of_its_folders(tmp_path):
     assert "my-run-" in name
     assert name.isascii()
     assert name != new_directory(tmp_path, "my / run\n äöü").path.name
-
-
-def test_counts_per_node_are_read_as_slurm_writes_them():
-    assert _counts("2(x3),1") == [2, 2, 2, 1]
-    assert _counts("4") == [4]
-    assert _counts("1,2,3(x2)") == [1, 2, 3, 3]

@@ -464,7 +464,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "rank/script_compat": ("bars", "children", "dynamo", "fork_server", "reuse_process_group"),
-        "launchers": ("rank_entry", "tcp_store"),
+        "launchers": ("environments", "rank_entry", "tcp_store"),
         "launchers/run_directory": ("directory", "files", "private", "records", "sender"),
         "exporting": ("script",),
     }

@@ -24,6 +24,7 @@ import pytest
 import labkit
 from labkit.launchers import directory_engine, supervisor
 from labkit.launchers.directory_engine import LaunchedEngine
+from labkit.launchers.environments import TorchrunVariables
 from labkit.launchers.ray import mirror
 from labkit.launchers.ray.mirror import NotebookSide, RankSide
 from labkit.launchers.run_directory import directory as run_directory
@@ -49,7 +50,10 @@ OF_PATHS = {"read_bytes", "read_text", "write_bytes", "write_text", "touch", "ex
 """What touches a file system, by its name."""
 
 NOT_REACHED = {
-    "supervisor.main": "needs a process: tests/test_supervisor.py",
+    "directory.RunDirectory.note_stopped_by": "of a run that is stopped: tests/test_slurm_faults.py",
+    "supervisor.Supervisor.run": "needs a process: tests/test_supervisor.py",
+    "supervisor.Supervisor._obey_the_launcher": "needs a process: tests/test_supervisor.py",
+    "supervisor.Supervisor._note_end": "needs a process: tests/test_supervisor.py",
     "supervisor.Child.__init__": "needs a process",
     "supervisor.Child.is_ready": "needs a process",
     "sender.Output.write": "tests/test_full_disk.py",
@@ -196,7 +200,7 @@ class OnThreads(Launcher):
         try:
             if not supervisor.is_seen(path, str(rank)):
                 return
-            attempt = supervisor.claim_attempt(path, str(rank), elastic=True)
+            attempt = supervisor.claim_attempt(path, str(rank), TorchrunVariables())
             asked, folder = supervisor.Requests(path), files.Folder(path)
             asked.skip()
         except OSError as error:

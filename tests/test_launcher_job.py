@@ -154,6 +154,8 @@ class Launched(launcher_job.LauncherJob):
 
 def test_a_sessions_job_ends_if_the_session_is_interrupted_before_it_follows_it(tmp_path, monkeypatch):
     class On:
+        has_files = True
+
         def job(self, name, timeout_s):
             return job
 

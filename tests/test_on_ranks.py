@@ -252,6 +252,51 @@ def test_of_a_package_that_is_too_large_the_sources_travel_or_nothing(folder, mo
     assert "heavy" not in module_archives.pack(modules.of_reader())
 
 
+def test_a_package_is_packed_again_only_once_it_has_changed(folder, monkeypatch):
+    inner = folder / "a" / "lib" / "often" / "inner.py"
+    inner.parent.mkdir()
+    (inner.parent / "__init__.py").touch()
+    inner.write_text("X = 1\n")
+    sys.path.insert(0, str(folder / "a" / "lib"))
+    importlib.import_module("often")
+    packed = []
+    zip_ = module_archives._zip
+    monkeypatch.setattr(module_archives, "_zip", lambda files: packed.append([*files.values()]) or zip_(files))
+    first, second = (module_archives.pack(modules.of_reader())["often"] for _ in range(2))
+    assert first is second
+    inner.write_text("X = 12\n")
+    assert module_archives.pack(modules.of_reader())["often"] != first
+    inner.unlink()
+    module_archives.pack(modules.of_reader())
+    assert [len(files) for files in packed if files[0].startswith("often/")] == [2, 2, 1]
+
+
+WITH_A_NEWER = """
+import io, sys, zipfile
+from labkit.rank import carried_modules
+def archive(text):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as zipped:
+        zipped.writestr("of_cells.py", text)
+    return made.getvalue()
+carried_modules.have({"of_cells": archive("X = 1")})
+carried_modules.have({"of_cells": archive("X = 22")})
+path = list(sys.path)
+sys.path.pop()  # as what a cell does to its path is undone
+carried_modules.have({})
+assert sys.path == path
+import of_cells
+print(of_cells.X)
+"""
+
+
+@pytest.mark.spawns
+def test_reserved_ranks_keep_what_came_and_take_what_is_newer():
+    command = [sys.executable, "-c", WITH_A_NEWER]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stdout == "22\n", done.stderr
+
+
 def test_what_is_sent_of_modules_names_none_of_a_library():
     assert "tests.test_on_ranks" in modules.of_reader()
     assert not {"torch", "os", "labkit", "labkit.launcher"} & modules.of_reader().keys()

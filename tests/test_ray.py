@@ -15,6 +15,7 @@ import textwrap
 import types
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -90,12 +91,52 @@ def test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files(l
     assert not any(Path(where).exists() for _, where in run.results), "it has gone with the ranks"
 
 
+@pytest.mark.spawns
+def test_cells_and_launches_of_a_session_find_the_notebooks_packages(ray_cluster, tmp_path, package_folder):
+    package = package_folder / "lay_here"
+    package.mkdir()
+    (package / "__init__.py").write_text("from lay_here.inner import VALUE\n")
+    (package / "inner.py").write_text("VALUE = 7\n")
+    importlib.import_module("lay_here")
+    own = modules.of_reader()
+    archives = module_archives.pack(own)
+    shutil.rmtree(package)  # the nodes are processes of this machine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module_archives, "pack", lambda own: archives)
+        with labkit.Session(on=labkit.Ray(ray_cluster.address, 2, folder=tmp_path / "runs")) as session:
+            assert session.values("__import__('lay_here').VALUE") == [7, 7]
+            assert session.values("__import__('lay_here.inner').inner.VALUE") == [7, 7], "what came stays"
+            assert labkit.launch(elsewhere.import_it, "lay_here", on=session, live=False).results == [7, 7]
+            first = labkit.launch(elsewhere.import_it, "lay_here", on=session, world_size=1, live=False)
+            assert first.results == [7]
+
+
+@pytest.mark.spawns
+def test_the_notebooks_folder_comes_along_without_its_runs_and_its_size_is_said(launch, tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    (project / "labkit-runs" / "before").mkdir(parents=True)
+    with open(project / "labkit-runs" / "before" / "large", "wb") as file:
+        file.truncate(600 << 20)  # more than Ray takes
+    (project / "lies_there.py").write_text("VALUE = 7\n")
+    (project / "lesson.ipynb").write_text("{}")
+    monkeypatch.chdir(project)
+    found = []
+    for _ in range(2):
+        run = launch(elsewhere.list_folder, runtime_env={"working_dir": "."}, folder="labkit-runs")
+        run.wait(LONG_S)
+        assert "; 0.0 MB of " in run.notice
+        found += run.results
+        (project / "lesson.ipynb").write_text("saved again")
+    assert {tuple(names) for _, names in found} == {("lies_there.py",)}
+    assert len({Path(folder).name for folder, _ in found}) == 1, "one package, sent once"
+
+
 # What cannot be
 
 
 @pytest.mark.spawns
 def test_ranks_wait_for_a_node_and_fail_when_it_is_lost(launch, ray_cluster):
-    run = launch(workloads.spin, world_size=3, cpus_per_rank=2)
+    run = launch(workloads.spin, world_size=3, cpus_per_rank=2, grow_s=600)  # a node may take long to begin
     wait_until(lambda: "more than" in run.notice or run.over.is_set())
     assert (run.status, run.states) == ("queued", ["queued"] * 3)
     assert run.notice.startswith(
@@ -228,16 +269,25 @@ def test_a_rank_that_fails_is_named_on_ranks_of_its_own(how, launch, tmp_path):
 # Beginning again
 
 
+def kill_and_wait(nodes, process, rank):
+    """Kill a process, and wait until a rank's is gone with it: while it lives, all ranks may come to their end."""
+    victim = nodes.ranks()[rank]
+    process.kill()
+    psutil.wait_procs([victim], LONG_S)
+    assert not victim.is_running()
+
+
 @pytest.mark.wide
 @pytest.mark.spawns
 def test_killed_and_preempted_workers_begin_again_and_resume_bit_for_bit(launch, ray_cluster, tmp_path):
     run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3)
     wait_for_step(run, 5)
-    ray_cluster.ranks()[1].kill()
+    kill_and_wait(ray_cluster, ray_cluster.ranks()[1], 1)
     (tmp_path / "go.5").touch()
     wait_until(lambda: run.attempt == 1, LONG_S)
     wait_for_step(run, 7)
-    ray_cluster.holders()[0].kill()  # as Ray does with a worker whose place somebody else is to have
+    # As Ray does with a worker whose place somebody else is to have.
+    kill_and_wait(ray_cluster, ray_cluster.holders()[0], 0)
     (tmp_path / "go.7").touch()
     assert end_of(run) is None
     assert (run.status, run.attempt) == ("finished", 2)

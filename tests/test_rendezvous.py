@@ -29,6 +29,7 @@ def directory(tmp_path):
 def environment(monkeypatch):
     """A launcher's, without what is in ours; afterwards nothing is left of where the ranks have met."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "SLURM", "LABKIT", "MASTER"))}
+    kept["SLURM_PROCID"] = "0"
     monkeypatch.setattr(os, "environ", kept)
     module = sys.modules["torch.distributed.rendezvous"]
     monkeypatch.setattr(module, "_create_c10d_store", module._create_c10d_store)

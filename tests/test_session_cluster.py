@@ -246,6 +246,18 @@ def test_a_restarted_kernel_finds_the_ranks_their_variables_and_what_is_going_on
     assert labkit.attach(ranks.folder).last.name == "%ranks z"
 
 
+def test_a_run_that_another_notebook_stops_says_so_and_by_which_process(ranks):
+    run = begin(ranks, workloads.spin)
+    (pid,) = in_another_notebook(f"""
+        import labkit, os
+        labkit.attach({str(ranks.folder)!r}).last.stop()
+        print(os.getpid())
+    """)
+    assert end_of(run) is None
+    assert run.status == "stopped"
+    assert [text.partition(" on ")[0] for text in run.warnings] == [f"stopped by process {pid}"]
+
+
 def test_cells_of_a_notebook_run_on_ranks_that_it_has_attached_to(ranks, tmp_path):
     ranks.run("w = 5 + rank")
     notebook = Notebook(tmp_path)

@@ -22,9 +22,10 @@ def test_the_batch_script(tmp_path):
     )
     assert on.world_size == 8
     script = on.script(["/my python", "supervisor.py", "/a folder"], "a 'name'\nexit", "/100%% mine/slurm.out")
+    srun = "--kill-on-bad-exit=1 --export=ALL --ntasks-per-node=4"
     assert script == textwrap.dedent("""\
         #!/bin/bash
-        #SBATCH --job-name='a '"'"'name'"'"' exit'
+        #SBATCH --job-name='a \\'name\\' exit'
         #SBATCH --nodes=2
         #SBATCH --ntasks-per-node=4
         #SBATCH --output='/100%% mine/slurm.out'
@@ -36,8 +37,8 @@ def test_the_batch_script(tmp_path):
         #SBATCH --cpus-per-task=3
         #SBATCH --exclusive
         module load x
-        exec srun --kill-on-bad-exit=1 --ntasks-per-node=4 --cpus-per-task=3 '/my python' supervisor.py '/a folder'
-    """)
+        exec srun {options} --cpus-per-task=3 '/my python' supervisor.py '/a folder'
+    """).replace("{options}", srun)
     assert "#SBATCH --no-requeue" in labkit.Slurm(requeue=False).script(["x"], "x", "x")
     assert "--requeue" not in labkit.Slurm(requeue=False).script(["x"], "x", "x").replace("--no-requeue", "")
 
@@ -97,6 +98,19 @@ def test_every_ending_says_what_to_do(state):
     said = ended(state)
     assert f"({state})" in said.headline
     assert said.cause.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"), [({0, 1}, None), ({0}, "SLURM job 5 was asked to end, and its ranks st")]
+)
+def test_of_a_job_that_slurm_has_forgotten_what_the_ranks_returned_decides(returned, said):
+    """They have been asked to stop by SLURM, at the time limit, say, and have returned what they had."""
+    exits = {rank: events.Exit(rank, 0, ended=True) for rank in (0, 1)}
+    made = slurm_job.SlurmJob(2, RunDirectory("/nowhere"), {})
+    made.job_id, made._state = "5", JobState("FORGOTTEN", "", "", "")
+    made.settle()
+    found = made.ending(RanksSeen(exits, [], {0, 1}, returned))
+    assert (found and found.headline[: len(said)]) == said
 
 
 def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():

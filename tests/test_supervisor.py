@@ -221,6 +221,7 @@ print(worker.exitcode, flush=True)
 
 
 def test_slurms_signal_which_comes_to_every_process_ends_neither_a_rank_nor_its_workers(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     command = [sys.executable, "-c", WITH_A_WORKER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:

@@ -199,5 +199,6 @@ def loopback_environment() -> dict[str, str]:
     """Environment that keeps gloo, NCCL and TensorPipe on the loopback interface."""
     for interface, addresses in psutil.net_if_addrs().items():
         if any(address.address == "127.0.0.1" for address in addresses):
-            return {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL", "TP")}
+            found = {f"{library}_SOCKET_IFNAME": interface for library in ("GLOO", "NCCL", "TP")}
+            return {**found, "LABKIT_INTERFACES": " ".join(found)}  # not meant for ranks on other machines
     return {}

@@ -40,7 +40,8 @@ PACKAGE = Path(labkit.__file__).parent
 
 RANK_SIDE = {"protocol", "rank", "checkpoint"}
 RANK_SIDE_MODULES = {
-    *("launchers", "launchers.job_events", "launchers.rank_entry", "launchers.tcp_store", "launchers.run_directory"),
+    *("launchers", "launchers.environments", "launchers.job_events", "launchers.rank_entry", "launchers.tcp_store"),
+    "launchers.run_directory",
     *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
     *("exporting", "exporting.script"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),

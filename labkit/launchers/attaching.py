@@ -9,12 +9,16 @@ from labkit.engines.arguments import naming
 from labkit.launcher import show_run
 from labkit.launchers.directory_engine import LaunchedEngine
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.slurm.commands import directory_of
+from labkit.launchers.slurm.commands import SlurmError, directory_of, job_of
 from labkit.launchers.slurm.job import SlurmJob
 from labkit.run import Run
 
 if TYPE_CHECKING:
     from labkit.session.session import Session
+
+
+KNOWN_S = 5.0
+"""How long SLURM may take to say how a job is before what its folder holds is shown without that."""
 
 
 def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | None = None) -> Run | Session:
@@ -45,9 +49,8 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
                 "only runs on a SLURM cluster go on without one"
             )
         if "job" not in about:
-            raise ValueError(
-                f"{directory.path} was never given to SLURM: the notebook ended before sbatch had answered"
-            )
+            about["job"] = _unnoted_job(directory)
+            directory.note(about)
     if "session" in about:
         from labkit.session.session import Session
 
@@ -55,5 +58,17 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
     launched = SlurmJob(about["world_size"], directory, about)
     run = Run(LaunchedEngine(launched), about["world_size"], about["name"], about["timeout_s"])
     launched.follow(about["job"])
+    launched.wait_until_known(KNOWN_S)
     run.follow(directory.job(), stopping=directory.was_asked_to("stop"))
     return show_run(run, live, wait)
+
+
+def _unnoted_job(directory: RunDirectory) -> str:
+    """Return the number of a job whose notebook ended before sbatch answered. Raises ValueError if there is none."""
+    try:
+        found, why = job_of(directory.path), "squeue does not list it"
+    except SlurmError as error:
+        found, why = "", str(error)
+    if not found:
+        raise ValueError(f"{directory.path} is not known to have been given to SLURM: its job was not noted, and {why}")
+    return found

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labkit.engines.base import Engine
+from labkit.engines.base import Engine, Target
 from labkit.launchers import job_events
 from labkit.launchers.launcher_job import LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.files import is_missing
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.protocol import events
 from labkit.protocol.job import Job
@@ -48,6 +49,8 @@ class DirectoryEngine(Engine):
         self.pids: list[int] = []
         self._reader = DirectoryReader(directory)
         self._exits: dict[int, events.Exit] = {}
+        self._knows_who_stopped = False
+        """Whether it is known who had the ranks stopped: this engine, or another, which the run has been told."""
         self._news: list[events.Event] = []
         self._lock = threading.Lock()
 
@@ -75,10 +78,14 @@ class DirectoryEngine(Engine):
     def _new(self) -> list[events.Event]:
         with self._lock:
             found, self._news = self._news, []
+        if not self._knows_who_stopped and (by := self.directory.stopped_by()):
+            self._knows_who_stopped = True
+            found.append(job_events.StoppedElsewhere(-1, by))
         return found
 
     def ask_to_stop(self) -> None:
         """Ask every rank to stop; see `worker.Stopped`."""
+        self._knows_who_stopped = True
         self._ask("stop")
 
     def ask_for_stacks(self) -> list[int]:
@@ -95,6 +102,21 @@ class DirectoryEngine(Engine):
         return True
 
 
+class Launcher(Target):
+    """What `on=` takes to have a launcher start the ranks."""
+
+    folder: Path
+    """Where the runs' folders are made."""
+
+    def job(self, name: str, timeout_s: float | None) -> LauncherJob:
+        """Return a job for one run or session; it is not started yet."""
+        raise NotImplementedError
+
+    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
+        """Return the engine for one run."""
+        return LaunchedEngine(self.job(name, timeout_s))
+
+
 class LaunchedEngine(DirectoryEngine):
     """Carries one run as one job of a launcher."""
 
@@ -104,6 +126,8 @@ class LaunchedEngine(DirectoryEngine):
         self.outlives_notebook = launched.outlives_notebook
         self._is_told = False
         """Whether it has been told how every rank ended: nothing comes after that."""
+        self._returned: set[int] = set()
+        """Ranks whose function has returned."""
         self._gone: job_events.JobEnded | None = None
         """That the directory was deleted, which ends the ranks."""
         self._ended_s: float | None = None
@@ -124,6 +148,9 @@ class LaunchedEngine(DirectoryEngine):
                 continue
             if isinstance(event, job_events.Restarted):
                 self._exits, had_begun, had_ended = {}, False, False
+                self._returned.clear()
+            elif isinstance(event, events.Result):
+                self._returned.add(event.rank)
             found.append(event)
         if self._reader.begun and not had_begun:
             self.launched.ranks_have_begun()
@@ -150,7 +177,9 @@ class LaunchedEngine(DirectoryEngine):
         """Return how every rank ended."""
         missing = sorted(set(range(self.world_size)) - set(self._exits))
         well = not missing and not any(exit.code or exit.ended for exit in self._exits.values())
-        seen = RanksSeen(dict(self._exits), missing, self._reader.begun)
+        seen = RanksSeen(dict(self._exits), missing, self._reader.begun, self._returned)
+        if missing and is_missing(self.directory.path):
+            self._gone = self._gone or folder_gone(self.directory.path)
         ending = None if well else self._gone or self.launched.ending(seen)
         for rank in missing:
             # Whom the launcher alone ended could still tell so, unless it was before he had begun.
@@ -171,6 +200,9 @@ class LaunchedEngine(DirectoryEngine):
     def kill(self) -> None:
         """Have the ranks ended."""
         if self.launched.is_started and not self.launched.was_ended and not self.launched.is_over:
+            if not self._reader.begun:  # so that they are not even asked to stop
+                self._knows_who_stopped = True
+                self.directory.note_stopped_by()
             self.launched.end()
 
     def killed(self, rank: int) -> bool:
@@ -208,6 +240,11 @@ def check_whole(name: str, count: Any, least: int = 1) -> None:
     """Raise ValueError if an argument is no whole number, or too small."""
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise ValueError(f"{name} is a whole number of at least {least}, got {count!r}")
+
+
+def runs_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return where runs' folders are made, as it is now: the notebook may go elsewhere, by os.chdir."""
+    return Path(folder).expanduser().absolute()
 
 
 def new_directory(where: str | os.PathLike[str], name: str) -> RunDirectory:

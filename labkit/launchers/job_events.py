@@ -46,6 +46,19 @@ class Restarted(Change):
 
 
 @dataclass(frozen=True)
+class StoppedElsewhere(Change):
+    """Another notebook, or another `Run` of this one, has had the ranks stopped."""
+
+    by: str
+    """Which process, and when, in words."""
+
+    def change(self, state: RunState, now_s: float) -> None:
+        """Count the run as one that was to stop: what ranks do now is a consequence."""
+        state.stop_asked = True
+        state.warned[-1, "stopped"] = f"stopped {self.by}"
+
+
+@dataclass(frozen=True)
 class Absent(Change):
     """The rank has no part in what the others do: a cell for some of a session's ranks."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -35,6 +35,13 @@ class RanksSeen(NamedTuple):
     """Those that have not told."""
     begun: set[int]
     """Those that have begun."""
+    returned: Collection[int] = ()
+    """Those whose function has returned."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank has returned, and ended well: whoever has asked them to end meanwhile."""
+        return not self.missing and all(exit.code == 0 and rank in self.returned for rank, exit in self.exits.items())
 
     @property
     def explains(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import psutil
 import torch.distributed as dist
 
+from labkit.launchers.environments import launcher_here
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.files import clock_off_s
 from labkit.launchers.run_directory.sender import FileSender, printing_never_fails
@@ -116,7 +117,7 @@ def outlive_the_launchers_signal() -> None:
     workers until then. What ends a worker otherwise, `Process.terminate()`, sends the same signal; but SLURM's comes
     with a SIGCONT. Programs that a rank starts, spawned workers among them, are ended by SLURM's signal.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if launcher_here().restarts_ranks:
         return  # there it means that the rank is to end
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
@@ -153,28 +154,9 @@ def _obey_others_only() -> None:
 
 
 def rank_info_here() -> RankInfo:
-    """Return which rank this process is, as torchrun, Ray's `RankHolder` or SLURM has put it into the environment."""
-    env, names = os.environ, ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    if "LABKIT_RANK" in env:
-        return RankInfo(*(int(env[f"LABKIT_{name}"]) for name in names))
-    if "TORCHELASTIC_RUN_ID" in env:
-        return RankInfo(*(int(env[name]) for name in names))
-    on_nodes = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", env.get("SLURM_TASKS_PER_NODE", "1")))
-    return RankInfo(
-        int(env["SLURM_PROCID"]),
-        int(env["SLURM_LOCALID"]),
-        int(env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])),
-        on_nodes[int(env.get("SLURM_NODEID", 0))],
-    )
-
-
-def _counts(text: str) -> list[int]:
-    """Read how SLURM writes a number per node: "2(x3),1" is 2, 2, 2, 1."""
-    counts = []
-    for part in text.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
-    return counts
+    """Return which rank this process is, as its launcher has put it into the environment."""
+    here = launcher_here()
+    return RankInfo(*(here.number(what) for what in RankInfo._fields))
 
 
 def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool = False) -> dist.Store:
@@ -192,7 +174,7 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
 
 
 def _meet_by_network(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool) -> dist.Store:
-    if "TORCHELASTIC_RUN_ID" in os.environ and not anew:
+    if launcher_here().restarts_ranks and not anew:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
             # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
@@ -230,10 +212,7 @@ def _join_published(found: dict[str, Any], info: RankInfo) -> dist.Store:
 
 def published_name(attempt: int) -> str:
     """Return the name of the file by which rank 0 says where the store is: of this job, step and attempt."""
-    env, names = os.environ, ("SLURM_JOB_ID", "SLURM_STEP_ID")
-    if "TORCHELASTIC_RUN_ID" in env:  # which numbers attempts itself, at a port that two runs do not have at once
-        names = ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    return ".".join(["rendezvous", *(env.get(name, "") for name in names), str(attempt), "json"])
+    return ".".join(["rendezvous", *launcher_here().job(), str(attempt), "json"])
 
 
 def _published(
@@ -295,7 +274,7 @@ def _join_here(found: dict[str, Any], info: RankInfo) -> dist.Store:
     check_rendezvous(file.parent)
     if not is_in_use(file.parent):
         raise OSError(f"{file.parent} is left of a run that is over")
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not launcher_here().restarts_ranks:  # torchrun has set them
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(found["port"]))
     return open_file_store(file, timeout_s=RENDEZVOUS_S)
 
@@ -322,9 +301,12 @@ def _addresses(own: str) -> list[str]:
 
 
 def _use_interface(address: str) -> None:
-    """Have gloo, NCCL and TensorPipe use the interface with this address, unless the environment says which."""
+    """Have gloo, NCCL and TensorPipe use the interface with this address, unless the environment says which.
+
+    `LABKIT_INTERFACES` names what is set here: ranks that this one launches elsewhere may have another.
+    """
     for interface, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
-            for library in ("GLOO", "NCCL", "TP"):
-                os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+            unset = [n for n in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if n not in os.environ]
+            os.environ |= {**dict.fromkeys(unset, interface), "LABKIT_INTERFACES": " ".join(unset)}
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ if __name__ == "__main__":
     # The package's folder, in place of the script's own, where `ray` and `directory` are not what others import.
     sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
+from labkit.launchers.environments import RankVariables, launcher_here
 from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve
 from labkit.launchers.run_directory.private import private
 from labkit.rank.private_folder import remove_of
@@ -38,6 +40,10 @@ from labkit.system.out_of_memory import OutOfMemoryKills
 # `labkit.Stopped` at a common step, and SLURM ends what goes on.
 # Two cases are not the machines' loss, and there the rank is ended at once: another rank has failed, which its
 # supervisor has noted in `failed.<attempt>` before srun or the agent could know; and "end" from the notebook.
+#
+# Signals that a user has asked SLURM for (`signal="USR1@60"`, before the time limit), or sends by `scancel -s`, are for
+# the function's own handler. They come to every process of the job, and this one must not die of them. One that is
+# ignored here would be ignored in the rank, too, so they are handled by doing nothing.
 #
 # What still fails: where `failed.<attempt>` is seen late, over a network, the others have the grace. torchrun sends the
 # same signal to restart its ranks and waits for them, so under it they are ended at once, as ever. And a job that ends
@@ -65,68 +71,116 @@ LAST_WORD_S = 10.0
 START = "import labkit.rank.die_with_parent; from {} import main; main()"
 
 
-def main(directory: Path) -> int:
-    """Run one rank, and return its exit code as a shell would."""
+class Supervisor:
+    """Starts one rank, passes on to it what the notebook and the launcher ask, and records how it ended."""
+
+    def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
+        self._directory, self._rank, self._signals = directory, rank, signals
+        self._launcher = launcher_here()
+        self._requests, self._folder = Requests(directory), Folder(directory)
+        self._was_ended = self._was_asked = False
+        """Whether the rank was ended from here; was asked to stop because the launcher takes the machine away."""
+        self._child = self._start()
+
+    def run(self) -> int:
+        """Do as the notebook and the launcher ask until there is no rank any more; return the exit code."""
+        awake, mine = os.pipe()
+        for end in (awake, mine):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(mine)
+        host.watch_children()  # a rank's end is noticed at once
+        while True:
+            self._obey(self._requests.new())
+            if self._folder.look(self._outputs()) and not self._was_ended:
+                print(f"rank {self._rank}: {self._folder.gone_in_words}; the rank is ended", flush=True)
+                self._end()
+            if self._signals:
+                self._obey_the_launcher()
+            if self._child.process.poll() is not None and (code := self._note_end()) is not None:
+                return code
+            select.select([awake], [], [], self._look_again_s())
+            with contextlib.suppress(BlockingIOError):
+                os.read(awake, 4096)
+
+    def _start(self) -> Child:
+        self._attempt = claim_attempt(self._directory, self._rank, self._launcher)
+        self._requests.skip()
+        base = self._directory / "ranks" / f"{self._rank}.{self._attempt}"
+        arguments = [str(self._directory), self._rank, str(self._attempt)]
+        return Child(base, "labkit.launchers.rank_entry", arguments)
+
+    def _end(self) -> None:
+        self._was_ended = True
+        self._child.process.kill()
+
+    def _obey(self, words: list[str]) -> None:
+        for word in words:
+            if word == "stacks":
+                self._child.ask_for_stacks()
+            elif word == "end":
+                self._end()
+            else:
+                self._child.send(word)
+
+    def _obey_the_launcher(self) -> None:
+        if not self._was_asked and not self._launcher.restarts_ranks:
+            self._was_asked = True
+            self._child.send("stop")
+        if self._launcher.restarts_ranks or os.path.exists(self._peer_failed):
+            self._child.end_for_the_launcher(self._launcher)
+
+    @property
+    def _peer_failed(self) -> Path:
+        return self._directory / f"failed.{self._attempt}"
+
+    def _note_end(self) -> int | None:
+        """Record that the process has ended; return this one's exit code, or None if there is another process."""
+        code = self._child.process.returncode
+        from_outside = self._was_ended or bool(self._signals)
+        if code and not from_outside:
+            with contextlib.suppress(OSError):  # a full disk, say; the others then have the launcher's grace
+                self._peer_failed.touch(0o600)
+        append(self._child.records, self._child.end(self._rank, from_outside), LAST_WORD_S)
+        free_reserve(self._child.records)
+        if self._was_asked and not code and self._rank == "0":
+            stay_for_the_launcher()
+        return as_a_shell_has_it(code)
+
+    def _outputs(self) -> list[Path]:
+        """Return the files that the rank prints to."""
+        return [self._child.output]
+
+    def _look_again_s(self) -> float:
+        """Return the time until the next look at what is asked, in s."""
+        return ASKED_EVERY_S
+
+
+def main(directory: Path, kind: type[Supervisor] = Supervisor) -> int:
+    """Start and follow one rank; return an exit code, as a shell has it."""
     rank, signals = begin()
     if not is_seen(directory, rank):
         return NOT_SEEN
-    requests = Requests(directory)
     try:
-        attempt = claim_attempt(directory, rank, is_elastic())
-        requests.skip()
-        arguments = [str(directory), rank, str(attempt)]
-        child = Child(directory / "ranks" / f"{rank}.{attempt}", "labkit.launchers.rank_entry", arguments)
+        return kind(directory, rank, signals).run()
     except OSError as error:
         return cannot_write(directory, rank, error)
-    peer_failed = directory / f"failed.{attempt}"
-    folder = Folder(directory)
-    was_ended = was_asked = False
-    while child.process.poll() is None:
-        if folder.look([child.output]):
-            print(f"rank {rank}: {folder.gone_in_words}; the rank is ended", flush=True)
-            was_ended = True
-            child.process.kill()
-        if signals and not was_asked and not is_elastic():
-            was_asked = True
-            child.send("stop")
-        if signals and (is_elastic() or os.path.exists(peer_failed)):
-            child.end_for_the_launcher()
-        for word in requests.new():
-            if word == "stacks":
-                host.ask_for_stack(child.process.pid)
-                child.send("details")
-            elif word == "end":
-                was_ended = True
-                child.process.kill()
-            else:
-                child.send(word)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(ASKED_EVERY_S)
-    code = child.process.returncode
-    if code and not (was_ended or signals):
-        with contextlib.suppress(OSError):  # a full disk, say; the others then have the launcher's grace
-            peer_failed.touch(0o600)
-    append(child.records, child.end(rank, was_ended or bool(signals)), LAST_WORD_S)
-    free_reserve(child.records)
-    if was_asked and not code and rank == "0":
-        stay_for_the_launcher()
+
+
+def as_a_shell_has_it(code: int) -> int:
+    """Return an exit code without a sign: of a process that a signal has ended, 128 more than the signal's number."""
     return 128 - code if code < 0 else code
 
 
 def begin() -> tuple[str, list[int]]:
     """Tie this process to its launcher; return the rank, and a list that will hold the signals that come."""
     host.die_with_parent()
-    signals: list[int] = []
-    for number in host.ending_signals:
-        signal.signal(number, lambda number, _: signals.append(number))
+    launcher, signals = launcher_here(), []
+    taken = host.ending_signals if launcher.restarts_ranks else {signal.SIGTERM}
+    for number in {*host.signals_for_ranks, *taken}:
+        signal.signal(number, (lambda number, _: signals.append(number)) if number in taken else lambda *_: None)
     # The rank, which inherits this, would die of a question for its stacks that comes before it knows the answer.
     host.hold_back_stacks_signal()
-    return os.environ.get("LABKIT_RANK") or os.environ["RANK" if is_elastic() else "SLURM_PROCID"], signals
-
-
-def is_elastic() -> bool:
-    """Whether torchrun has started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return str(launcher.number("rank")), signals
 
 
 def is_seen(directory: Path, rank: str) -> bool:
@@ -210,9 +264,14 @@ class Child:
             self.process.stdin.write(f"{word}\n".encode())
             self.process.stdin.flush()
 
-    def end_for_the_launcher(self) -> None:
+    def ask_for_stacks(self) -> None:
+        """Have the process write where it stands, and say what else it knows."""
+        host.ask_for_stack(self.process.pid)
+        self.send("details")
+
+    def end_for_the_launcher(self, launcher: RankVariables) -> None:
         """End the process, as torchrun does; under SLURM it does not obey SIGTERM, which comes to every process."""
-        if is_elastic():
+        if launcher.restarts_ranks:
             self.process.terminate()
         else:
             self.process.kill()
@@ -234,16 +293,15 @@ class Child:
         return ["Exit", int(rank), code, out_of_memory, was_ended, at_s]
 
 
-def claim_attempt(directory: Path, rank: str, elastic: bool) -> int:
+def claim_attempt(directory: Path, rank: str, launcher: RankVariables) -> int:
     """Claim the files of this attempt, and return its number.
 
     SLURM counts the attempts, and on Ray the notebook does. torchrun's agents count each for themselves, but the ranks
     of one attempt have the same store, at a port that no other attempt has.
     """
-    counted = os.environ.get("LABKIT_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT", "0")
-    attempt = int(counted) if not elastic else 0
+    attempt = launcher.attempt()
     while True:
-        if not elastic or _is_of_attempt(directory / f"attempt.{attempt}"):
+        if not launcher.restarts_ranks or _is_of_attempt(directory / f"attempt.{attempt}"):
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(directory / "ranks" / f"{rank}.{attempt}.records", os.O_CREAT | os.O_EXCL, 0o600))
                 return attempt

@@ -23,10 +23,10 @@ from typing import Any
 import psutil
 
 from labkit.engines.arguments import naming
-from labkit.engines.base import Target
 from labkit.engines.spawn import in_spawner_thread
 from labkit.launchers import job_events
-from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
+from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
@@ -46,7 +46,7 @@ LEAVE_S = 5.0
 """How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
 
 
-class Torchrun(Target):
+class Torchrun(Launcher):
     """Where to launch: under torchrun, on this machine and perhaps others.
 
     Args:
@@ -80,11 +80,8 @@ class Torchrun(Target):
             if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
                 raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
         self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
-        self.rdzv_endpoint, self.folder, self.world_size = rdzv_endpoint, folder, nnodes * nproc_per_node
-
-    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
-        """Return what carries one run."""
-        return LaunchedEngine(self.job(name, timeout_s))
+        self.rdzv_endpoint, self.folder = rdzv_endpoint, runs_folder(folder)
+        self.world_size = nnodes * nproc_per_node
 
     def job(self, name: str, timeout_s: float | None) -> TorchrunJob:
         """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
@@ -135,7 +132,8 @@ class TorchrunJob(LauncherJob):
 
     def submit(self) -> dict[str, Any]:
         """Start the agent. Raises ValueError for an endpoint that cannot be used."""
-        path, environment = self.directory.path, dict(ENVIRONMENT)
+        path = self.directory.path
+        environment = {"OMP_NUM_THREADS": "1", **without_launchers(os.environ), **ENVIRONMENT}
         if self._on.nnodes == 1:
             self._rendezvous = LocalRendezvous()
             environment["LABKIT_RENDEZVOUS"] = str(self._rendezvous.folder)
@@ -148,7 +146,7 @@ class TorchrunJob(LauncherJob):
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                env=environment,
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
         host.guard(self._agent.pid, family=True)

@@ -42,6 +42,17 @@ def _archive(name: str, file: Path) -> bytes:
             files = {path: to for path, to in files.items() if path.suffix == ".py"}
     if _size(files) > MOST_BYTES:
         return b""
+    state = tuple((to, modules.stamp(str(path))) for path, to in files.items())
+    if (kept := _zipped.get(file)) is None or kept[0] != state:
+        kept = _zipped[file] = state, _zip(files)
+    return kept[1]
+
+
+_zipped: dict[Path, tuple[tuple[tuple[str, modules.Stamp | None], ...], bytes]] = {}
+"""The newest archive of each module, by its file, and the state of its files then."""
+
+
+def _zip(files: Mapping[Path, str]) -> bytes:
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for path, to in files.items():

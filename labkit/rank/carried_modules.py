@@ -18,19 +18,25 @@ from labkit.rank.private_folder import locked_marker, new_folder
 
 
 def have(archives: Mapping[str, bytes]) -> None:
-    """Unpack the modules that this process does not find along `sys.path`, and put their folder at the path's end."""
-    missing = {
-        name: archive
-        for name, archive in archives.items()
-        if name not in sys.modules and importlib.machinery.PathFinder.find_spec(name) is None
-    }
+    """Unpack the modules that this process does not find along `sys.path`, and put their folder at the path's end.
+
+    It stays there on reserved ranks, which are not sent again what they have.
+    """
+    missing = {name: archive for name, archive in archives.items() if name not in sys.modules and not _is_found(name)}
     if missing:
         for archive in missing.values():
             with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
                 zipped.extractall(_folder())
-        if str(_folder()) not in sys.path:
-            sys.path.append(str(_folder()))
         importlib.invalidate_caches()
+    if _folder.cache_info().currsize and str(_folder()) not in sys.path:
+        sys.path.append(str(_folder()))
+
+
+def _is_found(name: str) -> bool:
+    """Whether a module is found elsewhere than where a former archive of it may lie, which this one replaces."""
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    mine = _folder.cache_info().currsize and spec is not None and str(spec.origin).startswith(f"{_folder()}{os.sep}")
+    return spec is not None and not mine
 
 
 @functools.cache

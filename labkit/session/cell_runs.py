@@ -17,7 +17,7 @@ from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.failures.mismatch import MISMATCH
 from labkit.failures.stacks import Stacks
-from labkit.protocol import modules
+from labkit.protocol import module_archives, modules
 from labkit.protocol.job import Cell, Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pages import help_hint
@@ -65,6 +65,8 @@ class CellRuns:
         """What carried the last cell."""
         self._group: int | None = None
         self._rendezvous: LocalRendezvous | None = None
+        self._sent: dict[tuple[int, int], dict[str, bytes]] = {}
+        """The reader's modules that came with cells, by rank and the number of its process."""
         self._cells: dict[str, Cell] = {}
         """Those that have run on the ranks, and those of the notebook whose code was sent to them."""
 
@@ -110,7 +112,7 @@ class CellRuns:
         self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
         with self._group_in_place(title, timeout_s) as engine:
             cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
-            run = self.last = self._start(engine(asked), pack_call(run_cell, (cell,), {}), title, timeout_s)
+            run = self.last = self._start(engine(asked), asked, pack_call(run_cell, (cell,), {}), title, timeout_s)
             try:
                 stuck = self._follow(run, asked)
             except KeyboardInterrupt:
@@ -145,8 +147,9 @@ class CellRuns:
         if self._group is None or self._reserve.were_used_elsewhere:
             self._group = next(numbers)
             self._meet_at(self._reserve.new_rendezvous())
+            ranks = range(self._world_size)
             try:
-                self._start(engine(range(self._world_size)), pack_call(join, (), {}), name, None).wait()
+                self._start(engine(ranks), ranks, pack_call(join, (), {}), name, None).wait()
             except BaseException:
                 self.leave_group()
                 raise
@@ -157,7 +160,10 @@ class CellRuns:
         self._reserve.replace()
         return self._reserve.take_replaced() if self._turns.holder is None else []
 
-    def _start(self, engine: Engine, function: Message, title: str, timeout_s: float | None) -> Run:
+    def _start(
+        self, engine: Engine, only: Sequence[int], function: Message, title: str, timeout_s: float | None
+    ) -> Run:
+        own = modules.of_reader()
         job = Job(
             function=function,
             world_size=self._world_size,
@@ -171,13 +177,22 @@ class CellRuns:
             cells=dict(self._cells),
             group=self._group,
             argv=kernel.command_line("ranks"),
-            search=Search.here(self._reserve.is_here, modules.of_reader()),
+            search=Search.here(self._reserve.is_here, own, self._new_archives(own, only)),
             device=self._device,
             spared_gpus=self._placement.spared,
         )
         run = Run(engine, self._world_size, title, timeout_s, [Debugger(live=False, wait=True)])
         run.start(job)
         return run
+
+    def _new_archives(self, own: Mapping[str, modules.Own], only: Sequence[int]) -> dict[str, bytes] | None:
+        """Return the reader's modules that one of these ranks, which has not the notebook's files, has yet to get."""
+        if self._reserve.has_files:
+            return None
+        packed, processes = module_archives.pack(own), self._reserve.incarnations
+        have = [self._sent.get((rank, processes[rank]), {}) for rank in only]
+        self._sent |= {(rank, processes[rank]): packed for rank in only}
+        return {name: archive for name, archive in packed.items() if any(each.get(name) != archive for each in have)}
 
     def _follow(self, run: Run, asked: list[int]) -> Stacks | None:
         """Show output until the cell is over. Return where the ranks stood that were stuck after one had failed."""

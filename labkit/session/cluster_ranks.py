@@ -53,6 +53,7 @@ class ClusterRanks:
     """
 
     is_here = False
+    has_files = True
     handles_idleness = True
     """The first rank's supervisor does, also when there is no notebook."""
 

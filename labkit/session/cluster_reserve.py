@@ -33,6 +33,7 @@ class ClusterReserve(ClusterRanks):
         launched.start(SessionDirectory(launched.directory.path).create_for_jobs)
         try:
             reserve = cls(launched, [0] * launched.world_size)
+            reserve.has_files = on.has_files
             reserve.begin()
         except BaseException:  # interrupted: nobody would know of the job
             launched.end_now()

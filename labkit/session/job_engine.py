@@ -204,7 +204,7 @@ class JobEngine(ReservedJobEngine):
             return []
         if ending is None and not self._is_killed:
             who = rank_list([exit.rank for exit in self._withheld] or missing)
-            cause = "Nobody here saw why. The node may have been lost or taken away, or the cluster's job ended."
+            cause = "Nobody here saw why. Perhaps the node was lost or taken away, or the cluster's job ended."
             ending = job_events.JobEnded(-1, f"{who} ended from outside", cause, "session")
         self._is_told = True
         with contextlib.suppress(OSError):  # a full disk, say: only who attaches later would read it
@@ -224,8 +224,8 @@ class JobEngine(ReservedJobEngine):
         return job_events.JobEnded(
             -1,
             f"{nodes}, where {rank_list(missing)} ran, does not answer",
-            f"The ranks there were to be ended, and their supervisors have not done so within {KILL_S:g} s. The node "
-            "may have crashed or lost its connection; the cluster finds out by itself. Launch again once it has.",
+            f"The ranks there were to be ended, and their supervisors have not done so within {KILL_S:g} s. "
+            "Perhaps the node has crashed or lost its connection; the cluster finds out by itself. Launch again then.",
             page="session",
         )
 

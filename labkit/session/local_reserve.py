@@ -39,7 +39,7 @@ class LocalReserve:
     """
 
     kind = "local"
-    is_here = True
+    is_here = has_files = True
     handles_idleness = False
     """The session does."""
     directory: None = None

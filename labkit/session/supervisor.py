@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
 import sys
 import time
 from pathlib import Path
@@ -22,16 +20,13 @@ if __name__ == "__main__":
     # The package's folder, in place of the script's own, where `ray` and `directory` are not what others import.
     sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
-from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve, has_exit
+from labkit.launchers.run_directory.files import append, clock_off_s, free_reserve, has_exit
 from labkit.launchers.supervisor import (
     LAST_WORD_S,
-    NOT_SEEN,
     Child,
-    Requests,
-    begin,
-    cannot_write,
-    is_elastic,
-    is_seen,
+    Supervisor,
+    as_a_shell_has_it,
+    main,
     stay_for_the_launcher,
 )
 from labkit.system import host
@@ -50,66 +45,41 @@ LEAVE_S = 3.0
 """How long a rank that is told to leave may take."""
 
 
-def main(directory: Path) -> int:
-    """Mind one rank until the session is over, and return an exit code."""
-    rank, signals = begin()
-    if not is_seen(directory, rank):
-        return NOT_SEEN
-    try:
-        return Supervisor(directory, rank, signals).mind()
-    except OSError as error:
-        return cannot_write(directory, rank, error)
-
-
-class Supervisor:
-    """Minds one rank of a session, whatever process it is just now."""
+class SessionSupervisor(Supervisor):
+    """Keeps one rank of a session, whatever process it is just now."""
 
     def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
-        self._directory, self._rank, self._signals = directory, rank, signals
-        self._requests, self._folder = Requests(directory), Folder(directory)
-        run = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-        self._idle_s: float | None = run["session"]["idle_s"]
+        self._idle_s: float | None = json.loads((directory / "run.json").read_text(encoding="utf-8"))["session"][
+            "idle_s"
+        ]
         self._job = ""
         """The newest job that this rank was given."""
         self._newest = ("", [""])
         """The newest job of the session, and the ranks that have a part in it."""
-        self._was_killed = self._was_ended = self._was_asked = False
-        """Whether the process was ended with its run; with the session; or was asked to stop for the launcher."""
+        self._was_killed = False
+        """Whether the process was ended with its run, and not with the session."""
         self._leave_at_s = float("inf")
         self._word_s = self._busy_s = self._looked_s = time.monotonic()
         """When a word came last, when a job was going on last, and when that was looked at."""
-        self._child = self._start()
+        super().__init__(directory, rank, signals)
 
-    def mind(self) -> int:
-        """Do as the notebook asks until the session is over; return the exit code."""
-        awake, mine = os.pipe()
-        for end in (awake, mine):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(mine)
-        host.watch_children()  # a rank's end is noticed at once
-        while True:
-            words = self._requests.new()
-            for position, word in enumerate(words):
-                self._word_s = self._busy_s = time.monotonic()
-                self._obey(word, words[position + 1 :])
-            if self._folder.look(self._outputs()) and not self._was_ended:
-                print(f"rank {self._rank}: {self._folder.gone_in_words}; the rank is ended", flush=True)
-                self._was_ended = True
-                self._child.process.kill()
-            if self._signals:
-                self._obey_the_launcher()
-            if time.monotonic() > self._leave_at_s + LEAVE_S:
-                self._child.process.kill()
-            if (code := self._child.process.poll()) is not None and not self._replace():
-                return self._exit_code(code)
-            self._end_if_idle()
-            least_s, greatest_s = ASKED_EVERY_S
-            pause_s = min(max(least_s, (time.monotonic() - self._word_s) / REST_SHARE), greatest_s)
-            select.select([awake], [], [], pause_s)
-            with contextlib.suppress(BlockingIOError):
-                os.read(awake, 4096)
+    def _obey(self, words: list[str]) -> None:
+        for position, word in enumerate(words):
+            self._word_s = self._busy_s = time.monotonic()
+            self._obey_word(word, words[position + 1 :])
+        self._end_if_idle()
+        if time.monotonic() > self._leave_at_s + LEAVE_S:
+            self._child.process.kill()
 
-    def _obey(self, word: str, later: list[str]) -> None:
+    def _look_again_s(self) -> float:
+        least_s, greatest_s = ASKED_EVERY_S
+        return min(max(least_s, (time.monotonic() - self._word_s) / REST_SHARE), greatest_s)
+
+    def _note_end(self) -> int | None:
+        code = self._child.process.returncode
+        return None if self._replace() else self._exit_code(code)
+
+    def _obey_word(self, word: str, later: list[str]) -> None:
         kind, _, rest = word.partition(":")
         number, _, ranks = rest.partition(":")
         if kind == "job":
@@ -122,13 +92,11 @@ class Supervisor:
                 self._was_killed = True
                 self._child.process.kill()
         elif word == "stacks":
-            host.ask_for_stack(self._child.process.pid)
-            self._child.send("details")
+            self._child.ask_for_stacks()
         elif word == "stop":
             self._child.send(word)
         elif word == "end":
-            self._was_ended = True
-            self._child.process.kill()
+            self._end()
         elif word in ("leave", "idle"):
             self._leave_at_s = time.monotonic()
             self._child.send("leave")
@@ -137,23 +105,23 @@ class Supervisor:
         """End the process; but under SLURM let a job that is going on stop. See `labkit.launchers.supervisor`."""
         records = self._records_of(self._job)
         is_at_it = bool(self._job) and os.path.exists(records) and not has_exit(records)
-        if is_at_it and not is_elastic():
+        if is_at_it and not self._launcher.restarts_ranks:
             if not self._was_asked:
                 self._was_asked = True
                 # Whoever reads this knows that what ends now has not ended by itself.
                 append(records, ["Interrupted", int(self._rank)])
                 self._child.send("stop")
         else:
-            self._child.end_for_the_launcher()
+            self._child.end_for_the_launcher(self._launcher)
 
     def _exit_code(self, code: int) -> int:
-        if self._signals and not is_elastic():
+        if self._signals and not self._launcher.restarts_ranks:
             if self._rank == "0":
                 stay_for_the_launcher()
             return 0  # else SLURM counts the job as failed
         if code == 0 or self._leave_at_s < float("inf"):
             return 0
-        return 128 - code if code < 0 else code
+        return as_a_shell_has_it(code)
 
     def _take_up(self, number: str, given_up: bool) -> None:
         """Give the process a job, unless another of this rank has begun it before, or nobody waits for it any more."""
@@ -240,4 +208,4 @@ class Supervisor:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), SessionSupervisor))

@@ -44,6 +44,8 @@ class System:
     """Ends a process at once."""
     ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT)
     """By which a launcher, or a terminal, ends a process."""
+    signals_for_ranks: ClassVar[frozenset[int]] = frozenset()
+    """Those that a user may send to all processes of a job, for the ranks' own handlers."""
     continue_signal: ClassVar[int] = 0
     """With it SLURM lets a process go on that it is about to end."""
     aborted_codes: ClassVar[frozenset[int]] = frozenset({3})

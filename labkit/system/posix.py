@@ -21,6 +21,12 @@ class Posix(System):
 
     kill_signal: ClassVar[int] = signal.SIGKILL
     ending_signals: ClassVar[tuple[int, ...]] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # All but those that nobody can handle, those of job control, a process's own faults, and labkit's own.
+    signals_for_ranks: ClassVar[frozenset[int]] = frozenset(signal.valid_signals()) - {
+        *(signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+        *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR2, signal.SIGXFSZ),
+        *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+    }
     continue_signal: ClassVar[int] = signal.SIGCONT
     aborted_codes: ClassVar[frozenset[int]] = frozenset({-signal.SIGABRT, 128 + signal.SIGABRT})
     stacks_signal: ClassVar[int | None] = signal.SIGUSR2

@@ -17,6 +17,9 @@ could never be room, it ends after `grow_s`.
   its Ray or Python is of another version than the notebook's.
 * "could not begin": the node has no labkit, or its runtime environment could not be made. Install
   labkit there, or send it along with `runtime_env`.
+* "Package size … exceeds": `runtime_env={"working_dir": "."}` takes along what lies in the folder. The
+  runs' folders, notebooks and a few more stay here (`labkit.launchers.ray.working_dir`); leave out
+  more with `"excludes": ["data"]`, as .gitignore has it.
 * Node lost, drained, worker taken away: `labkit.Ray(…, max_restarts=3)` starts all ranks again, and
   a function with a `labkit.Checkpoint` on a disk that every node sees goes on from there.
 """

@@ -15,9 +15,15 @@ was logged until then is kept, and the run's folder (`run.folder`) has what SLUR
 * Not taken: the message ends with what `sbatch` said. "Invalid partition" lists those that there
   are; a limit on time, nodes or GPUs wants less of it. "sbatch is not on this machine": run the
   notebook on a login or compute node.
+* "does not take array", or another option: a run is one job, of which SLURM starts each rank once.
+  What else the option was for is named there; all options are in `labkit.launchers.slurm.options`.
+* "not known whether SLURM has taken the job": `sbatch` failed without having been refused, and
+  `squeue` did not list the job for a while. Should SLURM start it later, it ends by itself at once,
+  so launching again is safe.
 * Out of time: `labkit.Slurm(…, time="04:00:00")`. With `labkit.Checkpoint` in the function,
   launching it again goes on from the last step; catch `labkit.Stopped` to save one more before the
-  end.
+  end. `signal="USR1@60"` has SLURM send the ranks a signal a minute before, for a handler of your own.
+* "stopped by process …": another notebook, or another cell's `labkit.attach`, has stopped the run.
 * Out of memory: `mem="32G"`; see `labkit.failures.pages.out_of_memory`.
 * Node lost, preempted: SLURM puts the job back into its queue, unless `requeue=False`; the run
   follows it there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from typing import Any
 
@@ -26,6 +27,11 @@ END_S = 5.0
 
 LOST_S = 30.0
 """How long Ray may take to say that a node is gone which does not answer."""
+
+NO_ANSWER = "its actor does not answer"
+
+CONNECT_S = 1.0
+"""How long a node may take to accept a connection, when an actor there has died, to count as there."""
 
 DRAIN_S = 30.0
 """What ranks have for a last checkpoint where a node is drained without a deadline …"""
@@ -71,6 +77,8 @@ class Attempt:
         self._codes: dict[int, int] = {}
         """How the supervisors ended."""
         self._ended: Ended | None = None
+        self._lost: tuple[int, str] | None = None
+        """The first rank whose actor was lost, and why, in Ray's words."""
         self._failed_rank: int | None = None
         self._told_at_s = self._close_at_s = self._give_up_at_s = float("inf")
         """When the other ranks are to be told of a failure; when what is left is closed; when it is no longer waited
@@ -100,6 +108,8 @@ class Attempt:
                 self._receive()
         finally:
             self._close()
+        if self._lost is not None:  # once more: that a node is gone may be known only after that of its actor
+            self._ended = self._loss(*self._lost)
         return self._ended
 
     def _start(self) -> None:
@@ -208,7 +218,8 @@ class Attempt:
         """Take notice that an actor is gone, or that it never began, with Ray's words for it."""
         self._codes[rank] = -1
         self._told_at_s = min(self._told_at_s, time.monotonic())
-        if self._ended is None or self._was_drained:
+        if self._ended is None or (self._was_drained and self._lost is None):
+            self._lost = rank, why
             self._ended = self._loss(rank, why)
 
     def _loss(self, rank: int, why: str) -> Ended:
@@ -228,19 +239,26 @@ class Attempt:
             )
         if "RuntimeEnvSetupError" in why or "runtime environment" in why or "creation task" in why:
             return Ended(rank, f"rank {rank} could not begin on its node ({address})", said, may_begin_again=False)
-        if not found.get("Alive", False) or "node has died" in why or "node died" in why:
+        if not found.get("Alive", False) or "node has died" in why or "node died" in why or not _answers(found):
             drained = ", which was being drained" if self._was_drained else ""
             return Ended(
                 rank,
                 f"Ray has lost the node of rank {rank} ({address}{drained})",
-                "The machine failed, was taken away, or lost its connection. With max_restarts=… and a checkpoint that "
-                f"every node sees the run goes on from it. Ray says: {said}",
+                f"Ray says: {said}\nPerhaps the machine failed, was taken away, or lost its connection. With "
+                "max_restarts=… and a checkpoint that every node sees the run goes on from it.",
+            )
+        if why == NO_ANSWER:
+            return Ended(
+                rank,
+                f"nothing was heard of rank {rank} on Ray for {LOST_S:.0f} s, though it was to end",
+                f"Ray says that its node ({address}) is there. Perhaps its connection is lost, or the machine is "
+                "overloaded.",
             )
         return Ended(
             rank,
             f"rank {rank} was taken away: its worker on Ray has died",
-            f"Its node ({address}) is still there. Another job may have had precedence, the node may lack memory, or "
-            f"somebody ended it. Ray says: {said}",
+            f"Its node ({address}) is still there. Ray says: {said}\nPerhaps another job had precedence, the node "
+            "lacked memory, or somebody ended it.",
         )
 
     def _mind_the_time(self, now: float) -> None:
@@ -257,7 +275,7 @@ class Attempt:
                 self._holders[rank].close.remote()
         if now > self._give_up_at_s:
             for rank in self._present():
-                self._lose(rank, "its actor does not answer")
+                self._lose(rank, NO_ANSWER)
             self._asked.clear()
             self._held.clear()
         if now > self._looked_s + NODES_EVERY_S:
@@ -290,6 +308,22 @@ class Attempt:
         ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
         for holder in self._holders:
             ray.kill(holder)
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    """Whether a node accepts connections, as far as that can be seen from here: Ray takes seconds to notice."""
+    import ray
+
+    port = node.get("NodeManagerPort")
+    if not port or ray.util.client.ray.is_connected():  # from outside the cluster its nodes are not reached
+        return True
+    try:
+        socket.create_connection((node["NodeManagerAddress"], port), CONNECT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def draining_nodes(notebook: Notebook) -> dict[str, int]:

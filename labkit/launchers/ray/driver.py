@@ -23,6 +23,7 @@ from labkit.launchers.ray.attempt import Attempt, Ended, draining_nodes
 from labkit.launchers.ray.mirror import NotebookSide
 from labkit.launchers.ray.notebook import Notebook
 from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.working_dir import size_in_words
 
 LISTEN_S = 5.0
 """How long whoever listens at the cluster's address may take to take a connection."""
@@ -102,7 +103,9 @@ def _connect(orders: Orders) -> str:
                 f"the versions differ. {text} Notebook and cluster need the same Ray, and the same Python up to its "
                 f"second number: pip install 'ray=={_version_in(text)}' here, say"
             ) from error
-        raise CannotConnectError(f"{type(error).__name__}: {text}") from error
+        size = size_in_words(orders.runtime_env) if "ackage size" in text else ""
+        advice = f". {size}; leave out what the ranks do not need: runtime_env={{'excludes': […]}}" if size else ""
+        raise CannotConnectError(f"{type(error).__name__}: {text}{advice}") from error
     return str(context.address_info.get("gcs_address") or orders.address) if context.address_info else orders.address
 
 
@@ -142,7 +145,7 @@ def carry_out(orders: Orders, notebook: Notebook) -> Ended | None:
     import ray
 
     side = NotebookSide(Path(orders.directory))
-    why = ""
+    why, along = "", size_in_words(orders.runtime_env)
     for number in range(orders.max_restarts + 1):
         if number:
             why = f"{why}; all ranks begin again (restart {number} of {orders.max_restarts})"
@@ -155,7 +158,7 @@ def carry_out(orders: Orders, notebook: Notebook) -> Ended | None:
         try:
             places = placement.places(node_of_bundle)
             where = _where({place.node for place in places})
-            notebook.notice(f"{where}{f': {why}' if why else ''}")
+            notebook.notice(f"{where}{f': {why}' if why else ''}{f'; {along}' if along else ''}")
             attempt = Attempt(orders, number, group, places, side, notebook)
             ended = attempt.follow()
         finally:

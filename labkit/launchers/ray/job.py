@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.engines.spawn import in_spawner_thread
 from labkit.launchers import job_events
+from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import LauncherJob, RanksSeen
 from labkit.launchers.ray.orders import Orders
 from labkit.launchers.run_directory.directory import RunDirectory
@@ -77,7 +78,7 @@ class RayJob(LauncherJob):
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**without_launchers(os.environ), "PYTHONPATH": path},
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
             host.guard(driver.pid)

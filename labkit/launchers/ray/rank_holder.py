@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from typing import NamedTuple
 
 import psutil
 
+from labkit.launchers.environments import without_launchers
 from labkit.launchers.ray.mirror import BLOCK_BYTES, Piece, RankSide
 from labkit.launchers.ray.placement import Place
 from labkit.launchers.run_directory.files import CLOCK
@@ -40,13 +40,6 @@ ANSWER_S = 1.0
 
 TURN_S = 5.0
 """How long a call waits for the one before it, which may have been lost with a connection."""
-
-STARTERS = re.compile(
-    r"(SLURM|SLURMD|TORCHELASTIC)_|LABKIT_(RANK|LOCAL|WORLD|ATTEMPT|NODE)|"
-    r"(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PYTHONBREAKPOINT)$"
-)
-"""Variables that speak of whoever started Ray, or are for Ray's own processes: they are not the rank's."""
-
 
 PREFIX = "labkit-rank-"
 """Of the name of a rank's directory on its node."""
@@ -79,7 +72,8 @@ class RankHolder:
         self._clock_ahead_s = float("inf")
         self._number, self._last = 0, Update([])
         """The newest answer, kept until the next question says that it has arrived."""
-        environment = {name: value for name, value in os.environ.items() if not STARTERS.match(name)}
+        environment = without_launchers(os.environ)
+        environment.pop("PYTHONBREAKPOINT", None)  # Ray's own processes'
         environment |= {
             "LABKIT_RANK": str(place.rank),
             "LABKIT_LOCAL_RANK": str(place.local_rank),

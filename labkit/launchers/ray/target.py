@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.engines.arguments import naming
-from labkit.engines.base import Target
-from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
 from labkit.launchers.ray.job import RayJob
 from labkit.launchers.ray.orders import Orders
 from labkit.launchers.ray.placement import STRATEGIES
+from labkit.launchers.ray.working_dir import without_runs
 from labkit.system import require_posix
 
 
-class Ray(Target):
+class Ray(Launcher):
     """Where to launch: `world_size` ranks on a Ray cluster, each in a place of its own in one placement group.
 
     Args:
@@ -38,7 +38,8 @@ class Ray(Target):
             they could, but which is in use, is waited for as long as it takes.
         connect_s: how long the cluster may take to answer, in s.
         runtime_env: what the ranks find, as Ray's runtime environments have it: {"working_dir": "."} takes the
-            notebook's folder along, {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
+            notebook's folder along, but for the runs' folders and the like (`labkit.launchers.ray.working_dir`),
+            {"env_vars": {…}} sets variables, {"pip": […]} installs packages.
         folder: where the runs' folders are made, on the notebook's machine; no node need see it.
 
     Every node needs labkit, with the versions of Python and Ray that the notebook has. Modules and packages of your own
@@ -85,14 +86,11 @@ class Ray(Target):
             for what, wait_s in {"grow_s": grow_s, "connect_s": connect_s}.items():
                 if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or wait_s < 0:
                     raise ValueError(f"{what} is a number of seconds that is at least 0, got {wait_s!r}")
-        self.address, self.placement, self.max_restarts, self.folder = address, placement, max_restarts, folder
+        self.address, self.placement, self.max_restarts = address, placement, max_restarts
         self.grow_s, self.connect_s = grow_s, connect_s
-        self.runtime_env = dict(runtime_env or {})
+        self.folder = runs_folder(folder)
+        self.runtime_env = without_runs(runtime_env or {}, self.folder)
         self.world_size = world_size
-
-    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
-        """Return what carries one run."""
-        return LaunchedEngine(self.job(name, timeout_s))
 
     def job(self, name: str, timeout_s: float | None) -> RayJob:
         """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""

@@ -3,6 +3,7 @@
     job.pkl                  what every rank is to do (`protocol.job.Job`)
     run.json                 what `labkit.attach` needs to follow the run again
     asked                    what the notebook asks of the ranks, a word a line: stop, stacks, end
+    stopped_by.json          which process was the first to have them stop, and when
     ranks/<rank>.<attempt>.records   what a rank reports: a record a line, as JSON (`sender`, `reader`)
     ranks/<rank>.<attempt>.<n>.blob  a large value of which a record speaks: it is there before, and whole
     ranks/<rank>.<attempt>.out       what it prints
@@ -18,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from labkit.launchers.run_directory.files import clock_ahead_s
 from labkit.launchers.run_directory.private import make_run_folder, private
 from labkit.protocol.job import Job
 from labkit.rank.private_folder import check_mine
+from labkit.system import host
 
 
 class RunDirectory:
@@ -104,8 +107,28 @@ class RunDirectory:
 
     def ask(self, word: str) -> None:
         """Append a word for every rank. Raises OSError, on a full disk, say."""
+        if word == "stop":
+            self.note_stopped_by()
         with open(self.asked, "a", encoding="utf-8") as file:
             file.write(f"{word}\n")
+
+    def note_stopped_by(self) -> None:
+        """Note that this process has the ranks stopped, if none has before: for other notebooks that follow them."""
+        who = {"process": os.getpid(), "machine": host.node(), "at_s": time.time()}
+        with (
+            contextlib.suppress(OSError),
+            open(self.path / "stopped_by.json", "x", encoding="utf-8", opener=private) as file,
+        ):
+            json.dump(who, file)
+
+    def stopped_by(self) -> str:
+        """Return which process had the ranks stopped, and when, in words; "" if none has."""
+        try:
+            found = json.loads((self.path / "stopped_by.json").read_text(encoding="utf-8"))
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["at_s"]))
+            return f"by process {found['process']} on {found['machine']}, at {at}"
+        except (OSError, ValueError, LookupError, TypeError):
+            return ""
 
     def was_asked_to(self, word: str) -> bool:
         """Whether `ask` has said this word, as far as that can be read."""

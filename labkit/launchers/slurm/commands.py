@@ -7,25 +7,37 @@ import re
 import subprocess
 from pathlib import Path
 
+from labkit.launchers.environments import without_launchers
+
 COMMAND_S = 60.0
-"""How long one of SLURM's commands may take."""
+"""How long one of SLURM's commands may take …"""
+
+HINT_S = 10.0
+"""… and one whose answer is only for people."""
+
+SCRIPT = "job.sbatch"
+"""The batch script in a run's folder: by its path a job is known to be that run's."""
 
 
 class SlurmError(RuntimeError):
     """One of SLURM's commands failed, or is not there."""
 
 
-def slurm(*command: str) -> str:
-    """Run one of SLURM's commands and give what it prints. Raises SlurmError with what it says."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        # A notebook that runs in a job must not hand that job's own settings on.
-        if name == "SLURM_CONF" or not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SCANCEL_"))
-    }
+def slurm(*command: str, timeout_s: float | None = None) -> str:
+    """Run one of SLURM's commands and give what it prints. Raises SlurmError with what it says.
+
+    It has none of this process's variables that a launcher has set: `sbatch` hands all on to the job.
+    """
+    timeout_s = timeout_s or COMMAND_S
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S
+            command,
+            env=without_launchers(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
         )
     except FileNotFoundError:
         raise SlurmError(
@@ -33,7 +45,9 @@ def slurm(*command: str) -> str:
             "are. Run the notebook there, or use labkit.Torchrun"
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} did not answer within {COMMAND_S:g} s") from None
+        raise SlurmError(f"{command[0]} did not answer within {timeout_s:g} s") from None
+    except OSError as error:
+        raise SlurmError(f"{command[0]} cannot be run: {error.strerror or error}") from None
     if done.returncode:
         said = re.sub(rf"^{command[0]}: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)
         raise SlurmError("; ".join(said.splitlines()) or f"{command[0]} ended with exit code {done.returncode}")
@@ -53,7 +67,7 @@ def advice(said: str) -> str:
     """Return what to do next about what `sbatch` refused."""
     if "partition" in said.lower():
         try:
-            names = " ".join(slurm("sinfo", "-h", "-o", "%R").split())
+            names = " ".join(slurm("sinfo", "-h", "-o", "%R", timeout_s=HINT_S).split())
         except SlurmError:
             return ""
         return f". The partitions are: {names}"
@@ -69,7 +83,20 @@ def directory_of(job: str) -> Path:
             f"SLURM does not say where job {job} keeps its files ({error}). Give the run's folder instead: "
             "`run.folder` named it; by default it is in labkit-runs"
         ) from None
-    found = re.search(r"^\s*StdOut=(.*)/slurm\.out$", said, re.MULTILINE)
-    if found is None:
-        raise ValueError(f"SLURM job {job} was not launched by labkit: its output does not go to a run's folder")
-    return Path(found[1].replace("%%", "%"))
+    # Not by where its output goes, of which SLURM shows what %j and the like stand for.
+    found = re.search(rf"^\s*Command=(.*)/{re.escape(SCRIPT)}$", said, re.MULTILINE)
+    if found is None or not (Path(found[1]) / "run.json").exists():
+        script = re.search(r"^\s*Command=(.*)$", said, re.MULTILINE)
+        raise ValueError(
+            f"SLURM job {job} was not launched by labkit, or its folder has gone: its batch script is "
+            f"{script[1] if script else 'not named'}"
+        )
+    return Path(found[1])
+
+
+def job_of(directory: Path) -> str:
+    """Return the number of the SLURM job that is the run in a directory; "" if there is none. Raises SlurmError."""
+    script = f"/{directory.name}/{SCRIPT}"  # of a name that no other run has
+    listed = slurm("squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", "%A %o")
+    mine = [line.split(" ", 1)[0] for line in listed.splitlines() if line.rstrip().endswith(script)]
+    return mine[-1] if mine else ""

@@ -12,8 +12,8 @@ from labkit.launchers.slurm.queue import JobState, troubles
 ENDINGS = {
     "CANCELLED": (
         "was cancelled from outside",
-        "Somebody, or the administrator, ended it with scancel. Launch it again; a function that keeps checkpoints "
-        "goes on from the newest.",
+        "This notebook did not ask for it: perhaps somebody else did, with scancel. Launch it again; a function that "
+        "keeps checkpoints goes on from the newest.",
     ),
     "TIMEOUT": (
         "reached its time limit",
@@ -22,7 +22,7 @@ ENDINGS = {
     "DEADLINE": ("reached its deadline", "Launch it with a later one."),
     "NODE_FAIL": (
         "lost a node",
-        "The node failed or was taken down. SLURM starts such a job again unless it is told not to (requeue=False).",
+        "SLURM starts such a job again unless it is told not to (requeue=False).",
     ),
     "PREEMPTED": (
         "was preempted by another job",
@@ -43,27 +43,31 @@ def ending(
     """Return why a job ended, if that is no rank's doing, nor this notebook's: `was_ended`."""
     if state.state in ENDINGS and not (was_ended and state.state == "CANCELLED"):
         return _by_state(job_id, state, seen)
-    if seen.explains or was_ended:
+    if seen.explains or was_ended or (state.state == "FORGOTTEN" and seen.is_whole):
         return None
     if not seen.missing:
         return _without_a_failure(job_id, state, seen)
     if state.state in ("FORGOTTEN", "COMPLETED"):
+        known = f"SLURM job {job_id}: {state.reason}. " if state.state == "FORGOTTEN" else ""
         return job_events.JobEnded(
             -1,
-            f"SLURM job {job_id} is over, but not all ranks have said how they ended",
-            "The job ended a while ago, and SLURM no longer knows it. What its ranks wrote is kept."
-            if state.state == "FORGOTTEN"
-            else f"{_where(state)}Every node must write into {directory}, and this notebook see it.",
+            f"SLURM job {job_id} is over ({state.state}), but not all ranks have reported how they ended",
+            f"{known}{_where(state)}{directory} has the ends of {_of(seen)} ranks. What they wrote is kept. "
+            "Perhaps a node cannot write there, or what it wrote is not seen here.",
             page="slurm",
         )
     never = [rank for rank in seen.missing if rank not in seen.begun]
     if not never:
         return None
     who = rank_list(never) if seen.begun else "any rank"
+    wrote = _tail(directory)
+    hint = f"Perhaps a node has no {python}, or does not see {directory}"
+    if "cannot be seen on" in wrote:
+        hint = f"Every node must see {directory}"
     return job_events.JobEnded(
         -1,
         f"SLURM job {job_id} ended ({state.state}) before {who} began",
-        f"{_where(state)}Every node must see {directory} and have {python}. What SLURM wrote:\n{_tail(directory)}",
+        f"{_where(state)}{_of(seen)} ranks have reported an end. What the job wrote:\n{wrote}\n{hint}.",
         page="slurm",
     )
 
@@ -82,8 +86,8 @@ def _without_a_failure(job_id: str, state: JobState, seen: RanksSeen) -> job_eve
         return job_events.JobEnded(
             -1,
             f"SLURM job {job_id} was asked to end, and its ranks stopped ({state.state})",
-            f"{_where(state)}It was not put back into the queue. Launch it again; a function with checkpoints goes on "
-            "from the newest.",
+            f"{_where(state)}All {len(seen.exits)} ranks stopped at SLURM's signal, and SLURM has not started them "
+            "again. Launch it again; a function with checkpoints goes on from the newest.",
             page="slurm",
         )
     return job_events.JobEnded(
@@ -122,8 +126,12 @@ def _where(state: JobState, with_troubles: bool = False) -> str:
     return f"It was on {state.nodes}{troubles('-n', state.nodes) if with_troubles else ''}. "
 
 
+def _of(seen: RanksSeen) -> str:
+    return f"{len(seen.exits)} of {len(seen.exits) + len(seen.missing)}"
+
+
 def _tail(directory: Path) -> str:
     try:
         return (directory / "slurm.out").read_text(errors="replace", encoding="utf-8")[-2000:].strip() or "nothing"
     except OSError:
-        return f"nothing: {directory}/slurm.out is not there, so the folder may not be shared"
+        return f"(nothing is seen: {directory}/slurm.out is not there. Perhaps that node does not share the folder)"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import shlex
 import shutil
 import sys
 import threading
@@ -15,8 +18,9 @@ from labkit.launchers import job_events
 from labkit.launchers.launcher_job import END_S, SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.slurm import endings
-from labkit.launchers.slurm.commands import COMMAND_S, SlurmError, advice, seconds, slurm
+from labkit.launchers.slurm.commands import COMMAND_S, SCRIPT, SlurmError, advice, job_of, seconds, slurm
 from labkit.launchers.slurm.queue import GOING, WAITING, JobState, state_of, why_it_waits
+from labkit.protocol import events
 from labkit.protocol.pages import help_hint
 
 LOOK_AT_JOB_S = (0.5, 5.0)
@@ -26,6 +30,18 @@ They become rarer while nothing changes. When ranks begin or end, which their fi
 
 SEEN_LATE_S = 60.0
 """How long what ranks wrote in a job that ended well may take to be seen over a network's file system."""
+
+LATE_S = 20.0
+"""How long a job that SLURM may have taken, though sbatch has not said so, is looked for."""
+
+UNSURE = re.compile(
+    "answer|timed out|time-?out|unable to contact|communication|connection|try again|zero bytes|code -",
+    re.IGNORECASE,
+)
+"""What sbatch says where SLURM may have taken the job, or may yet."""
+
+WITHDRAWN = "withdrawn"
+"""In a run's folder: its job, should SLURM have it after all, is not to run."""
 
 CANCELLED_S = 1.0
 """How long SLURM may take to cancel a job before its ranks are told to end without it."""
@@ -43,7 +59,7 @@ class SlurmJob(LauncherJob):
         directory: RunDirectory,
         about: dict[str, Any],
         python: str = sys.executable,
-        script: Callable[[Sequence[str], str, str], str] | None = None,
+        script: Callable[[Sequence[str], str, str, str], str] | None = None,
     ) -> None:
         """Take the interpreter on the nodes, and what returns the batch script: `Slurm.script`."""
         super().__init__(world_size, directory, about)
@@ -54,6 +70,8 @@ class SlurmJob(LauncherJob):
         self._silent_since_s: float | None = None
         self._error = ""
         """What SLURM answered last, if that was an error; since when that is so."""
+        self._launched_in = ""
+        """The job in which this process itself runs, if it has launched this one."""
         self._nodes = ""
         """Those that the job had, when it had all of them."""
         self._known = threading.Event()
@@ -63,20 +81,56 @@ class SlurmJob(LauncherJob):
     def submit(self) -> dict[str, Any]:
         """Write the batch script and give it to `sbatch`. Raises RuntimeError with what SLURM says."""
         assert self._script is not None
-        command = [self._python, str(self.supervisor), str(self.directory.path)]
-        output = str(self.directory.path / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
-        script = self._script(command, self.about["name"], output)
-        self.directory.write("job.sbatch", script.encode())
+        path = self.directory.path
+        command = [self._python, str(self.supervisor), str(path)]
+        output = str(path / "slurm.out").replace("%", "%%")  # sbatch's sign for its own names
+        withdrawn = f"test ! -e {shlex.quote(str(path / WITHDRAWN))} || exit 0  # its notebook has given it up"
+        self.directory.write(SCRIPT, self._script(command, self.about["name"], output, withdrawn).encode())
         try:
-            answer = slurm("sbatch", "--parsable", str(self.directory.path / "job.sbatch"))
+            answer = slurm("sbatch", "--parsable", str(path / SCRIPT))
+            numbers = re.findall(r"^(\d+)(?:;\S*)?$", answer, re.MULTILINE)  # a site may have sbatch print more
+            if not numbers:
+                raise SlurmError(f"sbatch answered {answer[-200:]!r}")
+            found = numbers[-1]
         except SlurmError as error:
-            shutil.rmtree(self.directory.path)
-            raise RuntimeError(
-                f"SLURM did not take the job: {error}{advice(str(error))}\n{help_hint('slurm')}"
-            ) from None
-        self.job_id = answer.strip().partition(";")[0]
-        self.follow()
-        return {"job": self.job_id}
+            is_unsure = UNSURE.search(str(error)) is not None
+            found, why_not = self._look_for_it(LATE_S if is_unsure else 0.0)
+            if not found:
+                raise self._not_taken(error, why_not if is_unsure else "") from None
+            self.emit(events.Warned(-1, "sbatch", f"SLURM has job {found}, though sbatch said: {error}"))
+        self._launched_in = os.environ.get("SLURM_JOB_ID", "")
+        self.follow(found)
+        return {"job": found}
+
+    def _look_for_it(self, for_s: float) -> tuple[str, str]:
+        """Return the number of the job that SLURM has taken though `sbatch` failed; or "", and what was seen instead.
+
+        The problem: sbatch gives up after a while, and the controller, which is merely slow, starts the job. What does
+        not work: to believe sbatch. So the job is looked for, for a while if sbatch did not refuse it outright. What
+        still fails: a controller that takes the job later than that. Its batch script then ends by itself.
+        """
+        deadline = time.monotonic() + for_s
+        while True:
+            try:
+                found, why_not = job_of(self.directory.path), f"squeue did not list it within {for_s:g} s"
+            except SlurmError as error:
+                found, why_not = "", f"squeue said: {error}"
+            if found or time.monotonic() > deadline:
+                return found, why_not
+            time.sleep(LOOK_AT_JOB_S[0])
+
+    def _not_taken(self, error: SlurmError, unsure: str) -> RuntimeError:
+        """Return what to raise for a job that SLURM has refused; `unsure` is why it may have taken it nevertheless."""
+        if unsure:
+            with contextlib.suppress(OSError):
+                self.directory.write(WITHDRAWN, b"")
+                self.directory.ask("end")
+            return RuntimeError(
+                f"it is not known whether SLURM has taken the job: {error}; {unsure}. Should SLURM start it later, it "
+                f"ends at once: it was withdrawn, in {self.directory.path}\n{help_hint('slurm')}"
+            )
+        shutil.rmtree(self.directory.path, ignore_errors=True)
+        return RuntimeError(f"SLURM did not take the job: {error}{advice(str(error))}\n{help_hint('slurm')}")
 
     def follow(self, job_id: str = "") -> None:
         """Begin to watch the job."""
@@ -141,9 +195,9 @@ class SlurmJob(LauncherJob):
         """See what SLURM says of the job, now."""
         self._look_now.set()
 
-    def wait_until_known(self) -> None:
+    def wait_until_known(self, patience_s: float = COMMAND_S) -> None:
         """Wait until SLURM has said how the job is, but not for ever."""
-        self._known.wait(COMMAND_S)
+        self._known.wait(patience_s)
 
     @property
     def silent_s(self) -> float:
@@ -211,9 +265,18 @@ class SlurmJob(LauncherJob):
             if not self._look_now.is_set():  # else ranks have begun meanwhile
                 self.emit(job_events.Notice(-1, waiting, queued=True))
         elif state.state not in GOING:
+            if state.state == "FORGOTTEN":
+                text = f"SLURM job {self.job_id}: {state.reason}. What its folder holds is shown"
+                self.emit(events.Warned(-1, "slurm", text))
             self.settle(SEEN_LATE_S if state.state == "COMPLETED" else SETTLE_S)
             return True
         elif changed or state.state == "SUSPENDED":
             suspended = " and suspended" if state.state == "SUSPENDED" else ""
-            self.emit(job_events.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}"))
+            self.emit(job_events.Notice(-1, f"SLURM job {self.job_id} on {state.nodes}{suspended}{self._own_nodes}"))
         return False
+
+    @property
+    def _own_nodes(self) -> str:
+        """That the nodes are the job's own, if it was launched within a job."""
+        outer = self._launched_in
+        return f": nodes of its own, not those of job {outer}, in which it was launched" if outer else ""

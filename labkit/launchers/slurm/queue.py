@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from labkit.launchers.slurm.commands import SlurmError, slurm
+from labkit.launchers.slurm.commands import HINT_S, SlurmError, slurm
 
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 GOING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -12,7 +12,11 @@ GOING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OU
 REASONS = {
     "Resources": "no machines are free",
     "Priority": "other jobs are before it",
-    "BeginTime": "SLURM starts it again in a while",
+    "BeginTime": "SLURM does not start it before a time that was set, for a job that is started again some minutes",
+    "Dependency": "a job that it depends on is not over",
+    "DependencyNeverSatisfied": "a job that it depends on has ended otherwise than was asked, so it never begins",
+    "JobHeldUser": "it is held: scontrol release lets it go",
+    "JobHeldAdmin": "it is held by an administrator",
 }
 """What SLURM says of jobs that wait, where that is short; its other reasons are shown as they are:
 https://slurm.schedmd.com/job_reason_codes.html."""
@@ -52,15 +56,19 @@ def _state_in_accounts(job_id: str) -> JobState:
         answer = slurm("sacct", "-n", "-X", "-P", "-o", "State,NodeList,Partition", "-j", job_id).strip()
         state, nodes, partition = answer.splitlines()[-1].split("|")
         return JobState(state.partition(" ")[0], nodes, partition, "")
-    except (SlurmError, IndexError, ValueError):
-        return JobState("FORGOTTEN", "", "", "")
+    except SlurmError as error:
+        why = f"sacct says nothing of it ({error})"
+    except (IndexError, ValueError):
+        why = "nor does sacct"
+    return JobState("FORGOTTEN", "", "", f"squeue no longer lists it, {why}")
 
 
 def why_it_waits(job_id: str, job: JobState) -> str:
     """Return why a job waits, and how many of the same partition wait before it, in a line."""
     text = f"SLURM job {job_id} waits"
     try:
-        waiting = slurm("squeue", "-h", "-t", "PD", "-p", job.partition, "--sort=-p,i", "-o", "%A").split()
+        command = ("squeue", "-h", "-t", "PD", "-p", job.partition, "--sort=-p,i", "-o", "%A")
+        waiting = slurm(*command, timeout_s=HINT_S).split()
         text += f", place {waiting.index(job_id) + 1} of {len(waiting)} in partition {job.partition}"
     except (SlurmError, ValueError):
         pass
@@ -76,7 +84,8 @@ def why_it_waits(job_id: str, job: JobState) -> str:
 def troubles(*where: str) -> str:
     """Return which nodes are down or drained, with the reasons that were given; "" if none is, or nobody answers."""
     try:
-        answer = slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E", *where, "-t", "down,drain,fail,no_respond,maint")
+        states = ("-t", "down,drain,fail,no_respond,maint")
+        answer = slurm("sinfo", "-h", "-N", "-o", "%N|%T|%E", *where, *states, timeout_s=HINT_S)
     except SlurmError:
         return ""
     nodes = dict.fromkeys(tuple(line.split("|", 2)) for line in answer.splitlines())

@@ -8,29 +8,33 @@ type to look after the job is what happens here. A library between would be one 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from labkit.engines.arguments import naming
-from labkit.engines.base import Target
-from labkit.launchers.directory_engine import LaunchedEngine, check_whole, new_directory
+from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
+from labkit.launchers.slurm import options as sbatch
 from labkit.launchers.slurm.job import SlurmJob
 from labkit.system import require_posix
 
 
-class Slurm(Target):
+class Slurm(Launcher):
     """Where to launch: a job of `nodes` × `ranks_per_node` ranks on a SLURM cluster.
 
     Args:
         nodes: machines.
         ranks_per_node: ranks on each; a rank's GPU is number `local_rank` of those that SLURM gives it.
-        folder: where the runs' folders are made. This notebook and every node must be able to write there.
+        folder: where the runs' folders are made. This notebook and every node must be able to write there. A relative
+            one is looked for once, here.
         setup: shell lines to run on the first node before the ranks start, `module load …` for example.
         python: the interpreter on the nodes; by default this notebook's. It needs the same packages.
         options: any other option of `sbatch`, with _ for -: `partition="gpu"`, `time="02:00:00"`, `gpus_per_node=4`,
-            `mem="32G"`, `account=…`; True for an option without a value, False for none of it (`requeue=False`).
+            `mem="32G"`, `account=…`; True for an option without a value, False for none of it (`requeue=False`), a list
+            where sbatch takes several (`nodelist=["node1", "node2"]`). Those that would change what a job is, an array
+            of them for example, are refused: `print(labkit.launchers.slurm.options.table())`.
 
     A job whose node fails, or that is preempted, is put back into the queue by SLURM and begins again: a function that
     keeps checkpoints goes on from the newest one. Before SLURM takes the machines away `worker.log` raises
@@ -50,23 +54,19 @@ class Slurm(Target):
         with naming("bad_argument"):
             check_whole("nodes", nodes)
             check_whole("ranks_per_node", ranks_per_node)
-            kept = {"ntasks", "ntasks_per_node", "output", "error", "job_name", "wrap", "parsable", "open_mode"} & set(
-                options
-            )
-            if kept:
+            self.options = {"requeue": True, **sbatch.read(options)}
+            if found := re.search(r"^#SBATCH.*", setup, re.MULTILINE):
                 raise ValueError(
-                    f"Slurm() sets {', '.join(sorted(kept))} itself; give nodes= and ranks_per_node= instead"
+                    f"setup is shell lines, got {found[0]!r:.60}; give options of sbatch as arguments, with _ for -"
                 )
-            for name, value in options.items():
-                if "\n" in str(value):
-                    raise ValueError(f"an option of sbatch is one line, got {name}={str(value)!r:.60}")
+            self.folder = runs_folder(folder)
+            if "\\" in str(self.folder) or any(ord(each) < 32 for each in str(self.folder)):
+                raise ValueError(
+                    f"SLURM cannot write into a folder with a backslash or a control character in its name; got "
+                    f"{str(self.folder)!r}"
+                )
         self.nodes, self.ranks_per_node, self.world_size = nodes, ranks_per_node, nodes * ranks_per_node
-        self.folder, self.setup, self.python = folder, setup, python
-        self.options = {"requeue": True, **options}
-
-    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
-        """Return what carries one run."""
-        return LaunchedEngine(self.job(name, timeout_s))
+        self.setup, self.python = setup, python
 
     def job(self, name: str, timeout_s: float | None) -> SlurmJob:
         """Return a job for one run or session; it is not submitted yet. Raises OSError on Windows."""
@@ -74,28 +74,28 @@ class Slurm(Target):
         about = {"name": name, "timeout_s": timeout_s}
         return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
 
-    def script(self, command: Sequence[str], name: str, output: str) -> str:
-        """Return the batch script that runs a command as every rank, as text."""
+    def script(self, command: Sequence[str], name: str, output: str, before: str = "") -> str:
+        """Return the batch script that runs a command as every rank, as text.
+
+        `before` is a line of shell that comes first of all.
+        """
         head = {
             "job-name": " ".join(name.split()),
-            "nodes": self.nodes,
-            "ntasks-per-node": self.ranks_per_node,
+            "nodes": str(self.nodes),
+            "ntasks-per-node": str(self.ranks_per_node),
             "output": output,
             "open-mode": "append",
         }
-        options = {**head, **{key.replace("_", "-"): value for key, value in self.options.items()}}
-        if options.get("requeue") is False:
+        options: dict[str, str | bool] = {**head, **self.options}
+        if not options["requeue"]:
             options["no-requeue"] = True
-        lines = ["#!/bin/bash"]
-        for key, value in options.items():
-            if value is not False and value is not None:
-                lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}")
-        cpus = self.options.get("cpus_per_task")
-        # One that fails ends all: without --kill-on-bad-exit the others wait in a collective until the time limit.
-        srun = ["srun", "--kill-on-bad-exit=1", f"--ntasks-per-node={self.ranks_per_node}"]
-        srun += [f"--cpus-per-task={cpus}"] if cpus else []
-        lines += [*filter(None, [self.setup.strip()]), "exec " + shlex.join([*srun, *command])]
-        return "\n".join(lines) + "\n"
+        # One that fails ends all: without --kill-on-bad-exit the others wait in a collective until the time limit. And
+        # ranks have what the script has, whatever of the notebook's environment that was given (`export=…`).
+        srun = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--ntasks-per-node={self.ranks_per_node}"]
+        if cpus := self.options.get("cpus-per-task"):
+            srun.append(f"--cpus-per-task={cpus}")
+        lines = ["#!/bin/bash", *sbatch.lines(options), *filter(None, [before, self.setup.strip()])]
+        return "\n".join([*lines, "exec " + shlex.join([*srun, *command])]) + "\n"
 
     def __repr__(self) -> str:
         return f"Slurm(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, …)"
