@@ -293,12 +293,11 @@ def ray_cluster(request, shared_ray):
     """Two nodes with nothing to do, which have nothing to do afterwards either."""
     assert of_ray(request.node.nodeid), "where a test needs Ray, its name is to say so"
     shared_ray.have(2)
-    shared_ray.was_killed = False
     yield shared_ray
     wait_until(lambda: not shared_ray.processes())
     shared_ray.have(2)
     wait_until(lambda: shared_ray.state() == {"nodes": 2, "free": 2 * ray_nodes.CPUS, "actors": 0})
-    wait_until(lambda: shared_ray.was_killed or not shared_ray.rank_folders())
+    wait_until(lambda: not shared_ray.rank_folders())
 
 
 @pytest.fixture

@@ -65,8 +65,6 @@ class RayNodes:
         self._folder = folder
         (folder / "ray").mkdir()
         self._drained: set[int] = set()
-        self.was_killed = False
-        """Whether a node was: what lies there goes with the machine, or with the next rank there."""
         environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
@@ -94,7 +92,6 @@ class RayNodes:
     def kill(self, number: int) -> None:
         """End all processes of a node, as a power cut would."""
         self._drained.discard(number)
-        self.was_killed = True
         self._do(f"kill {number}")
 
     def drain(self, number: int, grace_s: float) -> None:

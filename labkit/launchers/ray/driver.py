@@ -87,7 +87,7 @@ def _connect(orders: Orders) -> str:
         context = ray.init(
             address=orders.address,
             namespace="labkit",
-            runtime_env=orders.runtime_env or None,
+            runtime_env={**orders.runtime_env} or None,  # in which Ray changes things
             log_to_driver=False,  # it comes by rank, with the records
             logging_level="warning",
         )

@@ -65,6 +65,7 @@ class RankHolder:
         self, place: Place, world_size: int, attempt: int, supervisor: str, has_folder: bool, pieces: list[Piece]
     ) -> None:
         self._directory = _new_directory()
+        self._lives = _remove_once_gone(self._directory)
         self._side = RankSide(self._directory, [_as_here(piece, has_folder) for piece in pieces])
         self._lock, self._asking = threading.Lock(), threading.Lock()
         self._turns, self._taken = threading.Condition(), 0
@@ -185,6 +186,21 @@ def _new_directory() -> Path:
     made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     (made / MARK).write_text(json.dumps({"pid": os.getpid(), "machine": _machine()}), encoding="utf-8")
     return made
+
+
+def _remove_once_gone(directory: Path) -> int:
+    """Have a directory removed once this process is gone, also if Ray kills it; return what to hold open until then."""
+    reading, writing = os.pipe()
+    remove = 'cat; for trial in 1 2 3; do rm -rf -- "$0" && break; sleep 1; done'  # a rank may still write as it ends
+    subprocess.Popen(
+        ["sh", "-c", remove, str(directory)],
+        stdin=reading,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(reading)
+    return writing
 
 
 def _is_left_behind(folder: Path) -> bool:
