@@ -1,17 +1,13 @@
-"""What a tracker is, and which ones `log_to` means."""
+"""What a tracker is, and which arguments it is shown."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from labkit.protocol.redaction import has_secret_name, redact, shown
 from labkit.protocol.text import printable
-
-NAMES = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "Wandb", "trackio": "Trackio"}
-"""What `log_to` calls a tracker, and its class."""
 
 
 class Tracker(Protocol):
@@ -53,33 +49,6 @@ class LibraryTracker:
 
     def __repr__(self) -> str:
         return type(self).__name__
-
-
-def trackers(log_to: Any) -> list[Tracker]:
-    """Return the trackers that `log_to` means: a name, a tracker, or several.
-
-    Raises ValueError for an unknown name, TypeError for what is no tracker, ModuleNotFoundError for a library that is
-    not installed.
-    """
-    several = log_to if isinstance(log_to, (list, tuple)) else [log_to]
-    return [_tracker(each) for each in several]
-
-
-def _tracker(named: Any) -> Tracker:
-    if isinstance(named, str):
-        if named not in NAMES:
-            raise ValueError(f"log_to has no tracker {named!r}; it knows {', '.join(NAMES)}")
-        made: Tracker = getattr(importlib.import_module(f"labkit.trackers.{named}"), NAMES[named])()
-        return made
-    missing = [name for name in ("log", "close") if not callable(getattr(named, name, None))]
-    if missing or isinstance(named, type):
-        why = "is a class; call it" if isinstance(named, type) else f"has no {' and no '.join(missing)}"
-        raise TypeError(
-            f"log_to takes {', '.join(map(repr, NAMES))}, or objects with log(step, values) and close(); "
-            f"{named!r:.60} {why}"
-        )
-    tracker: Tracker = named
-    return tracker
 
 
 def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:

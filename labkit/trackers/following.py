@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from labkit.monitor.record import RunRecord
-from labkit.trackers.base import Tracker, plain, trackers
+from labkit.trackers.base import Tracker, plain
 from labkit.trackers.curves import Curves, Row
+from labkit.trackers.named import trackers
 from labkit.trackers.since import Place, since
 
 CLOSE_S = 30.0
