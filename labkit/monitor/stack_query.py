@@ -1,4 +1,4 @@
-"""Asks the ranks of one run where they stand: for `run.stacks()`, and when they have been silent for long."""
+"""Asks the ranks of one run where they are: for `run.stacks()`, and when they have been silent for long."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from labkit.rank.recorder import NO_GROUP, Collectives
 from labkit.rank.report_collectives import KIND, LEFT, THREADS
 
 SLOWEST = 4
-"""Of the time that an answer of a rank has just taken, how much the others have at least."""
+"""How many times as long as the slowest answer so far the other ranks have, at least."""
 
 ROUNDS = 4
-"""Times that a question is asked at most, until two answers in a row are alike."""
+"""The most times that a question is asked, until two answers in a row are alike."""
 
 FIRST_STEP_S = 60.0
-"""How long ranks that have begun may log and print nothing before they are asked, once, where they stand."""
+"""How long ranks that have begun may log and print nothing before they are asked, once, where they are; in seconds."""
 
 ANSWER_S = 3.0
-"""How long after a failure that only says that another rank was not there the others' answers are waited for."""
+"""How long to wait for the others' answers after a failure that only says that another rank was not there."""
 
 FAILED_S = 0.1
-"""Time after a failure until ranks that have not ended are asked where they stand. Most have failed by then, too."""
+"""Time after a failure until ranks that have not ended are asked where they are. Most have failed by then, too."""
 
 
 class StackQuery(RunObserver):
-    """Beside a run: the newest question, and what has come of it."""
+    """The newest question to the ranks of a run, and their answers."""
 
     title = "observer of stacks"
 
@@ -46,20 +46,20 @@ class StackQuery(RunObserver):
         self._asked: list[int] = []
         self._asked_s = self._answered_s = 0.0
         self._texts: dict[int, str] = {}
-        """By rank, what `faulthandler` has written there."""
+        """What `faulthandler` has written, by rank."""
         self._said: dict[int, Collectives] = {}
-        """By rank, which collectives it has called, the newest that it has said."""
+        """The collectives that a rank has called, by rank; its newest answer."""
         self._failed: set[int] = set()
         """Ranks that have reported a failure, and with it what they had called."""
         self._told: set[int] = set()
-        """Ranks whose hooks have said all that they know, or that have failed, which tells it too."""
+        """Ranks whose hooks have answered completely, or that have failed, which implies it."""
         self._given_up: dict[int, set[str]] = {}
-        """By rank, what it did not say when it was asked the first time: nobody waits for it the second time."""
+        """What a rank left unanswered the last time, by rank. It is not waited for again."""
         self._rounds = 0
-        """Times that the ranks have been asked the newest question."""
+        """How many times the ranks have been asked the newest question."""
         self._missed: Missed | None = None
         self._missed_anywhere: Missed | None = None
-        """The same, wherever the ranks stand."""
+        """The same, without the lines at which the ranks are."""
         self._silences = Silences({})
         self._is_cell = False
         self._why_asked_s: float | None = None
@@ -67,7 +67,7 @@ class StackQuery(RunObserver):
         self._failed_s: float | None = None
         self._is_failure_asked = False
         self._threads: dict[int, tuple[list[Frame], list[Frame]]] = {}
-        """By rank, the main thread's frames if they are too many for `_texts`; another's that waits for ranks."""
+        """The main thread's frames if they are too many for `_texts`, and another's that waits for ranks; by rank."""
         self._left: dict[int, tuple[Left, Collectives | None]] = {}
         """Ranks that have left their process group, and what they had called by then."""
         self._quiet = ledger.Quiet()
@@ -79,12 +79,12 @@ class StackQuery(RunObserver):
         self._no_first_step = ""
 
     def begin(self, job: Job) -> Job:
-        """Note whether it is a cell on reserved ranks."""
+        """Record whether the run is a cell on reserved ranks."""
         self._is_cell = job.group is not None
         return job
 
     def take(self, event: Event) -> None:
-        """Note what a rank answers."""
+        """Record what a rank answers."""
         self._silences.take(event)
         if isinstance(event, Failure):
             self._failed.add(event.rank)
@@ -114,7 +114,7 @@ class StackQuery(RunObserver):
     # Asking
 
     def ask_and_wait(self) -> Stacks:
-        """Ask, wait while answers may come, and return where the ranks stand by what has come."""
+        """Ask the ranks where they are, wait while answers may come, and return the answers."""
         with self.run.lock:
             self.ask()
         while True:
@@ -124,7 +124,7 @@ class StackQuery(RunObserver):
             time.sleep(0.005)
 
     def ask(self) -> None:
-        """Ask every rank where it stands; what it answered before is forgotten."""
+        """Ask every rank where it is, and forget what it answered before."""
         self._missed, self._missed_anywhere, self._given_up, self._rounds = None, None, {}, 1
         self._ask()
 
@@ -165,14 +165,14 @@ class StackQuery(RunObserver):
         return True
 
     def _missing(self, rank: int) -> set[str]:
-        """Return what a rank that was asked where it stands has not said."""
+        """Return what a rank has left unanswered so far."""
         said = {"stack": is_complete(self._texts.get(rank, "")), "details": rank in self._told}
         return {what for what, is_there in said.items() if not is_there}
 
     # What has come
 
     def stacks(self) -> Stacks:
-        """Return where every rank stands, by what has come."""
+        """Return where every rank is, from the answers so far."""
         found = self._places()
         found.missed = (self._missed or self._explain(found)).text
         return found
@@ -187,7 +187,7 @@ class StackQuery(RunObserver):
         ]
 
     def _last_said(self, rank: int) -> Collectives | None:
-        """Return what a rank has said of its calls; of one that has left its group, what it said then."""
+        """Return a rank's newest answer about its calls; if it has left its group, the one that it sent then."""
         said = self._said.get(rank)
         if rank in self._left and (said is None or said.unknown == NO_GROUP):
             return self._left[rank][1]
@@ -220,7 +220,7 @@ class StackQuery(RunObserver):
     # What the run asks
 
     def is_querying(self, silent_s: float) -> bool:
-        """Return whether answers may come; anew, if a rank has made progress after the ranks were asked last."""
+        """Return whether answers may still come. Asks anew if a rank has made progress since the last question."""
         now_s = time.monotonic()
         if self._why_asked_s is None or self._why_asked_s < now_s - silent_s:
             self._why_asked_s = now_s
@@ -229,12 +229,12 @@ class StackQuery(RunObserver):
         return not self.have_come()
 
     def explain_silence(self, timeout_s: float, first_silent: int) -> Diagnosis:
-        """Return where the ranks stand."""
+        """Return the diagnosis of a hang."""
         stacks = self._places()
         return diagnose_hang(stacks, timeout_s, first_silent, self._missed or self._explain(stacks))
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
-        """Fill in where ranks stood that reported an exception, crashed in native code, or were ended after another."""
+        """Fill in the stacks of ranks that raised, crashed in native code, or were ended after another had failed."""
         self._note_left(ranks)
         for rank in ranks:
             failure = rank.failure
@@ -246,16 +246,16 @@ class StackQuery(RunObserver):
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 
     def explain_failure(self, culprit: RankFacts, cause: str, ranks: list[RankFacts]) -> Finding | None:
-        """Return what collectives that do not fit, or one that was missed, say of a failure."""
+        """Return a better explanation of a failure: collectives that do not match, or one that was missed."""
         calls = [RankCalls(r.rank, self._last_said(r.rank), r.stack.place if r.stack else "") for r in ranks]
         return mismatch.explain(culprit, cause, ranks, calls)
 
     def look(self, silent_s: float) -> None:
-        """Have ranks say where they stand, though nobody has asked.
+        """Ask ranks where they are, though the reader has not.
 
-        When another has failed, before they are ended for it: one that waits for a third may be to blame, and would
-        learn from its connections only after that one. When one has gone and another may wait for it. And when none
-        has logged anything for long.
+        That is: after another has failed, before they are ended for it, because one that waits for a third would hear
+        of its end only later; when one has gone and another may wait for it; and when no rank has logged anything for
+        long.
         """
         self._look(silent_s)
         self.run.hang_notice = self._stuck_notice or ("" if self.run.recorded.names else self._no_first_step)
@@ -295,7 +295,7 @@ class StackQuery(RunObserver):
             self.run.note(EndLater(-1))
 
     def _look_for_stuck(self) -> bool:
-        """End the run if ranks wait for one that has gone. Return whether they are just being asked whether they do."""
+        """End the run if ranks wait for one that has gone. Return whether they are being asked about it."""
         run, now_s = self.run, time.monotonic()
         if run.stopping or "running" not in run.states:
             self._stuck = ""
@@ -330,22 +330,22 @@ class StackQuery(RunObserver):
 
 @dataclass(frozen=True)
 class EndLater(Change):
-    """Ranks that are to be ended after a failure are still being asked where they stand."""
+    """Gives ranks that are to be ended after a failure the time to answer."""
 
     def change(self, state: RunState, now_s: float) -> None:
-        """Give them the time to answer."""
+        """Postpone their end."""
         if state.end_by_s < float("inf"):
             state.end_by_s = max(state.end_by_s, now_s + FAILED_S)
 
 
 @dataclass(frozen=True)
 class CannotGoOn(Change):
-    """Ranks wait for one that can never come, which is to blame."""
+    """Ends a run whose ranks wait for one that can never come, which is to blame."""
 
     headline: str
     cause: str
     page: str
 
     def change(self, state: RunState, now_s: float) -> None:
-        """Have the ranks ended."""
+        """End the ranks."""
         state.end_for(self.rank, self.headline, self.cause, self.page, now_s)

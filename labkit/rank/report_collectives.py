@@ -1,4 +1,4 @@
-"""What a rank does for its collectives to be known."""
+"""Reports which collectives a rank has called, and that it has left its process group."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from labkit.rank.channels import Channel
 from labkit.rank.waiting import COLLECTIVES
 
 KIND = "collectives"
-"""What the notebook knows by it what a rank says."""
+"""The kind of the event with a rank's collectives."""
 
 LEFT = "left"
-"""What the notebook knows by it that a rank has left its process group: (file, line, function), most recent first."""
+"""The kind of the event that a rank has left its group, with the frames: (file, line, function), most recent first."""
 
 THREADS = "threads"
-"""What the notebook knows by it what `look_at_threads` has found."""
+"""The kind of the event with what `look_at_threads` has found."""
 
 DEEPEST, KEPT = 95, 45
-"""faulthandler writes the most recent 100 frames; of a deeper stack so many of either end are sent from here."""
+"""faulthandler writes the most recent 100 frames; of a deeper stack, this many frames of either end are sent."""
 
 FRAMES = 20
-"""Of the call by which it left, the most recent."""
+"""The most recent frames that are sent of the call by which a rank left its group."""
 
 _group: int | None = None
 """The number of the process group of the last job, if that stays from cell to cell."""
 
 
 class ReportCollectives(RankHook):
-    """Says which collectives the rank has called, when it is asked and when it fails."""
+    """Reports which collectives the rank has called: when it is asked, when it fails, and at the end of a cell."""
 
     def around(self, job: Job, channel: Channel) -> contextlib.AbstractContextManager[None]:
         """Forget what earlier jobs have called, in a process that stays, unless this one goes on in their group."""
@@ -52,13 +52,13 @@ class ReportCollectives(RankHook):
         return _reporting_leaving(channel, is_cell=job.group is not None)
 
     def receive(self, word: str, channel: Channel) -> None:
-        """Answer the question for details. In whatever thread asks, while the main thread waits in native code."""
+        """Answer the question for details, in the asking thread, while the main thread waits in native code."""
         if word == "details":
             _say_calls(channel)
             channel.send(Attached(channel.rank, THREADS, pickle.dumps(look_at_threads())))
 
     def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
-        """Say it of a rank that fails, too."""
+        """Report the calls of a rank that fails."""
         _say_calls(channel, error.__traceback__)
 
 
@@ -68,7 +68,7 @@ def _say_calls(channel: Channel, trace: TracebackType | None = None) -> None:
 
 @contextlib.contextmanager
 def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
-    """Have the notebook know when the function leaves the process group, and where; and what a cell has called.
+    """Report when and where the function leaves the process group, and at its end what a cell has called.
 
     After a cell its ranks stay in the group, so nobody else would learn which calls it has not come to.
 
@@ -99,8 +99,12 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
 
 
 def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, str]]]:
-    """Return the main thread's frames, most recent first, if faulthandler does not show them all; and those of another
-    thread that waits for other ranks, if one does. Empty if not."""
+    """Return what `faulthandler` does not write of this process's threads.
+
+    Returns:
+        The main thread's frames, most recent first, if they are too many for `faulthandler`, and those of another
+        thread that waits for other ranks; either is empty if there is none.
+    """
     main, deep = threading.main_thread().ident or 0, []
     frames = sys._current_frames()
     depth = sum(1 for _ in _up(frames.get(main)))
