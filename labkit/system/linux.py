@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import platform
 import signal
 import socket
 import struct
@@ -186,7 +185,7 @@ class Linux(Posix):
             number, clock, flags, address = (int(word, 0) for word in called[:4])
         except ValueError:  # it runs, or the system does not tell
             return None
-        if (number, clock, flags) != (SLEEP.get(platform.machine()), time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
+        if (number, clock, flags) != (SLEEP.get(os.uname().machine), time.CLOCK_MONOTONIC, 1):  # 1: TIMER_ABSTIME
             return None
         # The thread's own stack, which stays where it is even if the thread has moved on meanwhile.
         seconds, nanoseconds = (ctypes.c_int64 * 2).from_address(address)
