@@ -59,8 +59,8 @@ class Windows(System):
     # The problem: what a rank prints, natively too, is to come by rank. What does not work: the pipe's end as stdout,
     # for a pipe of multiprocessing's is a HANDLE with messages, no descriptor. What is done: stdout and stderr are an
     # ordinary pipe of this process's, and a thread sends on what comes through it. What still fails: what is written
-    # while native code keeps Python's lock comes when that lets go, and is lost if the process is killed meanwhile. And a
-    # thread's turn is its own: what a reserved rank prints last in one job may come with the next one's output.
+    # while native code keeps Python's lock comes when that lets go, and is lost if the process is killed meanwhile;
+    # and what a reserved rank prints last in one job may come with the output of the next.
 
     def redirect_output(self, output: Connection) -> None:
         """Make `output` this process's stdout and stderr, for Python and for native code."""
