@@ -53,7 +53,6 @@ class Windows(System):
     # PyTorch's wheel has no store that is made with libuv, which is what a script's `init_process_group` asks for.
     rank_environment: ClassVar[Mapping[str, str]] = {"USE_LIBUV": "0"}
 
-    _writer: int = -1
     _forwarder: threading.Thread | None = None
 
     # The problem: what a rank prints, natively too, is to come by rank. What does not work: the pipe's end as stdout,
