@@ -39,6 +39,9 @@ SILENT_S = 2.0
 MESH_TAKES = 5
 """Times as long is waited for a mesh on new ranks."""
 
+LONGER = 4
+"""Times as long is waited if ranks were silent before they came to the fault: on a busy machine."""
+
 LIMIT_S = 1.0
 """A group's own time limit."""
 
@@ -300,8 +303,12 @@ def line_of(source: str, mark: str) -> int:
     return next(number for number, line in enumerate(source.splitlines(), 1) if line.endswith(f"# {mark}"))
 
 
-def try_out(case: Case, session: Any, folder: Path) -> Outcome:
-    """Launch a case; return what of its error is right."""
+def try_out(case: Case, session: Any, folder: Path, patience: int = 1) -> Outcome:
+    """Launch a case; return what of its error is right.
+
+    On a busy machine ranks may be silent for all of `timeout_s` before they come to the fault. Then they are launched
+    again, with a longer one.
+    """
     file = folder / f"case_{time.monotonic_ns()}.py"
     file.write_text(case.source)
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -311,8 +318,8 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
     if case.where == "torchrun":
         on = labkit.Torchrun(nproc_per_node=case.world_size, folder=folder)
     # A new process imports half of the compiler to make a mesh, and logs nothing meanwhile.
-    patience = MESH_TAKES if case.group == "mesh" and case.where != "reserved" else 1
-    silent_s = SILENT_S * patience if fault.ends_by == "timeout_s" else None
+    to_make = MESH_TAKES if case.group == "mesh" and case.where != "reserved" else 1
+    silent_s = SILENT_S * to_make * patience if fault.ends_by == "timeout_s" else None
     with transports.holding() as path:
         run = labkit.launch(
             names["program"],
@@ -333,6 +340,8 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
     if run.error is None:
         return Outcome(False, False, False, f"{run.status}, without an error")
     history = run.history
+    if "fault_s" not in history and run.error.diagnosis.page == "hang" and patience < LONGER:
+        return try_out(case, session, folder, LONGER)
     fault_s = history["fault_s"].max() if "fault_s" in history else run.start_s
     said = str(run.error)
     has_line = not fault.line or f"{file.name}, line {line_of(case.source, fault.line)}" in _plain(said)
