@@ -478,7 +478,7 @@ def test_arguments_of_no_use_are_refused(tmp_path):
     checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"the checkpoint counts epoch itself; set checkpoint\.epoch"):
         checkpoint.save(epoch=3)
-    with pytest.raises(CheckpointError, match="Tensor is not JSON serializable"):
+    with pytest.raises(CheckpointError, match=r"save\(loss=…\) is a Tensor; save takes plain numbers"):
         checkpoint.save(loss=torch.ones(1))
     checkpoint.save()
     with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
@@ -723,3 +723,165 @@ def test_the_sum_of_bits_sees_any_one_of_them():
     changed.view(torch.int16)[-1] ^= 1
     same, differs = (agreement.digest_of(t, is_equal=lambda path: True) for t in (other, changed))
     assert same != differs
+
+
+# Every kind of value
+
+
+def tensors_of_every_kind():
+    dtypes = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    for name, dtype in dtypes.items():
+        try:
+            yield name, torch.arange(6).to(dtype).reshape(2, 3)
+        except (RuntimeError, TypeError):  # bits8, quint4x2 …
+            continue
+    dense = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0]])
+    yield "sparse", dense.to_sparse()
+    yield "sparse, not coalesced", torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
+    yield "CSR", dense.to_sparse_csr()
+    yield "CSC", dense.to_sparse_csc()
+    yield "BSR", dense.to_sparse_bsr((1, 2))
+    yield "BSC", dense.to_sparse_bsc((1, 2))
+    yield "conjugate", torch.tensor([1 + 2j]).conj()
+    yield "negative", torch.tensor([1 + 2j]).conj().imag
+    yield "quantized", torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8)
+    yield "empty", torch.empty(0, 3)
+    yield "a number", torch.tensor(3.5)
+    yield "transposed", torch.arange(6.0).reshape(2, 3).T
+    yield "expanded", torch.ones(1).expand(5)
+    yield "a parameter", nn.Parameter(torch.ones(2))
+    yield "channels last", torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    yield "with infinities", torch.tensor([float("nan"), float("inf"), -0.0])
+
+
+TENSORS = dict(tensors_of_every_kind())
+PLAIN_VALUES = {
+    "none": None,
+    "large": 2**200,
+    "complex": 1 + 2j,
+    "text": "é\n",
+    "bytes": b"\0",
+    "set": {1, 2},
+    "counter": collections.Counter("aab"),
+    "size": torch.Size([1, 2]),
+    "dtype": torch.bfloat16,
+    "device": torch.device("cpu"),
+    "ordered": collections.OrderedDict(b=1, a=(2, [3])),
+    "keys": {1: "a", (2, 3): "b", None: 0.1 + 0.2},
+}
+
+
+class Kept:
+    """An object with a state."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def told(value):
+    """A value and all that a tensor is, as text."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    whole = value.detach()
+    dense = whole.dequantize() if value.is_quantized else whole.to_dense() if whole.layout != torch.strided else whole
+    dense = dense.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
+    bits = dense.view(torch.uint8).tolist()
+    return f"{value.dtype} {tuple(value.shape)} {value.layout} {bits}"
+
+
+@pytest.mark.parametrize("kind", [*TENSORS, *PLAIN_VALUES])
+def test_what_is_saved_is_read_back(kind, tmp_path):
+    value = TENSORS[kind] if kind in TENSORS else PLAIN_VALUES[kind]
+    labkit.Checkpoint(tmp_path, mine=Kept(value)).save()
+    again = Kept()
+    labkit.Checkpoint(tmp_path, mine=again).resume()
+    assert told(again.value) == told(load(tmp_path)["mine"]["value"]) == told(value)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_the_digest_of_a_tensor_is_of_its_values(kind):
+    value = TENSORS[kind]
+    digest = agreement.digest_of({"w": value})
+    assert digest == agreement.digest_of({"w": value.clone()})
+    if value.dtype in (torch.float32, torch.int64) and value.numel() and not value.is_quantized:
+        assert digest != agreement.digest_of({"w": value.detach() * 0})
+
+
+def test_a_nested_tensor_is_refused_by_name(tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    checkpoint = labkit.Checkpoint(tmp_path, mine=Kept([nested]))
+    with pytest.raises(CheckpointError, match=r"mine\.value\.0 is a tensor \(nested\) that torch\.load does not"):
+        checkpoint.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+VALUES = {
+    "number keys": {2: 0.5, 10: 0.7},
+    "mixed keys": {"a": {1: {2.5: [None, True]}}, "b": {None: 1, False: 2}},
+    "what JSON writes otherwise": [float("inf"), -0.0, 1e-300, 2**80, "é\ud800"],
+    "what stands for such keys": {files.ITEMS: 3},
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_come_back_as_they_were_given(kind, tmp_path):
+    labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).save(recall=VALUES[kind])
+    found = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).resume()
+    assert repr(found["recall"]) == repr(VALUES[kind])
+    assert repr(checkpoints(tmp_path)[0].values) == repr({"recall": VALUES[kind]})
+
+
+def test_a_value_that_cannot_be_saved_is_named(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=r"save\(recall=…\) has the key \(1, 2\); keys are texts or numbers"):
+        checkpoint.save(recall={(1, 2): 3})
+    with pytest.raises(CheckpointError, match=r"save\(best=…\)\[1\]\.w is a Tensor; save takes plain numbers"):
+        checkpoint.save(best=[0, {"w": torch.ones(1)}])
+
+
+class InParts(nn.Module):
+    """A module of which a part is compiled."""
+
+    def __init__(self, is_compiled):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.head = nn.Linear(2, 1)
+        if is_compiled:
+            self.encoder = torch.compile(self.encoder)
+
+
+@pytest.mark.parametrize(("saves", "resumes"), [(True, True), (True, False), (False, True)])
+def test_a_part_that_is_compiled_keeps_its_names(saves, resumes, tmp_path):
+    saved, again = InParts(saves), InParts(resumes)
+    labkit.Checkpoint(tmp_path, model=saved).save()
+    state = load(tmp_path)["model"]
+    assert set(state) == set(InParts(False).state_dict())
+    assert state._metadata == InParts(False).state_dict()._metadata
+    labkit.Checkpoint(tmp_path, model=again).resume()
+    assert resumable.fingerprint(*again.parameters()) == resumable.fingerprint(*saved.parameters())
+
+
+def save_of_every_kind(worker, folder):
+    """Save tensors of every kind that are the same on all ranks, and some that are not."""
+    mine = dict(TENSORS)
+    mine["own"] = torch.tensor([0.0, 1 + worker.rank]).to_sparse()
+    checkpoint = labkit.Checkpoint(folder, mine=Kept(mine))
+    checkpoint.save()
+    again = Kept()
+    labkit.Checkpoint(folder, mine=again).resume()
+    return {name: told(value) for name, value in again.value.items()}
+
+
+@pytest.mark.spawns
+def test_two_ranks_save_tensors_of_every_kind(tmp_path, ranks):
+    expected = {name: told(tensor) for name, tensor in TENSORS.items()}
+    for rank, found in enumerate(launch(save_of_every_kind, tmp_path, on=ranks)):
+        own = found.pop("own")
+        assert own == told(torch.tensor([0.0, 1 + rank]).to_sparse())
+        assert found == expected

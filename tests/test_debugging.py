@@ -92,6 +92,48 @@ def test_an_empty_line_repeats_and_a_breakpoint_of_pdb_is_of_the_rank_that_set_i
     assert ranks.outcomes() == [5, 15]
 
 
+def assigns(rank, stop, ask):
+    x, kept = 1, [rank]
+
+    def inner():
+        return x
+
+    stop()
+    return x, inner(), kept
+
+
+def test_what_is_assigned_at_the_prompt_is_what_the_function_goes_on_with():
+    """Before Python 3.13 a frame's `f_locals` are a copy."""
+    ranks = Ranks(assigns)
+    ranks.until_asked(0, 1)
+    assert ranks.type("!x = 100", "p x, inner()").endswith("(100, 100)\n")
+    ranks.type("x += 1; kept = None", "up", "down", "p x", "c")
+    assert ranks.outcomes() == [(101, 101, None), (1, 1, [1])]
+
+
+def fails(rank, stop, ask):
+    def divide(by):
+        return 1 / by
+
+    try:
+        divide(0)
+    except ZeroDivisionError as error:
+        stop.__self__.pdb.post_mortem(error.__traceback__)
+    return "gone on"
+
+
+def test_a_post_mortem_is_asked_and_answered_at_the_prompt():
+    ranks = Ranks(fails)
+    ranks.until_asked(0, 1)
+    at = f"{__file__}, line {line_of(fails, 'return 1 / by')}"
+    assert ranks.debugger.where == [f"ranks 0 and 1 stand at {at}"]
+    assert ranks.type("p by") == "(rank 0) p by\n0\n"
+    assert "divide(0)" in ranks.type("up")
+    ranks.type("c")
+    assert ranks.outcomes() == ["gone on"] * 2
+    assert not ranks.debugger.holds_the_time
+
+
 def at_two_lines(rank, stop, ask):
     mine = f"of rank {rank}"
     if rank == 0:
@@ -527,6 +569,23 @@ def test_the_cell_that_waits_asks_and_is_free_when_the_run_has_ended(tmp_path):
         assert "> Cell In[3](6)train()\n-> breakpoint()\n" in cell.stdout
         assert "tensor([0.])\n" in cell.stdout
         assert "tensor([1.])\n" in cell.stdout
+        notebook.run(
+            """
+            def post_mortem(worker):
+                import pdb
+                x = worker.rank
+                try:
+                    1 / 0
+                except ZeroDivisionError:
+                    pdb.post_mortem()
+                return x
+            """,
+            watched=True,
+        )
+        cell = notebook.start("labkit.launch(post_mortem, live=False)", watched=True)
+        assert [answer(line) for line in ("p x + 41", "c")] == ["(rank 0) "] * 2
+        notebook.finish(cell)
+        assert "\n41\n" in cell.stdout, "the answer is at the prompt"
         cell = notebook.start("labkit.launch(train, 1.0, live=False)", watched=True)
         assert answer(None) == "(rank 0) "
         notebook.finish(cell)

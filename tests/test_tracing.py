@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import statistics
@@ -444,6 +445,30 @@ def test_what_a_function_does_that_ends_early_or_fails_is_recorded_as_far_as_it_
     _, found, _ = recorded(by_hand, 8)
     assert len(found.steps) == 3, "without an optimizer a step ends where the function logs"
     assert torch.nn.modules.module._global_forward_pre_hooks == {}
+
+
+def profiled(worker, count, from_step):
+    """Steps, from one of which on the reader's own profiler is on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with contextlib.ExitStack() as stack:
+        for step in range(count):
+            if step == from_step:
+                own = stack.enter_context(profile(activities=[ProfilerActivity.CPU]))
+            torch.ones(8).sum()
+            worker.log(steps=1.0)
+    return len([event for event in own.events() if event.name == "aten::sum"])
+
+
+@pytest.mark.parametrize("from_step", [0, 1, 2, 3, 4])
+def test_beside_the_readers_own_profiler_nothing_is_recorded_and_theirs_has_everything(from_step):
+    counted, found, logged = recorded(profiled, 9, from_step)
+    assert (counted, logged) == (9 - from_step, 9)
+    assert found.steps == ()
+    assert "rank 0 recorded nothing: the function has a profiler of its own on (torch.profiler)" in found.unknown
+    assert "Launch without trace=" in str(Trace.of([found]))
+    counted, found, _ = recorded(profiled, 9, 7)
+    assert (counted, len(found.steps)) == (2, 3), "once the trace is over, theirs is nothing to it"
 
 
 def test_memory_by_part_is_followed_over_a_step():

@@ -98,7 +98,12 @@ def curves_of(*logs, world_size=2, by_rank=False):
     curves = Curves(world_size, by_rank)
     for log in logs:
         curves.take(log)
-    return curves.ready(), curves.ready(ended=range(world_size))
+    return pairs(curves.ready()), pairs(curves.ready(ended=range(world_size)))
+
+
+def pairs(rows):
+    """Steps and values, without the time."""
+    return [(row.step, row.values) for row in rows]
 
 
 def test_a_mean_is_written_once_every_rank_has_logged_the_step():
@@ -151,6 +156,28 @@ def test_a_step_that_comes_once_more_is_counted_and_not_written():
     curves.take(calls(0, [0, 1, 0, 1]))
     assert [step for step, _ in curves.ready()] == [0, 1]
     assert curves.again == 2
+
+
+def test_steps_that_begin_again_have_a_curve_of_their_own():
+    """Several fits in one run, or folds; a step that comes again alone is no new one."""
+    fit = [("loss", step) for step in range(3)] + [("val", 2)]
+    curves = Curves(2, by_rank=False)
+    for name, step in [*fit, *fit, *fit[:1]]:
+        for rank in range(2):
+            curves.take(calls(rank, [step], (name,)))
+    found = {}
+    for row in curves.ready():
+        for name in row.values:
+            found.setdefault(name, []).append(row.step)
+    assert found == {"loss": [0, 1, 2], "val": [2], "loss/2": [0, 1, 2], "val/2": [2], "loss/3": [0]}
+    assert (curves.again, curves.began_again) == (0, (0, 0, "loss/2"))
+
+
+def test_a_row_has_the_time_at_which_its_last_value_was_logged():
+    curves = Curves(2, by_rank=False)
+    curves.take(calls(0, range(3), second=1.0))
+    curves.take(calls(1, range(3), second=2.0))
+    assert [row.time_s for row in curves.ready()] == [0.0, 2.0, 4.0]
 
 
 def test_what_waits_for_a_slower_rank_does_not_grow_without_end():
@@ -388,21 +415,30 @@ def test_of_a_run_that_fails_the_tracker_has_what_was_logged(ranks):
 # The real libraries
 
 
+def assert_logged_times(times_s, run):
+    """Each step has the time at which it was logged, and not that at which it was written."""
+    expected = run.history.groupby("step")["time_s"].max() + run.start_s
+    assert times_s == pytest.approx(expected.tolist(), abs=0.01)
+
+
 def test_tensorboard_has_curves_and_arguments(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracked(labkit.trackers.TensorBoard(tmp_path / "a"), labkit.trackers.TensorBoard(tmp_path / "b", by_rank=True))
+    run = tracked(
+        labkit.trackers.TensorBoard(tmp_path / "a"), labkit.trackers.TensorBoard(tmp_path / "b", by_rank=True)
+    )
     read = EventAccumulator(str(tmp_path / "a")).Reload()
     assert [(event.step, event.value) for event in read.Scalars("loss")] == [(step, 0.5) for step in range(STEPS)]
     assert b"lr" in read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert_logged_times([event.wall_time for event in read.Scalars("loss")], run)
     read = EventAccumulator(str(tmp_path / "b")).Reload()
     assert read.Tags()["scalars"] == ["loss/rank 0", "loss/rank 1"]
     assert [event.value for event in read.Scalars("loss/rank 1")] == [1.0] * STEPS
 
 
 @pytest.mark.spawns  # it asks `uname`
-def test_mlflow_has_curves_arguments_and_outcome(tmp_path, monkeypatch):
+def test_mlflow_has_curves_arguments_and_outcome(tmp_path, monkeypatch, capsys):
     pytest.importorskip("mlflow")
     # Files: a database would need two more packages, and a quarter of a minute to be made.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -411,12 +447,27 @@ def test_mlflow_has_curves_arguments_and_outcome(tmp_path, monkeypatch):
 
     store = (tmp_path / "mlruns").as_uri()
     tracker = labkit.trackers.MLflow("digits", uri=store, by_rank=True)
-    tracked(tracker)
+    run = tracked(tracker)
     client = MlflowClient(store)
     found = client.get_run(tracker.run_id)
     assert (found.info.run_name, found.info.status, found.data.params) == ("train", "FINISHED", {"lr": "0.1"})
     curve = client.get_metric_history(tracker.run_id, "loss/rank 1")
     assert sorted((each.step, each.value) for each in curve) == [(step, 1.0) for step in range(STEPS)]
+    assert_logged_times([each.timestamp / 1000 for each in sorted(curve, key=lambda each: each.step)], run)
+    # Names that it refuses: all values arrive, these under others, which is said once.
+    run, engine = begun(1)
+    names = ("loss", "acc@1", "mAP50(B)", "acc#1", "../up", "a//b")
+    with following.Following(run, [tracker], {}):
+        engine.arrived.put(calls(0, [0, 1], names, value=0.5))
+        engine.arrived.put(events.Result(0, cloudpickle.dumps(None)))
+        engine.arrived.put(events.Exit(0, 0))
+        assert run.over.wait(LONG_S)
+    there = client.get_run(tracker.run_id).data.metrics
+    free = [f"{name}/rank 0" for name in ("loss", "acc_1", "mAP50_B_", "up", "a/b")]
+    assert there == dict.fromkeys([*free, "acc_1/rank 0_2"], 0.5)
+    said = capsys.readouterr().err
+    assert said.count("MLflow takes no metric called 'acc@1/rank 0'; there it is 'acc_1/rank 0'") == 1
+    assert said.count("loss") == 0
 
 
 def records_of(file):
@@ -445,7 +496,7 @@ def test_wandb_has_curves_and_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     try:
-        tracked(labkit.trackers.Wandb("digits", dir=str(tmp_path)))
+        followed = tracked(labkit.trackers.Wandb("digits", dir=str(tmp_path)))
         assert wandb.run is None, "the notebook's own run is left alone"
     finally:
         wandb.teardown()  # ends its process
@@ -455,6 +506,7 @@ def test_wandb_has_curves_and_arguments(tmp_path, monkeypatch):
         {item.key or item.nested_key[0]: item.value_json for item in r.history.item} for r in records if r.history.item
     ]
     assert [(float(row["step"]), float(row["loss"])) for row in rows] == [(step, 0.5) for step in range(STEPS)]
+    assert_logged_times([float(row["_timestamp"]) for row in rows], followed)
     (run,) = [record.run for record in records if record.run.run_id]
     assert ("lr", "0.1") in {(item.key, item.value_json) for item in run.config.update}
 

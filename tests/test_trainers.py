@@ -247,9 +247,10 @@ def test_only_numbers_become_curves_under_names_that_are_free():
         def log(self, step, **values):
             sent.append((step, values))
 
-    send(FakeWorker(), {"train/loss": torch.tensor(0.5), "rank": 3, "text": "a", "table": [1, 2]}, 7)
+    with pytest.warns(UserWarning, match="'rank' is a column of run.history already; what was .* is 'logged_rank'"):
+        send(FakeWorker(), {"train/loss": torch.tensor(0.5), "rank": 3, "text": "a", "table": [1, 2]}, 7)
     send(FakeWorker(), {"text": "a"}, 8)
-    assert sent == [(7, {"train/loss": 0.5})]
+    assert sent == [(7, {"train/loss": 0.5, "logged_rank": 3.0})]
 
 
 def test_what_older_gloo_says_of_itself_whenever_ranks_meet_is_no_output_of_the_reader():

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from labkit.checkpoint.compiled import plain_name
 from labkit.checkpoint.files import CheckpointError
 from labkit.checkpoint.pytree import KeyPath, keystr, tree_map_with_path
 
@@ -60,10 +61,14 @@ def equal_by_design(
         objects: everything that is saved, by name.
     """
     kept = {
-        name: dict(model.module.named_parameters(remove_duplicate=False)).keys() - model.parameters_to_ignore
+        name: {
+            plain_name(key): parameter
+            for key, parameter in model.module.named_parameters(remove_duplicate=False)
+            if key not in model.parameters_to_ignore
+        }
         for name, model in models.items()
     }
-    parameters = {id(models[name].module.get_parameter(key)) for name, keys in kept.items() for key in keys}
+    parameters = {id(parameter) for found in kept.values() for parameter in found.values()}
     optimizers = {
         name
         for name, thing in objects.items()
@@ -95,15 +100,34 @@ def digest_of(tree: Any, path: KeyPath = (), is_equal: Callable[[KeyPath], bool]
         if not isinstance(leaf, Tensor):
             sha.update(repr(leaf).encode())
             return
-        sha.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
-        data = leaf.detach().contiguous().flatten().view(torch.uint8)
-        if is_equal(path):
-            sha.update(repr(_sum_of_bits(data)).encode())
-        else:
-            sha.update(data.cpu().numpy())  # type: ignore[arg-type]
+        sha.update(f"{leaf.dtype} {tuple(leaf.shape)} {leaf.layout}".encode())
+        for part in _parts_of(leaf.detach()):
+            data = part.contiguous().flatten()
+            if data.stride(0) != 1:  # of one number, that counts as contiguous
+                data = data.clone(memory_format=torch.contiguous_format)
+            data = data.view(torch.uint8)
+            if is_equal(path):
+                sha.update(repr(_sum_of_bits(data)).encode())
+            else:
+                sha.update(data.cpu().numpy())  # type: ignore[arg-type]
 
     tree_map_with_path(add, tree, path)
     return sha.hexdigest()
+
+
+def _parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return the dense tensors that hold a tensor's values: of a sparse one, its indices and values."""
+    if tensor.is_meta:
+        return []
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.resolve_conj().resolve_neg()]
 
 
 def _sum_of_bits(data: Tensor) -> tuple[int, list[int]]:

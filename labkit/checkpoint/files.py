@@ -57,6 +57,8 @@ def verified(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / MANIFEST} says format {found!r}; this version of labkit reads {FORMAT!r}")
     if manifest.pop("sha256", None) != checksum_of(manifest):
         raise CheckpointError(f"{path / MANIFEST} is damaged: it does not match its own checksum")
+    if "progress" in manifest:
+        manifest["progress"] = _from_json(manifest["progress"])
     for name, facts in manifest["files"].items():
         file = path / name
         if not file.is_file():
@@ -68,6 +70,34 @@ def verified(path: Path) -> dict[str, Any]:
                 f"{file} is damaged: its SHA-256 is {sha256[:12]}…, written was {facts['sha256'][:12]}…"
             )
     return manifest
+
+
+ITEMS = "labkit:items"
+"""Stands in JSON for a dict whose keys are not all texts, which JSON does not have: {ITEMS: [[key, value], …]}."""
+
+
+def as_json(value: Any, where: str) -> Any:
+    """Return a plain value as JSON has it. Raises TypeError that names what it does not have."""
+    if isinstance(value, dict):
+        if odd := [key for key in value if type(key) not in (str, int, float, bool, type(None))]:
+            raise TypeError(f"{where} has the key {odd[0]!r}; keys are texts or numbers")
+        inside = "save({}=…)" if where == "save" else f"{where}.{{}}"
+        items = {key: as_json(item, inside.format(key)) for key, item in value.items()}
+        is_plain = all(type(key) is str for key in items) and items.keys() != {ITEMS}
+        return items if is_plain else {ITEMS: [list(item) for item in items.items()]}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TypeError(f"{where} is a {type(value).__name__}; save takes plain numbers, texts, lists and dicts")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {ITEMS}:
+            return {key: _from_json(item) for key, item in value[ITEMS]}
+        return {key: _from_json(item) for key, item in value.items()}
+    return [_from_json(item) for item in value] if isinstance(value, list) else value
 
 
 def checksum_of(manifest: dict[str, Any]) -> str:

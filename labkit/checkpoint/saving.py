@@ -7,7 +7,6 @@ Here an object is whatever has a `state_dict`, DTensors are written piece by pie
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from labkit.checkpoint import agreement, collective
 from labkit.checkpoint.buckets import BucketOrder, cuts_buckets_anew
 from labkit.checkpoint.commit import Writing, commit, make_aside, remove_unfinished
-from labkit.checkpoint.files import FORMAT, write_tensors
+from labkit.checkpoint.compiled import with_compiled, without_compiled
+from labkit.checkpoint.epoch import Replay, was_left_by_break
+from labkit.checkpoint.files import FORMAT, as_json, write_tensors
 from labkit.checkpoint.pytree import KeyPath
 from labkit.checkpoint.randomness import random_state, set_random_state
 from labkit.checkpoint.reading import newest, read
@@ -98,9 +99,8 @@ class Checkpoint:
         self._writing: Writing | None = None
         self._position = 0
         """Batches of the current epoch that were given."""
-        self._began: dict[str, Any] = {}
-        """Random states as they were before the current epoch's first batch was drawn."""
-        self._loader: Any = None
+        self._replay = Replay(())
+        """The loader of the current epoch."""
         self._resumed: dict[str, Any] | None = None
         """Where in an epoch to go on, until `batches` has taken notice."""
         self._each(f"write to {self.folder}", self._try_the_folder)
@@ -168,32 +168,40 @@ class Checkpoint:
         """Yield the batches of one epoch; after `resume`, those that had not been done. Counts `step` and `epoch`.
 
         The batches that are skipped are drawn nevertheless, from the random states with which the epoch began: so
-        every sampler, shuffling `DataLoader` and worker process gives what it would have given. (Not if
-        `persistent_workers` draw random numbers: what those depend on lies further back.)
+        every sampler, shuffling `DataLoader` and worker process gives what it would have given. Where the last of them
+        is not what it was (`persistent_workers` that draw random numbers, say), a warning names the loader.
+
+        An epoch that ends by `break` or `return` is completed; one that ends by an exception is not.
         """
         resumed, self._resumed = self._resumed, None
-        generators, skip = _generators(loader), 0
-        if resumed is not None:
-            for generator, state in zip(generators, resumed["generators"], strict=False):
-                generator.set_state(state)
-            if resumed["position"]:
-                samples = resumed["position"] * resumed["batch_size"] * resumed["world_size"]
-                skip = samples // (_batch_size(loader) * self.world_size)
-                set_random_state(resumed["began"])
-        elif self._position:
+        if resumed is None and self._position:
             self.epoch += 1  # the last epoch was cut short
-        self._loader = loader
-        self._began = {"began": random_state(), "generators": [g.get_state() for g in generators]}
-        batches = iter(loader)
-        for _ in range(skip):
-            next(batches, None)
-        if skip and resumed is not None:
-            set_random_state(resumed["random"])
-        self._position = skip
-        for batch in batches:
+        replay = self._replay = Replay(loader)
+        self._position = 0
+        if resumed is not None and resumed["position"]:
+            samples = resumed["position"] * resumed["batch_size"] * resumed["world_size"]
+            self._position = samples // (replay.batch_size * self.world_size)
+            batches = replay.skip(resumed, self._position, resumed["world_size"] == self.world_size)
+        else:
+            if resumed is not None:
+                replay.go_on(resumed)
+            batches = iter(loader)
+        while True:
+            replay.before_batch()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            replay.note(batch)
             self._position += 1
             self.step += 1
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:
+                if replay is self._replay and was_left_by_break():
+                    self.epoch += 1
+                    self._position = 0
+                raise
         self.epoch += 1
         self._position = 0
 
@@ -219,7 +227,7 @@ class Checkpoint:
         """Collect this rank's state, DTensors apart. Rank 0 makes the folder."""
         for name, thing in self._objects.items():
             state[name] = without_shards(self._state_of(thing), name, shards)
-        json.dumps(values)  # raises for what is not plain
+        as_json(values, "save")  # raises for what is not plain
         if self.rank == 0:
             self._clean()
             self._writing = make_aside(self.folder)
@@ -235,6 +243,8 @@ class Checkpoint:
         if agreement.gathers_on_rank_0(thing):
             thing.consolidate_state_dict(to=0)
             return thing.state_dict() if self.rank == 0 else {}
+        if isinstance(thing, torch.nn.Module):
+            return without_compiled(thing.state_dict())
         if hasattr(thing, "state_dict"):
             return thing.state_dict()
         return {"state": thing.get_state()} if hasattr(thing, "get_state") else {"epoch": thing.epoch}
@@ -264,17 +274,12 @@ class Checkpoint:
             "sharded": list(shards),
             "orders": {name: order.settled() for name, order in self._orders.items()},
             "random": random_state(),
-            "data": self._where_in_the_epoch(),
+            "data": self._replay.state(self._position),
         }
         files |= write_tensors(aside / f"rank-{self.rank}.pt", mine)
         if self.rank == 0:
             files |= write_tensors(aside / "state.pt", state)
         return _Written(files, [name for name in own if own[name] or without[name]])
-
-    def _where_in_the_epoch(self) -> dict[str, Any]:
-        if self._position:
-            return {"position": self._position, "batch_size": _batch_size(self._loader), **self._began}
-        return {"position": 0, "generators": [g.get_state() for g in _generators(self._loader)]}
 
     def _finish(self, written: list[_Written], values: dict[str, Any]) -> Path | None:
         """Describe what was written and move it into place: on rank 0."""
@@ -285,7 +290,7 @@ class Checkpoint:
             "format": FORMAT,
             "torch": torch.__version__,
             "world_size": self.world_size,
-            "progress": {"epoch": self.epoch, "step": self.step, **values},
+            "progress": {"epoch": self.epoch, "step": self.step, **as_json(values, "save")},
             "objects": list(self._objects),
             "differ": sorted({name for rank in written for name in rank.differ}),
             "as_on_rank_0": sorted(self._as_on_rank_0),
@@ -330,7 +335,9 @@ class Checkpoint:
     def _restore(self, state: dict[str, Any], mine: dict[str, Any], ranks: int) -> None:
         """Set all objects and the random states to what was read."""
         for name, thing in self._objects.items():
-            if hasattr(thing, "load_state_dict"):
+            if isinstance(thing, torch.nn.Module):
+                thing.load_state_dict(with_compiled(state[name], thing))
+            elif hasattr(thing, "load_state_dict"):
                 thing.load_state_dict(state[name])
             elif not hasattr(thing, "set_state"):
                 thing.set_epoch(state[name]["epoch"])
@@ -341,7 +348,8 @@ class Checkpoint:
         if self.rank < ranks:
             set_random_state(mine["random"])
         else:
-            self._resumed |= {"random": random_state(), "began": random_state(), "generators": []}
+            now = random_state()
+            self._resumed |= {"random": now, "began": now, "generators": [], "generators_now": []}
 
     def _now_at(self, path: KeyPath) -> Tensor:
         """Return the tensor that this rank has at a path, by which the checkpoint's is to be cut."""
@@ -349,10 +357,11 @@ class Checkpoint:
         thing = self._objects[str(name)]
         if keys[0] == "state" and hasattr(thing, "param_groups"):  # an optimizer's state is made at its first step
             return [p for group in thing.param_groups for p in group["params"]][int(keys[1])]
-        value = thing.state_dict()
+        value: Any = self._state_of(thing)
         for key in keys:
             value = value[key]
-        return value
+        found: Tensor = value
+        return found
 
 
 class _Draft(NamedTuple):
@@ -386,13 +395,3 @@ def _unwrapped(thing: Any) -> Any:
 
 def _is_generator(thing: Any) -> bool:
     return hasattr(thing, "set_state") and not hasattr(thing, "load_state_dict")
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators that a DataLoader draws its order from, other than PyTorch's own."""
-    found = [getattr(holder, "generator", None) for holder in (loader, getattr(loader, "sampler", None))]
-    return [generator for generator in found if isinstance(generator, torch.Generator)]
-
-
-def _batch_size(loader: Any) -> int:
-    return getattr(loader, "batch_size", None) or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import io
 import pickle
 import warnings
 from collections import Counter
@@ -55,10 +56,28 @@ def without_shards(part: dict[Any, Any], name: str, shards: dict[KeyPath, Any]) 
                 f"{keystr(path)} is a {type(leaf).__module__}.{type(leaf).__qualname__}; a checkpoint holds tensors, "
                 "plain numbers and texts, and dicts, lists and tuples of them: nothing else is read back safely"
             )
+        if isinstance(leaf, Tensor) and (leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized):
+            _check_readable(keystr(path), leaf)
         return leaf
 
     sorted_out: dict[Any, Any] = tree_map_with_path(sort_out, part, (name,))
     return sorted_out
+
+
+def _check_readable(name: str, tensor: Tensor) -> None:
+    """Write a tensor of a rare kind into memory and read it back. Raises TypeError that names it if that fails."""
+    try:
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        kind = "nested" if tensor.is_nested else str(tensor.layout)
+        reason = str(error).strip().partition("\n")[0]
+        raise TypeError(
+            f"{name} is a tensor ({kind}) that torch.load does not read back ({reason:.200}). Save what it is made "
+            "from, or register it with persistent=False"
+        ) from error
 
 
 def write_shards(aside: Path, shards: dict[KeyPath, Any], rank: int) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -30,6 +31,14 @@ STRATEGIES = ("DDP", "FSDP", "pipeline")
 
 BACKWARD_SHARE = 2 / 3
 """Of computing: gradients are taken for inputs and for weights, so a backward pass costs two forward passes."""
+
+FITTED_OR_WRONG = ("sample_s", "fixed_s", "latency_s", "byte_s", "far_byte_s", "overlap", "spread")
+"""Numbers of a machine. What is counted, bytes, is not doubted."""
+
+WORTH_A_WARNING, FAR_BETTER = 0.02, 10.0
+"""How far off a model is, as a part of the step time, and by what factor the sum of squared errors falls with one more
+number fitted, where that number was held at a wrong value. Of a right one it falls by chance: to a tenth in one of
+thousands of fits with six spare points."""
 
 UNKNOWN_NOISE = 0.05
 """Assumed of a model's error, as a part of the step time, where as many numbers are fitted as there are points."""
@@ -218,6 +227,8 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     say stays near it. How sure the numbers are is found by fitting again, `draws` times, to points and guesses that
     are disturbed as much as they are uncertain (a parametric bootstrap).
 
+    Warns where a number that was not fitted is wrong: with that one free, the points would be explained far better.
+
     Raises ValueError for fewer points than free numbers, a name that cannot be fitted, a guess of 0, or a step time
     that is not positive.
     """
@@ -226,13 +237,37 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     guess = np.array([_to_free(name, getattr(start, name)) for name in free])
     logs = np.log([point.step_s for point in points])
 
-    def model_at(theta: _Array) -> CostModel:
-        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(free, theta, strict=True)}
+    def model_at(theta: _Array, names: Sequence[str] = free) -> CostModel:
+        values: dict[str, Any] = {name: _from_free(name, at) for name, at in zip(names, theta, strict=True)}
         return dataclasses.replace(start, **values)
 
-    def errors(theta: _Array) -> _Array:
-        model = model_at(theta)
+    def errors(theta: _Array, names: Sequence[str] = free) -> _Array:
+        model = model_at(theta, names)
         return np.log([model.step_s(p.ranks, p.batch_size, p.strategy) for p in points]) - logs
+
+    def warn_of_fixed(theta: _Array) -> None:
+        unexplained = float(np.sum(errors(theta) ** 2))
+        found: list[tuple[float, str, float]] = []
+        for name in FITTED_OR_WRONG if spare > 1 and unexplained > len(points) * WORTH_A_WARNING**2 else ():
+            if name in free or not 0 < getattr(start, name) < (1 if name == "overlap" else math.inf):
+                continue
+            names = (*free, name)
+            begin = np.append(theta, _to_free(name, getattr(start, name)))
+            try:
+                freed = _least_squares(functools.partial(errors, names=names), begin)
+            except np.linalg.LinAlgError:  # the points do not depend on it
+                continue
+            left = float(np.sum(errors(freed, names) ** 2))
+            if left * FAR_BETTER < unexplained * (spare - 1) / spare:
+                found.append((left, name, getattr(model_at(freed, names), name)))
+        if found:
+            _, name, better = min(found)
+            warnings.warn(
+                f"{name}={getattr(start, name):.3g} does not go with the points, and neither do predictions from it: "
+                f"with {name} fitted, too, they are explained far better ({name}={better:.3g}). Add {name!r} to what "
+                "is fitted",
+                stacklevel=3,
+            )
 
     def best(begin: _Array, noise: float, off: _Array, doubt: _Array) -> _Array:
         return _least_squares(
@@ -246,6 +281,7 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     for _ in range(3):  # how much the model leaves unexplained is known only once it is fitted
         theta = best(theta, noise, *exact)
         noise = max(known, float(np.linalg.norm(errors(theta))) / math.sqrt(spare) if spare else UNKNOWN_NOISE, 1e-3)
+    warn_of_fixed(theta)
     random = np.random.default_rng(0).standard_normal((draws, len(points) + len(free)))
     drawn = (best(theta, noise, row[: len(points)], row[len(points) :]) for row in random)
     return Fit(model_at(theta), free, noise, tuple(map(model_at, drawn)))

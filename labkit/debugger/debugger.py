@@ -32,7 +32,7 @@ GATHER_S = 0.3
 AROUND = 3
 """Lines of source shown before and after the one where a rank stands."""
 
-MENTIONS = (b"breakpoint", b"set_trace")
+MENTIONS = (b"breakpoint", b"set_trace", b"post_mortem")
 """Names by which a function that was sent by value shows that it may stop."""
 
 KEPT = 40_000

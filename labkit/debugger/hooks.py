@@ -1,5 +1,5 @@
-"""What stands in a rank in place of `breakpoint`, `pdb.set_trace`, `dist.breakpoint`, `input` and `getpass.getpass`.
-Runs in the rank.
+"""What stands in a rank in place of `breakpoint`, `pdb.set_trace`, `pdb.post_mortem`, `dist.breakpoint`, `input` and
+`getpass.getpass`. Runs in the rank.
 
 The notebook has found out whether anybody can answer. If so, the rank's thread waits for a line, which the thread that
 receives the notebook's words brings; a stop, and the notebook's end, end the wait. If not, `NobodyAnswers` is raised.
@@ -98,6 +98,8 @@ class _Installed:
             import pdb  # costs milliseconds; where it is imported unmentioned, its `input` is the one above
 
             self._put(pdb, "set_trace", self._set_trace)
+            self._put(pdb, "post_mortem", self._post_mortem)
+            self._put(pdb, "pm", self._pm)
         if not self._hooks.why_nobody:
             self._put(self._hooks, "listen", self._hear)
             if self._hooks.is_mentioned:
@@ -128,6 +130,18 @@ class _Installed:
     def _set_trace(self, *_: Any, header: str = "", **__: Any) -> None:
         self._stop(sys._getframe(1), "pdb.set_trace()", header)
 
+    def _post_mortem(self, t: Any = None) -> None:
+        raised = getattr(t, "__traceback__", t) or sys.exc_info()[2]
+        if raised is None:
+            raise ValueError("pdb.post_mortem() needs a traceback, or an exception that is being handled")
+        self._pdb_for(sys._getframe(1), "pdb.post_mortem()").post_mortem(raised)
+
+    def _pm(self) -> None:
+        raised = getattr(sys, "last_exc", None) or getattr(sys, "last_traceback", None)
+        if raised is None:
+            raise ValueError("pdb.pm() looks at the last exception that was not caught; a rank has none")
+        self._post_mortem(raised)
+
     def _dist_breakpoint(self, rank: int = 0, skip: int = 0, timeout_s: Any = None) -> None:
         """As PyTorch's: one rank stops, and the others wait for it right there."""
         frame = sys._getframe(1)
@@ -154,6 +168,10 @@ class _Installed:
         return answer
 
     def _stop(self, frame: FrameType, what: str, header: str = "", then: Callable[[], object] | None = None) -> None:
+        self._pdb_for(frame, what).stop(frame, header, then)
+
+    def _pdb_for(self, frame: FrameType, what: str) -> RankPdb:
+        """Return the debugger. Raises NobodyAnswers if nobody can answer what it asks."""
         self._check_somebody_answers(
             frame, what, "One rank alone can be debugged anywhere that takes input: on=labkit.Here()"
         )
@@ -162,7 +180,7 @@ class _Installed:
 
             titles = {file: cell.title for file, cell in self._cells.items()}
             self._pdb = RankPdb(self._conversation, titles)
-        self._pdb.stop(frame, header, then)
+        return self._pdb
 
     def _check_somebody_answers(self, frame: FrameType, what: str, instead: str) -> None:
         why = self._hooks.why_nobody

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import pdb
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from labkit.debugger.conversation import Conversation, outermost_of_the_reader, place_of
@@ -42,6 +43,16 @@ class _Stream:
         own = prompt == f"(rank {self._conversation.rank}) "
         text = f"{text}\n" if text else ""
         return self._conversation.ask("breakpoint", "" if own else prompt, text, self.place) + "\n"
+
+
+def keep_assigned(frame: FrameType | None) -> None:
+    """Make the variables of a function those that were assigned to its `f_locals`.
+
+    Before Python 3.13 these are a copy, which Python takes over by itself only after a call of a trace function. A
+    rank that stops where it is has none.
+    """
+    if sys.version_info < (3, 13) and frame is not None:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 class RankPdb(pdb.Pdb):
@@ -81,12 +92,34 @@ class RankPdb(pdb.Pdb):
             frame = frame.f_back if frame is not self.botframe else None
         sys.settrace(self.trace_dispatch)
 
+    def post_mortem(self, traceback: TracebackType) -> None:
+        """Be at the prompt where an exception was raised; the rank goes on after it, by whatever command."""
+        sys.settrace(None)
+        self.reset()
+        last = traceback
+        while last.tb_next is not None:
+            last = last.tb_next
+        file, _, function = place_of(last.tb_frame)
+        self._stream.place = file, last.tb_lineno, function
+        super().interaction(None, traceback)
+        sys.settrace(None)
+        self._conversation.let_go(self._stream.take())
+
     def interaction(self, frame: Any, *rest: Any) -> None:
         """Be at the prompt until a command lets the rank go on."""
         self._stream.place = place_of(frame)
         super().interaction(frame, *rest)
         if self._runs_on:
             self._conversation.let_go(self._stream.take())
+
+    def onecmd(self, line: str) -> bool:
+        """Do what a line says, and have the function see what it assigns to the function's variables."""
+        frame = self.curframe
+        if frame is not None:
+            frame.f_locals  # noqa: B018 - as they are now; Python takes over what was assigned since then, once
+        is_done = super().onecmd(line)
+        keep_assigned(frame)
+        return is_done
 
     def do_quit(self, arg: str) -> None:
         """Stop the run; the next question is then answered by the stop."""

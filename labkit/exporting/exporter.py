@@ -2,11 +2,12 @@
 
 `export` starts at the function and follows every name that its code uses. What a cell defines is written as source;
 what a package has is imported; numbers, texts and collections of them become assignments; anything else is refused by
-name. Nothing is written before all of that is known.
+name. The result is tried in a fresh process (`rehearsal`), and nothing is written before it defines what was launched.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import hashlib
@@ -18,16 +19,19 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import labkit
 from labkit.engines.arguments import check_first_parameter, naming
 from labkit.exporting.imports import check_origin, imported, local_file, local_modules
+from labkit.exporting.paths import paths_of_this_machine
+from labkit.exporting.rehearsal import as_launched
 from labkit.exporting.secrets import lines_with_secrets
 from labkit.exporting.source import Script
 from labkit.launchers.slurm.target import Slurm
+from labkit.protocol.module_archives import files_in
 from labkit.protocol.redaction import redact
 
 DISTRIBUTION = "labkit-torch"
@@ -90,50 +94,72 @@ def export(
             fn, arguments = given.func, {**given.keywords, **arguments}
         _check(fn, on, seed, arguments)
         on = on or Slurm(nodes=1, ranks_per_node=2)
-        script = Script(fn, arguments)
-        text = script.text(seed)
-        copied, data = _local_files(text, fn.__name__)
-        carried = _carried([text, *copied.values()], fn.__name__)
-        files: dict[str, bytes] = {
-            "train.py": text.encode(),
-            "job.sbatch": _batch_script(on, fn.__name__).encode(),
-            "submit_ray.py": _ray_script(on).encode(),
-            **{name: content.encode() for name, content in copied.items()},
-            **data,
-            **carried,
-        }
-        # What runs on Ray needs Ray, which is there.
-        sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
-        files["requirements.txt"] = _requirements(sources).encode()
-        files["README.txt"] = _readme(fn.__name__, script.environment, {*copied, *data}).encode()
+        script, files = as_launched(fn, arguments, lambda script: _files(script, fn.__name__, seed, on))
         written = _write(Path(folder), files)
-    _warn_of_secrets(script.environment, copied, _texts_of(data))
+    _warn_of_secrets(script.environment, files)
+    _warn_of_paths(files)
     return written
 
 
-def _warn_of_secrets(environment: list[str], copied: dict[str, str], texts: dict[str, str]) -> None:
+OURS = {"submit_ray.py", "requirements.txt", "README.txt", "job.sbatch"}
+"""Files of a job that are not from the notebook; besides those in `labkit/`."""
+
+
+def _files(script: Script, title: str, seed: int | None, on: Slurm) -> dict[str, bytes]:
+    """Return the files of a job, by name."""
+    text = script.text(seed)
+    copied, data = _local_files(text, title)
+    files = {
+        "train.py": text.encode(),
+        "job.sbatch": _batch_script(on, title).encode(),
+        "submit_ray.py": _ray_script(on).encode(),
+        **{name: content.encode() for name, content in copied.items()},
+        **data,
+        **_carried([text, *copied.values()], title),
+    }
+    # What runs on Ray needs Ray, which is there.
+    sources = [text.decode() for name, text in files.items() if name.endswith(".py") and name != "submit_ray.py"]
+    files["requirements.txt"] = _requirements(sources).encode()
+    files["README.txt"] = _readme(title, list(script.environment), {*copied, *data}).encode()
+    return files
+
+
+def _warn_of_secrets(environment: Collection[str], files: dict[str, bytes]) -> None:
     if environment:
         warnings.warn(
             f"train.py does not have the secrets that the notebook has; it reads {', '.join(environment)} from the "
             "environment. README.txt says how to set " + ("it" if len(environment) == 1 else "them"),
             stacklevel=3,
         )
-    found = {name: lines_with_secrets(text) for name, text in copied.items()}
-    for name, text in texts.items():
-        found[name] = [number for number, line in enumerate(text.splitlines(), 1) if redact(line) != line]
-    for name, lines in found.items():
-        if lines:
-            where = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+    for name, text in _readers_texts(files):
+        if name == "train.py":
+            continue
+        if name.endswith(".py"):
+            found = lines_with_secrets(text)
+        else:
+            found = [number for number, line in enumerate(text.splitlines(), 1) if redact(line) != line]
+        if found:
+            where = f"line{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
             warnings.warn(f"{name}, copied as it is, has what looks like a secret in {where}", stacklevel=3)
 
 
-def _texts_of(data: dict[str, bytes]) -> dict[str, str]:
-    """Return those of the files that are text."""
-    found = {}
-    for name, content in data.items():
-        with contextlib.suppress(UnicodeDecodeError):
-            found[name] = content.decode()
-    return found
+def _warn_of_paths(files: dict[str, bytes]) -> None:
+    """Warn of paths of this machine in the reader's code; a parameter's default is an option of the script."""
+    for name, text in _readers_texts(files):
+        if name.endswith(".py") and (found := paths_of_this_machine(text)):
+            warnings.warn(
+                f"{name} names what is on this machine: {', '.join(found)}. Where the job runs there may be nothing: "
+                "take it as a parameter of the function, which is an option of the job",
+                stacklevel=3,
+            )
+
+
+def _readers_texts(files: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield the files of a job that come from the reader and are text."""
+    for name, content in files.items():
+        if name not in OURS and not name.startswith("labkit/"):
+            with contextlib.suppress(UnicodeDecodeError):
+                yield name, content.decode()
 
 
 def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
@@ -204,11 +230,7 @@ def _local_files(text: str, title: str) -> tuple[dict[str, str], dict[str, bytes
 
 def _data_of(package: Path) -> list[Path]:
     """Return the files of a package that are no modules, its subpackages' excluded. Raises ValueError for too many."""
-    found: list[Path] = []
-    for folder, folders, names in os.walk(package):
-        here = Path(folder)
-        folders[:] = [f for f in folders if f[0] not in "._" and not (here / f / "__init__.py").exists()]
-        found += [here / name for name in names if name[0] != "." and not name.endswith((".py", ".pyc"))]
+    found = [file for file in files_in(package, subpackages=False) if file.suffix not in (".py", ".pyc")]
     if (size := sum(file.stat().st_size for file in found)) > MOST_DATA_BYTES:
         raise ValueError(
             f"the package {package} holds {size >> 20:,} MiB of other files, too many to copy (the most is "
@@ -220,8 +242,11 @@ def _data_of(package: Path) -> list[Path]:
 def _carried(texts: list[str], title: str) -> dict[str, bytes]:
     """Return the files of labkit that the script needs, below `labkit/`."""
     by_name = "labkit.rank.script_compat.fork_server"  # which a fork server imports, as `children` there tells it to
-    needed = {"labkit.exporting.script", by_name}.union(*(_labkit_modules(text) for text in texts))
-    todo, files = sorted(needed), {"labkit/__init__.py": (PACKAGE / "__init__.py").read_bytes()}
+    init = (PACKAGE / "__init__.py").read_bytes()
+    at_once = {node.module or "" for node in ast.parse(init).body if isinstance(node, ast.ImportFrom)}
+    needed = {"labkit.exporting.script", by_name, *(name for name in at_once if name.startswith("labkit."))}
+    needed = needed.union(*(_labkit_modules(text) for text in texts))
+    todo, files = sorted(needed), {"labkit/__init__.py": init}
     while todo:
         module = todo.pop().removeprefix("labkit.")
         folder, _, _ = module.partition(".")

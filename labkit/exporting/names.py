@@ -7,6 +7,7 @@ import builtins
 import functools
 import symtable
 import types
+from collections.abc import Iterable
 from typing import Any
 
 BUILTINS = set(dir(builtins)) - {"display", "get_ipython", "__IPYTHON__"}
@@ -56,6 +57,24 @@ def parsed(text: str) -> ast.Module:
 def first_line(node: Any) -> int:
     """Return a statement's first line, its decorators' included."""
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+
+
+def with_replaced(text: str, replacements: Iterable[tuple[ast.expr, str]]) -> str:
+    """Return a source with other text in the place of some expressions, and with as many lines as before."""
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+
+    def end(node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return node.end_lineno - 1, node.end_col_offset
+
+    for node, new in sorted(replacements, key=lambda found: end(found[0]), reverse=True):
+        first, left = node.lineno - 1, node.col_offset
+        last, right = end(node)
+        after = lines[last][right:]
+        # Lines that have gone stay as empty texts, so that those before still have their numbers.
+        lines[first : last + 1] = [lines[first][:left] + new.encode() + after, *[b""] * (last - first)]
+    return b"".join(lines).decode()
 
 
 def kind_of(value: Any) -> str:

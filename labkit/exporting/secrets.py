@@ -9,6 +9,7 @@ import tokenize
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from labkit.exporting.names import with_replaced
 from labkit.protocol.redaction import is_surely_secret, redact
 
 Secret = str | bytes | int
@@ -21,9 +22,9 @@ class Environment:
         self._values: dict[str, Secret] = {}
 
     @property
-    def names(self) -> list[str]:
-        """The names of the variables."""
-        return list(self._values)
+    def variables(self) -> dict[str, str]:
+        """The variables as this notebook would have to set them."""
+        return {name: v.decode() if isinstance(v, bytes) else str(v) for name, v in self._values.items()}
 
     def expression(self, name: str, value: Secret) -> str:
         """Return the source that reads a secret: `os.environ["WANDB_KEY"]`."""
@@ -47,18 +48,13 @@ class Literal(NamedTuple):
 
 def without_secrets(text: str, expression: Callable[[str, Any], str]) -> str:
     """Return a source in which `expression(name, value)` stands for each secret; comments are without theirs."""
-    lines = [line.encode() for line in _without_secret_comments(text).splitlines(keepends=True)]
-    for node, name, is_docstring in sorted(literals(ast.parse(text)), key=lambda found: _end(found.node), reverse=True):
-        if not is_surely_secret(name, node.value):
-            continue
-        first, left = node.lineno - 1, node.col_offset
-        last, right = _end(node)
-        whole = b"".join(lines[first : last + 1])
-        until = sum(map(len, lines[first:last])) + right
-        new = redact(whole[left:until].decode()) if is_docstring else expression(name, node.value)
-        # In as many lines as before: those before it still have their numbers.
-        lines[first : last + 1] = [whole[:left] + new.encode() + whole[until:], *[b""] * (last - first)]
-    return b"".join(lines).decode()
+    text = _without_secret_comments(text)
+    replacements: list[tuple[ast.expr, str]] = []
+    for node, name, is_docstring in literals(ast.parse(text)):
+        if is_surely_secret(name, node.value):
+            there = ast.get_source_segment(text, node) or ""
+            replacements.append((node, redact(there) if is_docstring else expression(name, node.value)))
+    return with_replaced(text, replacements)
 
 
 def lines_with_secrets(text: str) -> list[int]:
@@ -109,12 +105,6 @@ def _title(target: ast.AST) -> str:
     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
         return str(target.slice.value)
     return str(getattr(target, "id", "") or getattr(target, "attr", ""))
-
-
-def _end(node: ast.Constant) -> tuple[int, int]:
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return node.end_lineno - 1, node.end_col_offset
 
 
 def _without_secret_comments(text: str) -> str:

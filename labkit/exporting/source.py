@@ -7,6 +7,8 @@ numbers, texts and collections of them become assignments, anything else is refu
 from __future__ import annotations
 
 import ast
+import dataclasses
+import enum
 import functools
 import inspect
 import math
@@ -16,16 +18,27 @@ import re
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 import labkit
+from labkit.exporting.describe import Difference, defaults_of, registry_of
 from labkit.exporting.imports import Import, check_origin, import_lines
-from labkit.exporting.names import BUILTINS, is_builtin, kind_of, made_global, names_in, refusal, stands_for_builtin
+from labkit.exporting.names import (
+    BUILTINS,
+    is_builtin,
+    kind_of,
+    made_global,
+    names_in,
+    parsed,
+    refusal,
+    stands_for_builtin,
+    with_replaced,
+)
 from labkit.exporting.secrets import Environment, without_secrets
-from labkit.exporting.statements import Sources
+from labkit.exporting.statements import Sources, expression_of, inner_definition
 from labkit.protocol.redaction import is_surely_secret
 
 LITERAL_CHARACTERS = 10_000
@@ -51,14 +64,46 @@ class Definition(NamedTuple):
     """Whether its annotations are never evaluated (`from __future__ import annotations`)."""
 
 
-class Script:
-    """Collects what a function needs, and writes it down."""
+class Change(NamedTuple):
+    """Where the notebook has another value than the source of a definition gives today."""
 
-    def __init__(self, fn: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    kind: str
+    """"default" of a parameter, "value" in a class's body, or an attribute that was given "later"."""
+    owner: str
+    """The function or class: `Net.forward`."""
+    name: str
+
+
+CONTAINERS = (list, dict, set, functools.partial)
+"""Of these it matters whether two names mean one object."""
+
+LAST = 10**6
+"""The position of what was given later: after all cells."""
+
+
+class Script:
+    """Collects what a function needs, and writes it down.
+
+    Args:
+        fn: the function.
+        arguments: for it.
+        changes: values that are written as they are now, and not as the source of their definition has them.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], arguments: dict[str, Any], changes: Mapping[Change, Any] | None = None
+    ) -> None:
         self._title = fn.__name__
+        self._changes = changes or {}
         self._home: dict[str, Any] = inspect.unwrap(fn).__globals__
         self._sources = Sources(fn.__name__, self._home)
         self._own_imports = self._sources.imports()
+        self._containers = {
+            id(value): name
+            for name, value in reversed(self._home.items())
+            if type(value) in CONTAINERS and not name.startswith("_")
+        }
+        """What the notebook calls its containers."""
         self._imports: dict[str, Import] = {}
         self._definitions: dict[str, Definition] = {}
         self._environment = Environment()
@@ -66,6 +111,8 @@ class Script:
         """Everything that the script binds, by name."""
         self._made: set[str] = set()
         """Names that its functions make global by themselves."""
+        self.rewritten: set[str] = set()
+        """Definitions whose code is not what it was: it reads secrets from the environment."""
         self._missing: dict[str, str] = {}
         """Names that the notebook does not define, and who uses them."""
         self._need(fn.__name__, fn, "")
@@ -78,9 +125,24 @@ class Script:
                 raise self._refusal(f"{user} uses {name!r}, which the notebook does not define (any more)")
 
     @property
-    def environment(self) -> list[str]:
+    def environment(self) -> dict[str, str]:
         """The variables of the environment that the script reads, in place of secrets that the notebook has."""
-        return self._environment.names
+        return self._environment.variables
+
+    @property
+    def bound(self) -> dict[str, Any]:
+        """What the script binds, as the notebook has it, by name."""
+        return self._bound
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a name is bound by an assignment, to a value."""
+        definition = self._definitions.get(name)
+        return definition is not None and definition.text.startswith(f"{name} = ") and not callable(self._bound[name])
+
+    @property
+    def home(self) -> str:
+        """The name of the module in which the function is."""
+        return str(self._home.get("__name__"))
 
     def text(self, seed: int | None) -> str:
         """Return the whole script."""
@@ -129,11 +191,18 @@ class Script:
             self._import_module(name, value, why)
         elif (isinstance(value, type) or (callable(value) and hasattr(value, "__name__"))) and not is_builtin(value):
             self._need_code(name, value, why)
+        elif (first := self._containers.get(id(value), name)) != name:
+            self._need(first, value, why)
+            self._define_constant(name, first)
         else:
-            text = f"{name} = {self._expression(value, f'{why} {name!r}', set(), name)}"
-            used, at_once = names_in(text)
-            position = (0, 0) if at_once & self._definitions.keys() else (-1, len(self._bound))
-            self._definitions[name] = Definition(name, text, position, at_once, used)
+            self._define_constant(name, self._expression(value, f"{why} {name!r}", set(), name, is_named=True))
+
+    def _define_constant(self, name: str, expression: str) -> None:
+        text = f"{name} = {expression}"
+        used, at_once = names_in(text)
+        later = [d for n in at_once if (d := self._definitions.get(n)) and d.position >= (0, 0)]
+        position = (0, 0) if later else (-1, len(self._bound))
+        self._definitions[name] = Definition(name, text, position, at_once, used)
 
     def _need_code(self, name: str, value: Any, why: str) -> None:
         """Provide for a function or a class: from the notebook as source, from elsewhere by import."""
@@ -141,7 +210,7 @@ class Script:
             self._import_object(name, value, why)
             return
         what = f"{why} {name!r}" if why else name
-        node, text, position = self._sources.statement_of(value, what)
+        node, text, position = self._sources.statement_of(value, what, name)
         if isinstance(node, ast.Assign):  # a lambda with a name
             known_as = ast.unparse(node.targets[0])
         else:
@@ -152,7 +221,10 @@ class Script:
             self._need(known_as, value, why)
             self._definitions[name] = Definition(name, f"{name} = {known_as}", position, {known_as}, {known_as})
             return
-        text = without_secrets(text, self._from_environment)
+        changed = self._with_changes(name, text)
+        text = without_secrets(changed, self._from_environment)
+        if text != changed:
+            self.rewritten.add(name)
         code = getattr(inspect.unwrap(value), "__code__", None)
         postponed = bool(code and code.co_flags & annotations.compiler_flag) or _postpones(value)
         used, at_once = names_in((FUTURE if postponed else "") + text)
@@ -162,6 +234,78 @@ class Script:
         self._made |= made_global(text)
         for used_name in sorted(used | hints):
             self._need_name(used_name, name, must=used_name in used)
+        for (kind, owner, attribute), now in self._changes.items():
+            if kind == "later" and owner.partition(".")[0] == name:
+                expression = self._expression(now, f"{owner}.{attribute}", set(), attribute)
+                self._define_later(f"{owner}.{attribute}", f"{owner}.{attribute} = {expression}")
+        for cls, registered in (registry_of(value) or {}).items():
+            if registered is not inspect.unwrap(value):
+                self._need_registered(name, cls, registered)
+
+    def _with_changes(self, name: str, text: str) -> str:
+        """Return the source of a definition with values as they are now."""
+        replacements: list[tuple[ast.expr, str]] = []
+        for change, now in self._changes.items():
+            if change.kind != "later" and change.owner.partition(".")[0] == name:
+                node = expression_of(parsed(text).body[0], *change)
+                assert node is not None
+                what = f"{change.owner} has {change.name!r}"
+                replacements.append((node, self._expression(now, what, set(), change.name)))
+        return with_replaced(text, replacements)
+
+    def _define_later(self, title: str, text: str, position: tuple[int, int] = (LAST, 0)) -> None:
+        """Write a statement that comes after a definition, and what it needs."""
+        used, at_once = names_in(text)
+        self._definitions[title] = Definition(title, text, position, at_once, used)
+        for name in sorted(used):
+            self._need_name(name, title, must=True)
+
+    def _need_registered(self, name: str, cls: type, registered: Any) -> None:
+        """Provide for what `functools.singledispatch` calls for a class."""
+        why = f"{name} has, registered for {cls.__qualname__},"
+        known_as = registered.__name__
+        node, text, position = self._sources.statement_of(registered, why)
+        if not getattr(node, "decorator_list", []):
+            written = f"{name}.register({self._name_for(cls, why)}, {self._name_for(registered, why)})"
+            self._define_later(f"{name}.register {cls.__qualname__}", written)
+        elif self._home.get(known_as) is registered and known_as != "_":
+            self._need(known_as, registered, why)
+        else:  # several are called `_`
+            self._define_later(
+                f"{name}.register {cls.__qualname__}", without_secrets(text, self._from_environment), position
+            )
+
+    def change_for(self, difference: Difference, objects: list[Any]) -> tuple[Change, Any] | None:
+        """Return how to write as it is now what differs; None if there is no way. `objects`: of the description."""
+        root = difference.path[0].name
+        try:
+            definition, _, _ = self._sources.statement_of(self._bound[root], root, root)
+        except ValueError:
+            return None
+        owner = ast.unparse(definition.targets[0]) if isinstance(definition, ast.Assign) else str(definition.name)
+        for number, kind, name in difference.path[1:]:
+            thing = objects[number]
+            if kind == "default":
+                if getattr(thing, "__qualname__", "") not in (owner, "<lambda>") or name not in defaults_of(thing):
+                    return None
+                change = Change("default", owner, name)
+                if inner_definition(definition, owner) is None:  # a dataclass's __init__, a named tuple's __new__
+                    change = Change("value", owner.rpartition(".")[0], name)
+                return (change, defaults_of(thing)[name]) if expression_of(definition, *change) else None
+            if kind == "attribute" and isinstance(thing, (type, types.FunctionType)):
+                now = vars(thing).get(name, self)
+                function = inspect.unwrap(getattr(now, "__func__", getattr(now, "fget", now)))
+                if getattr(function, "__qualname__", "") == f"{owner}.{name}":
+                    owner = f"{owner}.{name}"
+                    continue
+                change = Change("value", owner, name)
+                if expression_of(definition, *change) and change not in self._changes:
+                    return change, _declared(thing, name, now)
+                is_made = name.startswith("__") or hasattr(thing, "_fields")  # by dataclass, by NamedTuple
+                return None if now is self or is_made else (Change("later", owner, name), now)
+            if kind not in ("closure", "function"):
+                return None
+        return None
 
     def _need_name(self, name: str, user: str, must: bool) -> None:
         """Provide for a name that the source of `user` mentions."""
@@ -226,10 +370,17 @@ class Script:
 
     # Values
 
-    def _expression(self, value: Any, what: str, inside: set[int], name: str = "") -> str:
-        """Write a value as source; `name` is what it is called there. Raises ValueError that names it."""
+    def _expression(self, value: Any, what: str, inside: set[int], name: str = "", *, is_named: bool = False) -> str:
+        """Write a value as source; `name` is what it is called there, and `is_named` if it is bound to that.
+
+        Raises ValueError that names it.
+        """
         if is_surely_secret(name, value):
             return self._from_environment(name, value)
+        container = self._containers.get(id(value))
+        if container and not is_named and id(value) not in inside:
+            self._need(container, value, what)
+            return container
         text = self._written(value, what, inside | {id(value)} if id(value) not in inside else None, name)
         if len(text) > LITERAL_CHARACTERS:
             raise self._refusal(f"{what}, {len(text):,} characters as source. Keep it in a file, and read that")
@@ -334,6 +485,14 @@ def _postpones(value: Any) -> bool:
     """Whether a class's annotations are texts: its cell has `from __future__ import annotations`."""
     hints = vars(value).get("__annotations__", {}) if isinstance(value, type) else {}
     return bool(hints) and all(isinstance(hint, str) for hint in hints.values())
+
+
+def _declared(thing: Any, name: str, now: Any) -> Any:
+    """Return what the body of a class has for a name: a field's default, the value of a member of an enumeration."""
+    if isinstance(thing, enum.EnumType) and name in thing.__members__:
+        return thing[name].value
+    field = getattr(thing, "__dataclass_fields__", {}).get(name)
+    return now if field is None or field.default is dataclasses.MISSING else field.default
 
 
 def _equal(one: Any, other: Any) -> bool:

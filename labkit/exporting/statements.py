@@ -48,8 +48,10 @@ class Sources:
                         found[bound] = Import(node.module, alias.name, bound)
         return found
 
-    def statement_of(self, value: Any, what: str) -> tuple[Any, str, tuple[int, int]]:
+    def statement_of(self, value: Any, what: str, name: str = "") -> tuple[Any, str, tuple[int, int]]:
         """Find the statement that defines a function or a class; return its syntax tree, its text, and (cell, line).
+
+        What a decorator returns may have no source of its own: it is looked for by its `name`.
 
         Raises ValueError if it is not to be found, or more than its source would be needed.
         """
@@ -61,7 +63,9 @@ class Sources:
             if code is None:
                 raise self._refusal(f"{what}, {kind_of(value)} that has no source. Make it inside {self.title}")
             file, line = code.co_filename, code.co_firstlineno
-            if code.co_freevars and "__class__" not in code.co_freevars:
+            if "<locals>" in code.co_qualname and (decorated := self._find_decorated(name)):
+                file, line = decorated
+            elif code.co_freevars and "__class__" not in code.co_freevars:
                 raise self._refusal(
                     f"{what}, which was made inside another function and keeps {code.co_freevars[0]!r} from there. "
                     "Define it in a cell, and pass what it needs"
@@ -93,11 +97,22 @@ class Sources:
         number, _ = self._cells.get(file, (0, ""))
         return statement, body, (number, line)
 
+    def _find_decorated(self, name: str) -> tuple[str, int] | None:
+        """Return the file and line of the newest function of a name that has a decorator."""
+        for file in self._files():
+            for node in reversed(parsed(self._text_of(file)).body):
+                if isinstance(node, ast.FunctionDef) and node.name == name:
+                    return (file, first_line(node)) if node.decorator_list else None
+        return None
+
+    def _files(self) -> list[str]:
+        """Return the cells' files, newest first, and that of the module."""
+        files = [file for file, _ in sorted(self._cells.items(), key=lambda item: item[1][0], reverse=True)]
+        return files + ([file] if isinstance(file := self.home.get("__file__"), str) else [])
+
     def _find_class(self, cls: type, what: str) -> tuple[str, int]:
         """Return the file and line of a class: of its methods, or of the newest cell that defines one of that name."""
         name = cls.__qualname__
-        files = [file for file, _ in sorted(self._cells.items(), key=lambda item: item[1][0], reverse=True)]
-        files += [file] if isinstance(file := self.home.get("__file__"), str) else []
         methods = [
             (code.co_filename, code.co_firstlineno)
             for member in vars(cls).values()
@@ -105,26 +120,14 @@ class Sources:
             and code.co_qualname.startswith(f"{name}.")
             and code.co_filename != "<string>"  # what dataclass writes
         ]
-        for file in [methods[0][0]] if methods else files:
+        for file in [methods[0][0]] if methods else self._files():
             for node in reversed(parsed(self._text_of(file)).body):
                 if isinstance(node, ast.ClassDef) and node.name == name:
                     first, last = first_line(node), node.end_lineno or 0
                     if methods and not any(first <= line <= last for _, line in methods):
                         continue
-                    self._check_methods(cls, file, first, last, what)
                     return file, first
         raise self._refusal(f"{what}, a class whose source is not to be found. Define it in a plain cell")
-
-    def _check_methods(self, cls: type, file: str, first: int, last: int, what: str) -> None:
-        for name, member in vars(cls).items():
-            function = inspect.unwrap(getattr(member, "__func__", member))
-            code = getattr(function, "__code__", None)
-            if code is None or getattr(function, "__module__", None) != cls.__module__:
-                continue
-            if code.co_filename != "<string>" and not (
-                code.co_filename == file and first <= code.co_firstlineno <= last
-            ):
-                raise self._refusal(f"{what}, a class that was given {name!r} later on. Write {name!r} into the class")
 
     def check_wrapping(self, value: Any, node: Any, what: str) -> None:
         """Refuse `fast = wrap(step)`: the source of `step` would not say that it is wrapped."""
@@ -145,6 +148,42 @@ class Sources:
 
     def _refusal(self, why: str) -> ValueError:
         return refusal(self.title, why)
+
+
+def inner_definition(definition: Any, qualname: str) -> Any:
+    """Return the def, class or lambda called `Net.forward` in the statement that defines `Net`; None if none is."""
+    node: Any = definition.value if isinstance(definition, ast.Assign) else definition
+    for name in qualname.split(".")[1:]:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found = [inner for inner in node.body if isinstance(inner, kinds) and inner.name == name]
+        if not found:
+            return None
+        node = found[-1]
+    return node
+
+
+def expression_of(definition: Any, kind: str, owner: str, name: str) -> ast.expr | None:
+    """Return the expression that gives the "default" of a parameter, or the "value" of a name in a class's body.
+
+    None if there is none, or more than one.
+    """
+    node = inner_definition(definition, owner)
+    if kind == "default" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        by_place = [*node.args.posonlyargs, *node.args.args]
+        first = len(by_place) - len(node.args.defaults)
+        pairs = [*zip(by_place[first:], node.args.defaults, strict=True)]
+        pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)  # type: ignore[arg-type]
+        return next((default for argument, default in pairs if argument.arg == name), None)
+    if kind == "value" and isinstance(node, ast.ClassDef):
+        found = [
+            inner.value
+            for inner in node.body
+            if isinstance(inner, (ast.Assign, ast.AnnAssign))
+            for target in (inner.targets if isinstance(inner, ast.Assign) else [inner.target])
+            if isinstance(target, ast.Name) and target.id == name
+        ]
+        return found[0] if len(found) == 1 else None
+    return None
 
 
 def _number(title: str) -> int:

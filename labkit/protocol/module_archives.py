@@ -37,7 +37,7 @@ def _archive(name: str, file: Path) -> bytes:
     """Return the archive of a module; empty if it is too large."""
     files = {file: f"{name}.py"}
     if file.name == "__init__.py":
-        files = {path: f"{name}/{path.relative_to(file.parent).as_posix()}" for path in _files(file.parent)}
+        files = {path: f"{name}/{path.relative_to(file.parent).as_posix()}" for path in files_in(file.parent)}
         if _size(files) > MOST_BYTES:
             files = {path: to for path, to in files.items() if path.suffix == ".py"}
     if _size(files) > MOST_BYTES:
@@ -60,9 +60,11 @@ def _zip(files: Mapping[Path, str]) -> bytes:
     return zipped.getvalue()
 
 
-def _files(package: Path) -> Iterator[Path]:
+def files_in(package: Path, subpackages: bool = True) -> Iterator[Path]:
+    """Yield the files in a package's folder, with or without those of packages inside it; none that are hidden."""
     for folder, folders, names in os.walk(package):
-        folders[:] = [each for each in folders if each[0] != "." and each != "__pycache__"]
+        inside = [each for each in folders if each[0] != "." and each != "__pycache__"]
+        folders[:] = [each for each in inside if subpackages or not Path(folder, each, "__init__.py").exists()]
         yield from (Path(folder, name) for name in names if name[0] != ".")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ BEFORE = 2
 
 SPANS, ALL_SPANS = 20_000, 200_000
 """Kept at most: of a rank, and of all ranks together; the longest."""
+
+READERS_PROFILER = (
+    "rank {rank} recorded nothing: the function has a profiler of its own on (torch.profiler), and a process has one "
+    "at a time. Launch without trace=, or without that"
+)
 
 NO_STEPS = (
     "rank {rank} took {count} steps, of which the first {before} are not traced; a step ends where the first optimizer "
@@ -76,6 +82,10 @@ class Recorder:
         self._recorded_from_ns = 0
         self._lines = LineClock()
         self._memory: MemoryWatch | None = None
+        self._undo = contextlib.ExitStack()
+        """What ends the watch for the reader's own profiler."""
+        self._has_given_way = False
+        """Whether that is on, or came on."""
         self._is_over = False
         self._clock = clocks.Offset("", 0.0, 0.0)
 
@@ -131,10 +141,18 @@ class Recorder:
         if optimizer is not None:
             self._memory = MemoryWatch(optimizer, self._worker.device, self._now)
             self._memory.start()
+        if torch.autograd._profiler_enabled():
+            self._has_given_way = True
+            return
         self._recorded_from_ns = time.time_ns()
         self._profiler = profiling.profiler(self._worker.device)
         self._profiler.__enter__()
+        self._undo.enter_context(_before_another_profiler(self._give_way))
         self._lines.__enter__()
+
+    def _give_way(self) -> None:
+        self._has_given_way = True
+        self._finish()
 
     def _finish(self) -> None:
         """Let go of all that watches, and send the record. Does nothing when it has been done."""
@@ -145,12 +163,15 @@ class Recorder:
         vars(self._worker).pop("log", None)
         if self._memory is not None and self._count == BEFORE:
             self._memory.stop()
+        self._undo.close()
         trace = RankTrace(self._worker.rank, self._clock.machine)
         if self._profiler is not None:
             self._lines.__exit__()
             _synchronize(self._worker.device)
             self._profiler.__exit__(None, None, None)
-        if self._steps:
+        if self._has_given_way:
+            trace = trace._replace(unknown=READERS_PROFILER.format(rank=self._worker.rank))
+        elif self._steps:
             try:
                 trace = self._trace()
             except Exception as error:  # what watches a run is not to end it
@@ -236,7 +257,25 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+@contextlib.contextmanager
+def _before_another_profiler(give_way: Callable[[], None]) -> Iterator[None]:
+    """Call `give_way` before another profiler starts, which would fail where one is on."""
+    kind = torch.autograd.profiler.profile
+    start = kind._prepare_trace
+
+    def prepare_trace(profiler: Any) -> None:
+        give_way()
+        start(profiler)
+
+    kind._prepare_trace = prepare_trace  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind._prepare_trace = start  # type: ignore[method-assign]
+
+
 def get_warm(device: torch.device) -> None:
     """Start a profiler and stop it: the first start takes time, which is not to fall into the function's."""
-    with profiling.profiler(device):
-        pass
+    if not torch.autograd._profiler_enabled():
+        with profiling.profiler(device):
+            pass

@@ -15,7 +15,10 @@ class Tracker(Protocol):
 
     Three more are called if they are there: `begin(name, parameters)` with the run's name and the function's arguments,
     before the first step; `flush()` when there is nothing more to write just now; `end(status)` with the run's status
-    before `close`. With an attribute `by_rank` that is true, it gets a curve of every rank in place of the mean.
+    before `close`. With an attribute `by_rank` that is true, it gets a curve of every rank in place of the mean. A
+    `log` with a third parameter `time_s` gets when the step was logged, as `time.time()`: it may be written much later.
+
+    Steps that begin again in one run (several fits, or folds) have curves of their own: "loss", then "loss/2".
     """
 
     def log(self, step: int, values: dict[str, float]) -> None:

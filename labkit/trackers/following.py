@@ -103,6 +103,7 @@ class _Writer(threading.Thread):
         super().__init__(name=f"labkit-tracker-{type(tracker).__name__}", daemon=True)
         self._run, self._tracker, self._parameters = run, tracker, parameters
         self._curves = Curves(run.world_size, bool(getattr(tracker, "by_rank", False)))
+        self._takes_time = _takes_time(tracker.log)
         self._ending = threading.Event()
         self._left = False
         self._failures = 0
@@ -112,7 +113,7 @@ class _Writer(threading.Thread):
         self._unsure = 0
         """… and those since it has last written what it gathered."""
         self._last_step: int | None = None
-        self._failed = self._began = False
+        self._failed = self._began = self._has_said_again = False
 
     def run(self) -> None:
         """Write until the run is over and everything is written, or nobody waits any longer."""
@@ -138,6 +139,13 @@ class _Writer(threading.Thread):
                 self._curves.begin_again()
             for log in new:
                 self._curves.take(log)
+            if self._curves.began_again and not self._has_said_again:
+                self._has_said_again = True
+                rank, step, name = self._curves.began_again
+                self._say(
+                    f"has curves called {name!r} and so on: rank {rank} began its steps again at step {step}, as a "
+                    "second fit or fold does. Log under other names for other ones, or steps that go on for one"
+                )
             self._write(self._curves.ready(range(self._run.world_size) if is_last else self._ended()))
             if is_last or self._left:
                 return
@@ -147,11 +155,12 @@ class _Writer(threading.Thread):
         return [rank for rank, state in enumerate(self._run.states) if state not in ("queued", "starting", "running")]
 
     def _write(self, rows: list[Row]) -> None:
-        for number, (step, values) in enumerate(rows, start=1):
+        for number, (step, values, time_s) in enumerate(rows, start=1):
             if self._left or self._failures >= FAILURES:
                 self._lost += len(rows) - number + 1
                 return
-            if self._try(f"failed at step {step}", "log", step, values):
+            at_s = [self._run.start_s + time_s] if self._takes_time else []
+            if self._try(f"failed at step {step}", "log", step, values, *at_s):
                 self._last_step, self._unsure = step, self._unsure + 1
             else:
                 self._lost += 1
@@ -195,3 +204,11 @@ class _Writer(threading.Thread):
 
     def _say(self, what: str) -> None:
         print(f"{self._run.name}: {self._tracker!r:.80} {what}", file=sys.stderr, flush=True)
+
+
+def _takes_time(log: Any) -> bool:
+    """Whether a tracker's `log` takes when a step was logged, as a third argument."""
+    try:
+        return "time_s" in inspect.signature(log).parameters
+    except (TypeError, ValueError):
+        return False

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from typing import Any
 
 from labkit.trackers.base import LibraryTracker
+
+NO_METRIC = re.compile(r"[^\w.\-/ ]")
+"""What no version of MLflow takes in a name, and ":", which some do not."""
 
 METRICS, PARAMETERS = 1000, 100
 """What MLflow takes in one request at most."""
@@ -33,6 +38,8 @@ class MLflow(LibraryTracker):
         """MLflow's name of the run, once it has begun."""
         self._experiment, self._uri = experiment, uri
         self._metrics: list[Any] = []
+        self._names: dict[str, str] = {}
+        """What a curve is called there."""
         self._status = "FINISHED"
 
     def begin(self, name: str, parameters: dict[str, Any]) -> None:
@@ -40,7 +47,7 @@ class MLflow(LibraryTracker):
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self.run_id, self._metrics, self._status = "", [], "FINISHED"
+        self.run_id, self._metrics, self._names, self._status = "", [], {}, "FINISHED"
         self._client, self._metric = MlflowClient(self._uri), Metric
         title = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         found = self._client.get_experiment_by_name(title)
@@ -50,10 +57,24 @@ class MLflow(LibraryTracker):
         for start in range(0, len(params), PARAMETERS):
             self._client.log_batch(self.run_id, params=params[start : start + PARAMETERS])
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int, values: dict[str, float], time_s: float | None = None) -> None:
         """Gather what `flush` sends."""
-        now_ms = int(time.time() * 1000)
-        self._metrics += [self._metric(name, value, now_ms, step) for name, value in values.items()]
+        at_ms = int((time.time() if time_s is None else time_s) * 1000)
+        self._metrics += [self._metric(self._name(name), value, at_ms, step) for name, value in values.items()]
+
+    def _name(self, name: str) -> str:
+        """Return a name that MLflow takes; what it is called instead is said once."""
+        if name not in self._names:
+            parts = [part for part in NO_METRIC.sub("_", name).split("/") if part.strip(".")]
+            free = wanted = "/".join(parts)[:240] or "_"
+            number = 1
+            while free in self._names.values():
+                number += 1
+                free = f"{wanted}_{number}"
+            self._names[name] = free
+            if free != name:
+                print(f"MLflow takes no metric called {name!r}; there it is {free!r}", file=sys.stderr, flush=True)
+        return self._names[name]
 
     def flush(self) -> None:
         """Send what was gathered."""

@@ -41,10 +41,10 @@ class TensorBoard(LibraryTracker):
         for summary in hparams(shown, {}):
             self._writer._get_file_writer().add_summary(summary)
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int, values: dict[str, float], time_s: float | None = None) -> None:
         """Write a scalar per curve."""
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step, walltime=time_s)
 
     def flush(self) -> None:
         """Have TensorBoard see what was written; it would by itself after two minutes."""

@@ -38,9 +38,10 @@ class Wandb(LibraryTracker):
         self._run = wandb.init(**options)
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int, values: dict[str, float], time_s: float | None = None) -> None:
         """Write a row."""
-        self._run.log({**values, "step": step})
+        at = {} if time_s is None else {"_timestamp": time_s}
+        self._run.log({**values, **at, "step": step})
 
     def end(self, status: str) -> None:
         """Note how the run ended."""
