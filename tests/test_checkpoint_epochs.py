@@ -111,7 +111,7 @@ def seed_all(seed):
     np.random.seed(seed)  # noqa: NPY002
 
 
-def train(folder, make, *, resumes=False, stop_at=None, cut=None, after=None, wrap=iter):
+def train(folder, make, *, resumes=False, stop_at=None, cut=None, after=None, wrap=iter, seed=5):
     """Train; return the samples and the random numbers of each step.
 
     Args:
@@ -120,9 +120,10 @@ def train(folder, make, *, resumes=False, stop_at=None, cut=None, after=None, wr
         cut: batches after which each epoch is left by `break`.
         after: the epoch after which it saves and is killed.
         wrap: what the loop iterates over, of the batches.
+        seed: of the process, and another one where it resumes.
     """
-    seed_all(77 if resumes else 5)
-    ITS_OWN.manual_seed(77 if resumes else 5)
+    seed_all(seed + 70 if resumes else seed)
+    ITS_OWN.manual_seed(seed + 70 if resumes else seed)
     own = torch.Generator().manual_seed(9)
     loader = make(own)
     checkpoint = labkit.Checkpoint(folder, model=nn.Linear(1, 1), dice=own)
@@ -249,3 +250,36 @@ def test_loaders_of_trainers_give_the_same_samples(name, tmp_path):
             warnings.simplefilter("always")
             rest = train(tmp_path / f"{stop_at}", make, resumes=True)
         assert first + rest == whole or any("has other samples" in str(each.message) for each in caught)
+
+
+def train_all(worker, folder, **how):
+    """Train with each kind of loader in turn; return what each rank saw, and what it was warned of."""
+    found = {}
+    for kind in LOADERS:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            seen = train(folder / kind, LOADERS[kind], seed=5 + worker.rank, **how)
+        found[kind] = seen, [str(each.message) for each in caught]
+    return found
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("stop_at", [2, 7])
+def test_ranks_go_on_as_uninterrupted_and_another_number_of_them_is_warned_of(stop_at, tmp_path):
+    def launch(folder, world_size, **how):
+        return labkit.launch(train_all, tmp_path / folder, world_size=world_size, on=ranks, live=False, **how).results
+
+    with labkit.Session(3) as ranks:
+        whole = launch("whole", 2)
+        first = launch("stopped", 2, stop_at=stop_at)
+        rest = launch("stopped", 2, resumes=True)
+        launch("other", 2, stop_at=stop_at)
+        others = {world_size: launch("other", world_size, resumes=True) for world_size in (3, 1)}
+    for rank, kind in itertools.product(range(2), LOADERS):
+        seen, said = first[rank][kind][0] + rest[rank][kind][0], rest[rank][kind][1]
+        is_named = any("has other samples" in each for each in said)
+        assert (seen == whole[rank][kind][0] and not is_named) or (is_named and kind not in EXACT)
+    for world_size, found in others.items():
+        assert len(found) == world_size
+        for kind in LOADERS:
+            assert any("goes on with" in each and "samples and random numbers" in each for each in found[0][kind][1])

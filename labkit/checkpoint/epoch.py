@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from labkit.checkpoint.pytree import tree_map_with_path
-from labkit.checkpoint.randomness import random_state, set_random_state
+from labkit.checkpoint.randomness import plain, random_state, set_random_state
 
 GLIMPSE = 64
 """Numbers of each tensor of a batch that are kept to be compared."""
@@ -50,9 +50,9 @@ class Replay:
         return {
             "position": position,
             "batch_size": self.batch_size,
-            "began": began["random"],
+            "began": plain(began["random"]),
             "generators": began["generators"],
-            "before": before["random"],
+            "before": plain(before["random"]),
             "generators_before": before["generators"],
             "generators_now": self._states()["generators"],
             "glimpse": self._glimpse,
@@ -113,7 +113,10 @@ class Replay:
         return 1
 
     def _states(self) -> dict[str, Any]:
-        return {"random": random_state(), "generators": [_state_of(generator) for generator in self._generators]}
+        return {
+            "random": random_state(is_plain=False),
+            "generators": [_state_of(generator) for generator in self._generators],
+        }
 
     def _set(self, states: list[Any]) -> None:
         for generator, state in zip(self._generators, states, strict=False):
