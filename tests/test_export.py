@@ -456,6 +456,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
                 "events",
                 "job",
                 "lazy",
+                "modules",
                 "unpicklable",
                 "pages",
                 "pickling",

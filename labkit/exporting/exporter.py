@@ -42,7 +42,7 @@ MARK = ".labkit-export.json"
 
 PACKAGE = Path(labkit.__file__).parent
 
-RANK_SIDE = {"protocol", "rank", "checkpoint"}
+RANK_SIDE = {"protocol", "system", "rank", "checkpoint"}
 RANK_SIDE_MODULES = {
     *("launchers", "launchers.environments", "launchers.job_events", "launchers.rank_entry", "launchers.tcp_store"),
     "launchers.run_directory",
