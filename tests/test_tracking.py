@@ -142,7 +142,7 @@ def test_when_all_begin_again_a_step_that_was_written_is_not_written_again():
     curves = Curves(2, by_rank=False)
     curves.take(calls(0, [0, 1, 2, 3]))
     curves.take(calls(1, [0, 1, 2]))
-    assert [step for step, _ in curves.ready()] == [0, 1, 2]
+    assert [row.step for row in curves.ready()] == [0, 1, 2]
     curves.begin_again()  # from a checkpoint after step 1
     for rank in range(2):
         curves.take(calls(rank, [0, 1]))
@@ -154,7 +154,7 @@ def test_when_all_begin_again_a_step_that_was_written_is_not_written_again():
 def test_a_step_that_comes_once_more_is_counted_and_not_written():
     curves = Curves(1, by_rank=False)
     curves.take(calls(0, [0, 1, 0, 1]))
-    assert [step for step, _ in curves.ready()] == [0, 1]
+    assert [row.step for row in curves.ready()] == [0, 1]
     assert curves.again == 2
 
 
