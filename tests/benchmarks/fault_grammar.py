@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import random
+import re
 import sys
 import tempfile
 import textwrap
@@ -344,8 +345,8 @@ def try_out(case: Case, session: Any, folder: Path, patience: int = 1) -> Outcom
         return try_out(case, session, folder, LONGER)
     fault_s = history["fault_s"].max() if "fault_s" in history else run.start_s
     said = str(run.error)
-    lines = [f"{file.name}, line {number}" for number in lines_of(case.source, fault.line)]
-    has_line = not fault.line or any(line in _plain(said) for line in lines)
+    right = "|".join(map(str, lines_of(case.source, fault.line)))
+    has_line = not fault.line or re.search(rf"{re.escape(file.name)}, line ({right})\b", _plain(said)) is not None
     soon = ended_s - fault_s <= SOON_S + (silent_s or 0.0)
     return Outcome(run.error.rank in case.right, has_line and fault.said in said, soon, said)
 
