@@ -330,7 +330,7 @@ def _all_there(ranks: list[RankCalls], groups: Iterable[Group]) -> Missed | None
 
 def _unknown(ranks: list[RankCalls]) -> str:
     """Return what could not be known of the ranks' calls, in words."""
-    silent = "it did not answer: its process is stopped, or native code keeps Python's lock"
+    silent = "it did not answer: its process is stopped, or native code holds the GIL"
     ended = ("has", "is still")  # returned, say; or not begun
     said = [(r.said.unknown if r.said else "" if r.doing.startswith(ended) else silent, r.rank) for r in ranks]
     why = alike(each for each in said if each[0])

@@ -30,7 +30,7 @@ from labkit.rank.waiting import KIND, Waits
 # come if none of its collectives can end, because to each another rank that waits itself has not come.
 #
 # What still fails, towards patience: ranks have all of the grace if one waits for what may come (a pipe, a poll of a
-# file, `work.wait()` on an operation of its own), cannot answer (native code holds Python's lock), or waits for its GPU
+# file, `work.wait()` on an operation of its own), cannot answer (native code holds the GIL), or waits for its GPU
 # (`loss.item()`, a backward pass), which may have a computation before it or a collective. Towards haste: a signal
 # handler that wakes a main thread which waits for no other; a network between machines that is silent for the engine's
 # `quiet_s` with data on its way.

@@ -18,7 +18,7 @@ because a mistake that is found on a rank costs seconds, and comes as many times
 * "has a parameter called 'name'": launch keeps that word for itself. Rename yours, or bind it:
   `functools.partial(train, name=…)`.
 * "needs a GPU of its own for each": NCCL takes one rank per GPU. `backend="gloo"`, or fewer ranks.
-* `on=labkit.Slurm(…)` and the like say themselves how many ranks there are; leave `world_size`
-  away.
+* `on=labkit.Slurm(…)` and the like say themselves how many ranks there are; leave out
+  `world_size`.
 * `help(labkit.launch)` lists all arguments.
 """

@@ -13,7 +13,7 @@ Ranks compute on a GPU each where there are enough, and else on the CPU (`launch
   `nvidia-smi` and the library `libcuda.so.1` must be there (`docker run --gpus all`).
 * *gloo's, which has no CUDA form of it*: ranks that share a GPU (`device="cuda"`) cannot use NCCL,
   and gloo neither sends CUDA tensors nor shards with them. Launch a rank per GPU, or leave
-  `device` away: ranks that are too many for the GPUs compute on the CPU.
+  out `device`: ranks that are too many for the GPUs compute on the CPU.
 * *device-side assert*: a kernel met an index out of range, most often a label or token that is not
   below the number of classes. The line that is named may be a later one; with
   `%env CUDA_LAUNCH_BLOCKING=1`, and new ranks, it is the right one. So it is on the CPU:

@@ -1,8 +1,7 @@
 """No rank logged, printed or returned anything for `timeout_s` seconds, and the run was ended.
 
-The report says where every rank stood. Who *stands apart* is named first: the rank that has not
-come to the collective that the others wait in, or that is in another one. "call #2 of the default
-group" counts a group's collectives from 1, as PyTorch's flight recorder does.
+The report says where every rank was. The rank that *stands apart* is named first: it has not come to
+the collective in which the others wait, or it is in another one. "call #2 of the default group" counts a group's collectives from 1, as PyTorch's flight recorder does.
 
 ## An example
 
@@ -22,10 +21,10 @@ group" counts a group's collectives from 1, as PyTorch's flight recorder does.
   collective inside `if worker.rank == 0:`, one rank with fewer batches, an exception that was
   caught, a group that not all ranks are in.
 * It computes, or loads data? Then it is late and not stuck: `labkit.launch(…, trace=5)` and
-  `run.trace` say for what the others wait. Give a longer `timeout_s`, or log more often.
-* "did not answer": the process is stopped, or native code keeps Python's lock. The others' lines
-  still say for what they wait.
-* "did not come to monitored_barrier" is `torch.distributed.monitored_barrier` saying the same of
+  `run.trace` show what the others wait for. Give a longer `timeout_s`, or log more often.
+* "did not answer": the process is stopped, or native code holds the GIL. The others' lines
+  still show what they wait for.
+* "did not come to monitored_barrier": `torch.distributed.monitored_barrier` has reported the same by
   itself.
 * Without `timeout_s` a hang lasts until PyTorch gives up: with gloo after half an hour.
   `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lesson 14 hangs in nine ways on

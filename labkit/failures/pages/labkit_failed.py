@@ -3,8 +3,8 @@
 The error is in this package, or in what it needs: a disk that is full, a folder that is gone. Ranks
 of this machine have been ended; those of a SLURM job go on without the notebook.
 
-A run's report may also say that one of labkit's own observers failed and was switched off: what asks
-where ranks stand, what follows their memory, and the like. The run went on without it, and its
+A run's report may also say that one of labkit's own observers failed and was switched off: the one that
+asks where ranks are, the one that follows their memory, and the like. The run went on without it, and its
 results are not affected. The traceback was logged by the logger `labkit`.
 
 ## An example
