@@ -1,7 +1,8 @@
 """No rank logged, printed or returned anything for `timeout_s` seconds, and the run was ended.
 
 The report says where every rank was. The rank that *stands apart* is named first: it has not come to
-the collective in which the others wait, or it is in another one. "call #2 of the default group" counts a group's collectives from 1, as PyTorch's flight recorder does.
+the collective in which the others wait, or it is in another one. "call #2 of the
+default group" counts a group's collectives from 1, as PyTorch's flight recorder does.
 
 ## An example
 
