@@ -144,13 +144,22 @@ _ledgers: list[_Ledger] = []
 
 
 @contextlib.contextmanager
-def counted_too() -> Iterator[None]:
-    """Have `activations` of the main thread count what this thread keeps, too."""
+def kept_on(device: int) -> Iterator[None]:
+    """Have `activations` of the main thread count what this thread keeps, too, as the rank's device of this number."""
     if not _ledgers:
         yield
         return
-    with torch.autograd.graph.saved_tensors_hooks(_ledgers[-1].pack, _unpack):
+    with torch.autograd.graph.saved_tensors_hooks(functools.partial(_ledgers[-1].pack, device=device), _unpack):
         yield
+
+
+class Kept(dict[str, int]):
+    """The most bytes that autograd has kept: of "activations", and of "replicas", which are copies of weights."""
+
+    def __init__(self) -> None:
+        super().__init__(activations=0, replicas=0)
+        self.by_device: dict[int, dict[str, int]] = {}
+        """The same of each of the rank's devices, where threads say which they are (`kept_on`)."""
 
 
 class _Count:
@@ -181,12 +190,14 @@ class _Count:
 class _Kept:
     """A tensor that autograd keeps: it is counted until autograd lets go of it."""
 
-    def __init__(self, tensor: Tensor, count: _Count, key: int, size: int) -> None:
-        self.tensor, self._count, self._key, self._size = tensor, count, key, size
-        count.add(key, size)
+    def __init__(self, tensor: Tensor, counts: Sequence[_Count], key: int, size: int) -> None:
+        self.tensor, self._counts, self._key, self._size = tensor, counts, key, size
+        for count in counts:
+            count.add(key, size)
 
     def __del__(self) -> None:
-        self._count.remove(self._key, self._size)
+        for count in self._counts:
+            count.remove(self._key, self._size)
 
 
 class _Ledger:
@@ -195,18 +206,21 @@ class _Ledger:
     def __init__(self, weights: Iterable[Tensor], changed: Callable[[int], None] | None = None) -> None:
         self._weights = {local(weight).untyped_storage()._cdata: weight for weight in weights}
         self.activations, self.replicas = _Count(changed), _Count()
+        self.devices: dict[int, dict[str, _Count]] = {}
 
-    def pack(self, tensor: Tensor) -> Any:
+    def pack(self, tensor: Tensor, device: int = 0) -> Any:
         base = tensor if tensor._base is None else tensor._base
         storage = local(tensor).untyped_storage()
         if isinstance(base, nn.Parameter) or storage._cdata in self._weights:
             return tensor
-        count = self.replicas if is_replica(base) else self.activations
+        kind = "replicas" if is_replica(base) else "activations"
+        own = self.devices.setdefault(device, {"activations": _Count(), "replicas": _Count()})
+        counts = (self.replicas if kind == "replicas" else self.activations), own[kind]
         # A view holds all of what it is a view of; but of a batch, which is there anyway, a part counts as the part.
         size = storage.nbytes() if tensor.requires_grad else min(storage.nbytes(), size_bytes([tensor]))
         # An operator that keeps its own output, with what made it, would keep itself: nobody collects such a cycle.
         tensor = tensor if tensor.grad_fn is None else tensor.detach()
-        return _Kept(tensor, count, storage._cdata, size)
+        return _Kept(tensor, counts, storage._cdata, size)
 
 
 COPYING = ("CloneBackward", "BroadcastBackward")
@@ -240,14 +254,14 @@ def saved_now() -> tuple[dict[int, int], dict[int, int]]:
 
 
 @contextlib.contextmanager
-def activations(model: nn.Module, changed: Callable[[int], None] | None = None) -> Iterator[dict[str, int]]:
+def activations(model: nn.Module, changed: Callable[[int], None] | None = None) -> Iterator[Kept]:
     """Count the bytes that forward passes inside keep for the backward pass, weights excluded.
 
     Gives `{"activations": …, "replicas": …}`, the most at any time; replicas are copies of weights. `changed` is called
     with the bytes of activations whenever they change. A storage counts once (https://docs.pytorch.org/docs/stable/autograd.html#saved-tensors-hooks-doc).
     """
     ledger = _Ledger(model.parameters(), changed)
-    counted = {"activations": 0, "replicas": 0}
+    counted = Kept()
     _ledgers.append(ledger)
     try:
         with torch.autograd.graph.saved_tensors_hooks(ledger.pack, _unpack):
@@ -255,6 +269,9 @@ def activations(model: nn.Module, changed: Callable[[int], None] | None = None) 
     finally:
         _ledgers.pop()
         counted.update(activations=ledger.activations.most, replicas=ledger.replicas.most)
+        counted.by_device = {
+            device: {kind: count.most for kind, count in counts.items()} for device, counts in ledger.devices.items()
+        }
 
 
 # PyTorch's profiler

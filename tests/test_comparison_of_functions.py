@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import math
-import time
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,19 +14,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
-from course.recorded import Recorded, add
 from course.strategies.data_parallel import ThreadedDataParallel
 from labkit.comparison import launching
 from labkit.comparison import reading as comparing
-from labkit.comparison.accelerator import VirtualDevices, multiplications
 from labkit.comparison.comparison import Comparison
 from labkit.comparison.held import held
-from labkit.comparison.measuring import Measured, Observer, Plan, Sent, Timed, expected_bytes, measure
+from labkit.comparison.measuring import Measured, Observer, Sent, Timed, measure
+from labkit.comparison.program import Piece, Program, expected_bytes
+from labkit.comparison.replay import LAPTOP, NAMED, Devices
 from labkit.comparison.view import View
 from labkit.profiling import Mark
 from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY
-from tests.benchmarks import gpus
 from tests.conftest import shared_session
 from tests.test_explore import Output
 
@@ -77,16 +74,33 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
     with shared_session(2) as ranks:
         one_rank = {"one": 1}
         compared = labkit.compare(one=train, ddp=ddp, alone=by_itself, world_size={**one_rank}, on=ranks, steps=14)
-        with pytest.raises(labkit.WorkerFailed, match="no data"):
-            labkit.compare(one=train, bad=fails, world_size=one_rank, on=ranks, steps=2)
+        before = dict(compared.runs)
+        compared.add(mine=fails)
+        failed = compared.frame()
+        assert compared.runs["one"] is before["one"], "only the function given was launched"
+        compared.add(mine=ddp)
+        assert list(compared.runs) == ["one", "ddp", "alone", "mine"]
+        assert compared.frame().loc["mine", "difference"] <= 1e-6, "the earlier one is replaced"
+        replaced = compared.runs["mine"]
+        recorded = [[rank.program.pieces for rank in compared.runs[title].results] for title in ("ddp", "mine")]
+        assert recorded[0] == recorded[1], "the same, whatever else the machine did: a step on ideal devices is, too"
+        compared.add(mine=train, world_size=1, steps=3)
+        assert compared.runs["mine"] is not replaced
+        assert compared.runs["mine"].world_size == 1
+        compared.runs, compared.titles = before, list(before)
+    assert failed.loc["mine", "status"] == "failed"
+    assert "no data" in failed.loc["mine", "error"]
+    assert failed.loc["ddp", "error"] == ""
     table = compared.frame()
     assert list(table.index) == ["one", "ddp", "alone"]
     assert table["ranks"].tolist() == [1, 2, 2]
     assert table.loc["ddp", "difference"] <= 1e-6
     assert table.loc["alone", "difference"] > 1e-4, "some rank has other weights"
     assert table.loc["ddp", "loss off by"] <= 1e-6
-    assert table.loc["ddp", "formula KiB"] * 1024 == 4 * WEIGHTS, "2 (n − 1) / n of the gradients"
-    assert table.loc["alone", "formula KiB"] == 0
+    assert table.loc["ddp", "sent KiB"] * 1024 == 4 * WEIGHTS, "2 (n − 1) / n of the gradients"
+    assert table.loc["ddp", "wire KiB"] * 1024 == pytest.approx(4 * WEIGHTS, rel=0.2), "and gloo's headers"
+    assert table.loc["alone", "sent KiB"] == 0
+    assert table.loc["ddp", "device busy ms"] == pytest.approx(table.loc["one", "device busy ms"] / 2)
     (mark,) = [mark for mark in compared.runs["ddp"].results[0].marks if mark.what == "communication"]
     assert mark.end_s > mark.start_s
     lanes = compared.lanes()
@@ -97,7 +111,7 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
         "alone · 0",
         "alone · 1",
     }
-    assert "simulated devices (5 GFLOP/s)" in lanes.layout.xaxis.title.text
+    assert "ideal devices (30 GFLOP/s, 2 GB/s)" in lanes.layout.xaxis.title.text
     assert compared.lanes(here=True).layout.xaxis.title.text == "ms, this machine's clock"
     words = compared.table().data["weights beside one"]
     assert words["one"] == "equal"
@@ -114,9 +128,7 @@ def the_picker_draws_what_is_ticked(compared):
         patch.setattr(kernel, "is_interactive", lambda: True)
         patch.setattr(kernel, "display", lambda thing, **options: shown.append(thing))
         patch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
-        view = View(
-            lambda: compared.titles, lambda: compared.runs, lambda: compared.is_over, compared.pictures, compared.table
-        )
+        view = View(compared)
         view.run()
 
         def drawn():
@@ -131,7 +143,8 @@ def the_picker_draws_what_is_ticked(compared):
         assert [trace["name"] for trace in loss["data"]] == ["one", "ddp", "alone"]
         assert rows(memory) == rows(lanes) == {"one · 0", "ddp · 0", "ddp · 1", "alone · 0", "alone · 1"}
         assert rows(sent) == {"one", "ddp", "alone"}
-        row, clock, _ = shown[0].children
+        row, clocks, _ = shown[0].children
+        clock, speeds = clocks.children
         boxes = {box.description: box for box in row.children}
         colors = {trace["name"]: trace["line"]["color"] for trace in loss["data"]}
         boxes["one"].value = False
@@ -143,6 +156,18 @@ def the_picker_draws_what_is_ticked(compared):
         assert list(outputs[-1].shown[-1].data.index) == ["ddp", "alone"], "the table, too"
         clock.value = "this machine's clock"
         assert any("this machine's clock" in chart["layout"]["title"]["text"] for chart in drawn())
+        clock.value = "ideal devices"
+        named, gflops, link, note = speeds.children
+        step_ms = compared.frame().loc["ddp", "device step ms"]
+        gflops.value = 300.0
+        assert named.value == "your own"
+        assert compared.frame().loc["ddp", "device step ms"] < step_ms, "sliders change the devices"
+        assert any(
+            "300 GFLOP/s" in chart["layout"].get("xaxis", {}).get("title", {}).get("text", "") for chart in drawn()
+        )
+        named.value = NAMED[1].name
+        assert (gflops.value, compared.devices) == (NAMED[1].gflops, NAMED[1])
+        assert "data sheet" in note.value, "and a real one's source is said"
         for box in boxes.values():
             box.value = False
         assert drawn() == []
@@ -151,58 +176,31 @@ def the_picker_draws_what_is_ticked(compared):
 # Without ranks
 
 
-def watched(function, plan=None, gflops=5.0):
+def watched(function, plan=None):
     """Call a function in this process, as a rank of its own would."""
     logged = []
     worker = SimpleNamespace(rank=0, world_size=1, log=lambda **values: logged.append(values))
-    observer = Observer(torch.device("cpu"), gflops, plan)
+    observer = Observer(torch.device("cpu"), plan)
     with observer.watching():
         returned = function(worker)
     return observer.measured(returned), logged
 
 
-@contextlib.contextmanager
-def clock():
-    """Time stands still but for who sleeps: no other program takes any."""
-    now_s = [1000.0]
-
-    def sleep(seconds):
-        now_s[0] += seconds
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("time", "perf_counter"):
-            patch.setattr(time, name, lambda: now_s[0])
-        patch.setattr(time, "thread_time", lambda: 0.0)
-        patch.setattr(time, "sleep", sleep)
-        yield sleep
-
-
 def test_a_plain_function_is_measured_and_left_as_it_was():
     backward, hooks = torch.autograd.backward, dict(torch.nn.modules.module._global_forward_hooks)
+    wait = dist.Work.wait
     # 30 × 40 + 40 × 5 multiplications for each of 16 samples, and twice as many backward, but for the inputs'.
     forward, back = 2 * 16 * (1200 + 200), 2 * 16 * (1200 + 2 * 200)
-    device_s, loading_s = 0.02, 0.001
     before = held(None)  # by other tests of this process
-    with clock() as sleep:
-
-        def slowed(worker):
-            return train(SimpleNamespace(**vars(worker) | {"log": lambda **v: (sleep(loading_s), worker.log(**v))}), 8)
-
-        found, logged = watched(slowed, Plan(1, 2, 4, 8), (forward + back) / device_s / 1e9)
+    found, logged = watched(functools.partial(train, steps=13))
     assert torch.autograd.backward is backward
+    assert dist.Work.wait is wait
     assert dict(torch.nn.modules.module._global_forward_hooks) == hooks
-    plain = train(SimpleNamespace(rank=0, world_size=1, log=lambda **_: None), 8)
+    plain = train(SimpleNamespace(rank=0, world_size=1, log=lambda **_: None), 13)
     assert all(torch.equal(plain[name], found.weights[name]) for name in plain), "watching changes no number"
-    assert len(logged) == 8
-    assert (len(found.timed.steps), len(found.simulated.steps)) == (2, 3)
-    assert found.timed.step_s == pytest.approx(loading_s), "calculating takes no time by this clock"
-    assert found.busy_s == pytest.approx(device_s)
-    parts_s = found.simulated.parts_s()
-    assert found.simulated.step_s == pytest.approx(device_s)
-    assert parts_s["backward"] == pytest.approx(device_s * back / (forward + back))
-    assert parts_s["data"] == pytest.approx(loading_s)
-    made_up_s = device_s * forward / (forward + back) - loading_s
-    assert parts_s["forward"] == pytest.approx(made_up_s), "what took too long before is made up for"
+    assert len(logged) == 13
+    assert (len(found.timed.steps), len(found.steps_s)) == (3, 5)
+    assert [(piece.what, piece.flops) for piece in found.program.pieces] == [("forward", forward), ("backward", back)]
     own = {kind: size - before[kind] for kind, size in found.memory.items()}
     assert own.pop("other") < 100_000
     assert {kind: size for kind, size in own.items() if size} == {
@@ -211,7 +209,7 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
         "optimizer state": 4 * WEIGHTS,
         "activations": 4 * 16 * (30 + 40 + 5),
     }
-    assert (found.bytes_sent, found.bytes_expected) == (0, 0)
+    assert found.bytes_sent == 0
 
 
 def test_who_watches_keeps_no_copy_of_the_network_alive():
@@ -231,15 +229,18 @@ def test_who_watches_keeps_no_copy_of_the_network_alive():
 def test_a_function_of_few_steps_is_measured_as_far_as_it_goes():
     found, _ = watched(functools.partial(train, steps=2))
     assert found.marks == []
-    assert math.isnan(found.simulated.step_s)
+    assert found.program == Program()
+    run = Output()
+    run.results, run.name = [found], "short"
+    assert math.isnan(comparing.columns(run, LAPTOP)["device step ms"]), "and not 0"
     assert Measured.columns([found], [found])["difference"] == 0
 
 
 def test_what_gloo_records_late_does_not_reach_into_the_next_step():
-    observer = Observer(torch.device("cpu"), 5.0)
+    observer = Observer(torch.device("cpu"))
     observer._steps = [Mark("step", 0, 3), Mark("step", 3, 7)]
     observer._marks = [Mark("optimizer", 2.5, 3), Mark("optimizer", 6.5, 7)]
-    late, in_time, kernel = Sent("all_reduce", 1, 1, 3.5), Sent("all_reduce", 1, 5, 6), Sent("on the device", 0, 2, 3.2)
+    late, in_time, kernel = Sent("all_reduce", 1, 3.5), Sent("all_reduce", 5, 6), Sent("on the device", 2, 3.2)
     marks = observer._timed(slice(0, 2), [late, in_time, kernel]).marks
     sent_s = [(mark.start_s, mark.end_s) for mark in marks if mark.what == "communication"]
     assert sent_s == [(1, 2.5), (5, 6), (2, 3.2)]
@@ -248,45 +249,9 @@ def test_what_gloo_records_late_does_not_reach_into_the_next_step():
 def test_what_fails_leaves_no_hook_behind():
     backward = torch.autograd.backward
     with pytest.raises(ValueError, match="no data"):
-        measure(SimpleNamespace(device=torch.device("cpu")), fails, {"steps": 1}, 5.0)
+        measure(SimpleNamespace(device=torch.device("cpu")), fails, {"steps": 1})
     assert torch.autograd.backward is backward
     assert not torch.nn.modules.module._global_forward_hooks
-
-
-def test_devices_of_threads_compute_at_the_same_time():
-    model, inputs = ThreadedDataParallel(network()), torch.randn(16, 30)
-    share = 2 * 8 * (1200 + 200)  # of each of two devices, forward
-    with VirtualDevices(share / 0.05 / 1e9):
-        began_s = time.perf_counter()
-        loss = model(inputs).square().mean()
-        forward_s = time.perf_counter() - began_s
-        loss.backward()
-        whole_s = time.perf_counter() - began_s
-    assert forward_s >= 0.05
-    assert whole_s - forward_s >= 0.05 * (1200 + 400) / 1400
-    alone = network()
-    alone(inputs).square().mean().backward()
-    both = zip(alone.parameters(), model.parameters(), strict=True)
-    assert all(torch.allclose(a.grad, b.grad, atol=1e-7) for a, b in both), "the stand-in computes the same"
-
-
-@pytest.mark.parametrize(
-    ("layer", "inputs", "counted"),
-    [
-        (nn.Linear(30, 40), (16, 30), 16 * 30 * 40),
-        (nn.Linear(30, 40), (4, 7, 30), 28 * 30 * 40),
-        (nn.Conv2d(3, 8, 5), (2, 3, 12, 12), 2 * 8 * 8 * (3 * 8 * 25)),
-        (nn.LayerNorm(30), (16, 30), 0),
-        (nn.ReLU(), (16, 30), 0),
-    ],
-)
-def test_multiplications_of_a_layer(layer, inputs, counted):
-    assert multiplications(layer, layer(torch.randn(inputs))) == counted
-
-
-def test_looking_up_rows_multiplies_nothing():
-    layer = nn.Embedding(10, 4)
-    assert multiplications(layer, layer(torch.tensor([[1, 2]]))) == 0
 
 
 @pytest.mark.parametrize(
@@ -309,6 +274,57 @@ def test_what_is_not_known_is_no_number():
     assert math.isnan(expected_bytes("a_new_collective", 400, 2))
 
 
+def measured_run(*programs):
+    """A run of one rank a program, of which nothing but that is known."""
+
+    class Rank(Measured):
+        pass
+
+    run = Output()
+    run.name, run.recorded = "a run", SimpleNamespace(names=())
+    run.results = [
+        Rank({}, Timed(), (0.01, 0.02, 0.03), program, math.nan, {"parameters": 1}, ({"parameters": 1},))
+        for program in programs
+    ]
+    return run
+
+
+def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
+    compared = Comparison({})
+    one = Program((Piece("forward", flops=3e9),), {"aten.fft": 0.4, "aten.relu": 0.1, "all": 0.5})
+    half = Program(
+        (
+            Piece("forward", flops=1.5e9),
+            Piece("all_reduce", size=10**9, ranks=(0, 1), number=0),
+            Piece("wait", number=0),
+        )
+    )
+    compared.runs = {"one": measured_run(one), "two": measured_run(half, half)}
+    compared.devices = Devices(1.0, 1.0, 0.0)
+    # Two save 1.5 s at 1 GFLOP/s and send for 1 s.
+    assert compared.break_even("two") == pytest.approx(1.5, rel=0.02)
+    first, second = compared.notes()
+    assert first.startswith("two: a shorter step than one on devices of up to 1.5")
+    assert first.endswith("operations a byte)")
+    assert second.endswith("aten.fft 40%, aten.relu 10%")
+
+
+def test_columns_name_their_clock_and_how_much_steps_differ():
+    row = comparing.columns(measured_run(Program((Piece("forward", flops=3e9),))), Devices(1.0, 1.0, 0.0))
+    assert row["device step ms"] == pytest.approx(3000)
+    assert row["device forward ms"] == pytest.approx(3000)
+    assert (row["step ms"], row["step ms, 10th percentile"]) == (pytest.approx(20), pytest.approx(12))
+    assert row["sent KiB"] == 0
+    assert math.isnan(row["wire KiB"])
+
+
+def test_samples_per_second_are_those_of_steps_that_nothing_slowed():
+    run = measured_run(Program((Piece("forward", flops=1.0),)))
+    rows = [{"rank": 0, "time_s": float(step), "samples": 64} for step in range(5)]
+    run.history = pd.DataFrame(rows)
+    assert comparing.samples_per_s(run) == pytest.approx(64 / 0.02), "and not 64 a second, as they were logged"
+
+
 def test_a_lane_shows_waiting_only_where_nothing_is_computed():
     marks = [
         Mark("waiting", 1.0, 5.0),
@@ -317,8 +333,7 @@ def test_a_lane_shows_waiting_only_where_nothing_is_computed():
         Mark("backward", 7.0, 12.0),
     ]
     assert comparing.exclusive(marks, Mark("step", 2.0, 10.0)) == [
-        ("waiting", 2.0, 2.5),
-        ("waiting", 2.5, 3.0),
+        ("waiting", 2.0, 3.0),
         ("waiting", 4.0, 5.0),
         ("forward", 3.0, 4.0),
         ("communication", 2.0, 2.5),
@@ -330,9 +345,8 @@ def test_a_step_is_shown_in_the_window_of_rank_0():
     steps = [Mark("step", 10.0, 11.0), Mark("step", 11.0, 12.0)]
     first = Timed(steps, [Mark("forward", 10.2, 10.5), Mark("forward", 11.2, 11.5)])
     second = Timed([Mark("step", 9.5, 10.4)], [Mark("backward", 9.6, 10.1), Mark("forward", 10.4, 10.8)])
-    ranks = [SimpleNamespace(on_devices=timed, timed=timed) for timed in (first, second)]
-    lanes = comparing.one_step(ranks)
-    assert [[(what, round(a, 3), round(b, 3)) for what, a, b in lane] for lane in lanes] == [
+    lanes = comparing.one_step([[first], [second]])
+    assert [[(what, round(a, 3), round(b, 3)) for what, a, b in lane] for (lane,) in lanes] == [
         [("forward", 0.2, 0.5)],
         [("backward", 0.0, 0.1), ("forward", 0.4, 0.8)],
     ]
@@ -355,7 +369,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(given, error, said):
 
 def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "grow", lambda comparison, launches: launched.extend(launches))
+    monkeypatch.setattr(launching, "grow", lambda comparison, launches, live: launched.extend(launches))
 
     def takes_a_class(worker, optimizer):
         pass
@@ -365,37 +379,21 @@ def test_classes_are_passed_on_and_functions_are_launched(monkeypatch):
     assert launched == ["a title", "b"] == compared.titles
 
 
-def test_nothing_was_recorded_before_the_program_has_run(tmp_path):
-    nothing = Recorded(tmp_path / "none.json")
-    assert "none recorded yet" in repr(nothing)
-    assert "none recorded yet" in nothing._repr_html_()
-    assert gpus.FILE.exists()
-
-
-def test_a_measurement_is_kept_with_how_it_came_about(tmp_path):
-    file = tmp_path / "recorded" / "compare.json"
-    how = {"hardware": "2 × A", "versions": "torch 1", "command": "python -m it", "recorded": "2026-01-01"}
-    add(file, {**how, "rows": {"DDP": {"device step ms": 9.0}}})
-    add(file, {**how, "hardware": "8 × B", "rows": {"DDP": {"device step ms": 3.0}}})
-    add(file, {**how, "recorded": "2026-02-02", "rows": {"DDP": {"device step ms": 8.0}}})
-    shown = Recorded(file)._repr_html_()
-    assert "2 × A · torch 1 · python -m it · 2026-02-02" in shown
-    assert "8 × B" in shown
-    assert "2026-01-01 </div>" not in shown
-    assert len(Recorded(file).measurements) == 2, "the same command on the same hardware has one"
-    file.write_text(json.dumps({"measurements": [{"hardware": "2 × A"}]}))
-    with pytest.raises(ValueError, match="measurement 0 lacks versions, command, recorded, rows"):
-        Recorded(file)
-
-
-def test_the_program_that_records_takes_the_lessons_own_cells(monkeypatch, capsys):
-    parts = gpus.cells({"width": 8192})
-    assert "width = 8192" in parts
-    assert parts[-1].startswith("comparison = labkit.compare(")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr("sys.argv", ["gpus"])
-    assert gpus.main() == 1
-    assert "found 1 GPUs" in capsys.readouterr().out
+def test_each_cell_that_shows_a_comparison_shows_all_of_its_pictures(monkeypatch):
+    displayed, early = [], Output()
+    executions = iter(("first cell", "second cell"))
+    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
+    monkeypatch.setattr(kernel, "this_execution", lambda: next(executions))
+    monkeypatch.setattr(kernel, "display", lambda thing, **options: displayed.append(thing))
+    compared = Comparison({})
+    monkeypatch.setattr(Comparison, "pictures", lambda self: [SimpleNamespace(bundle=dict), "lanes"])
+    monkeypatch.setattr(Comparison, "table", lambda self: "table")
+    compared._first_picture = early
+    compared._ipython_display_()
+    assert (len(early.shown), displayed) == (1, ["lanes", "table"]), "the curves were there early"
+    compared._ipython_display_()
+    assert len(early.shown) == 1, "and stay as they are in that cell"
+    assert len(displayed) == 5
 
 
 def test_a_comparison_to_come_is_not_over():

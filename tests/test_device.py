@@ -259,7 +259,7 @@ def test_a_message_awaited_on_a_gpu_is_waiting_and_one_that_is_sent_is_communica
         Event(kernel, 4, 5, on_device=True),
     ]
     monkeypatch.setattr("labkit.comparison.measuring.events_of", lambda profiler: found)
-    spans = Observer(torch.device("cpu"), 5.0)._spans()
+    spans = Observer(torch.device("cpu"))._spans()
     assert ("recv", 1, 3) in [(span.kind, span.start_s, span.end_s) for span in spans]
     assert ("on the device", 4, 5) in [(span.kind, span.start_s, span.end_s) for span in spans]
     assert not any(span.kind == "on the device" and span.start_s < 3 for span in spans)

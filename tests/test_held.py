@@ -136,7 +136,7 @@ def test_of_what_is_sharded_too(make):
     ("make", "expected"),
     [
         (alone, {}),
-        (data_parallel, {"replicas": 2 * 2 * 4 * WIDTH * WIDTH}),  # the first layer's inputs need no gradient
+        (data_parallel, {"replicas": 2 * 4 * WIDTH * WIDTH}),  # one copy; the first layer's inputs need no gradient
         (ddp, {"buckets": WEIGHTS}),
         (ddp_with_views, {}),
         (half_of_a_whole, {"gradients": WEIGHTS / 3, "optimizer state": WEIGHTS / 3}),

@@ -110,8 +110,21 @@ def test_a_step_waits_for_its_input():
     assert dataclasses.replace(NETWORK, input_s=1e-4).parts_s(1, 32)["input"] == 0
 
 
-def test_ranks_without_a_device_share_the_cores():
+def test_ranks_without_a_device_share_the_cores_for_all_that_they_compute():
     shared = dataclasses.replace(NETWORK, cores=2)
+    assert shared.parts_s(8, 64)["compute"] == pytest.approx(4 * NETWORK.parts_s(8, 64)["compute"])
+    chain = dataclasses.replace(shared, stages=4, micro_batches=4)
+    alone = dataclasses.replace(NETWORK, stages=4, micro_batches=4)
+    assert chain.parts_s(4, 64, "pipeline")["bubble"] == 2 * alone.parts_s(4, 64, "pipeline")["bubble"]
+
+
+def test_every_number_of_a_cost_model_is_in_its_help():
+    documented = CostModel.__doc__ or ""
+    assert [f.name for f in dataclasses.fields(CostModel) if f"        {f.name}: " not in documented] == []
+
+
+def test_ranks_with_a_device_share_the_cores_for_what_is_fixed():
+    shared = dataclasses.replace(NETWORK, fixed_cores=2)
     assert shared.parts_s(2, 64)["compute"] == NETWORK.parts_s(2, 64)["compute"]
     assert shared.parts_s(8, 64)["compute"] == pytest.approx(4 * 5e-3 + 8e-3)
 

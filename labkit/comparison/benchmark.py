@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comparison import differences
-from labkit.comparison.accelerator import VirtualDevices
 from labkit.comparison.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
 from labkit.comparison.held import most_held
-from labkit.profiling import PARTS, Clock, Mark, counted_sent, split, trace
+from labkit.comparison.program import Program, Recorder
+from labkit.comparison.timed import Timed
+from labkit.profiling import Clock, Mark, counted_sent, trace
 
 if TYPE_CHECKING:
     from labkit.comparison.comparison import Comparison
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from labkit.rank.worker import Worker
     from labkit.run import Run
     from labkit.session.session import Session
-
-DEVICE_STEPS = 3
-"""Steps taken on a virtual device."""
 
 
 class Measured(NamedTuple):
@@ -35,41 +32,50 @@ class Measured(NamedTuple):
     """Whether the strategy claims to compute the same step as one process."""
     weights: dict[str, Portable]
     """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
-    parts_s: dict[str, float]
-    """Seconds of a step by part (`split`), the median over some steps under PyTorch's profiler."""
-    marks: list[Mark]
-    """Of the last of those steps."""
-    bytes_sent: float
-    """Per step, counted; NaN where nobody counts, as with NCCL."""
+    timed: Timed
+    """Some steps under PyTorch's profiler."""
+    steps_s: tuple[float, ...]
+    """Seconds of the steps in which nobody looked."""
+    program: Program
+    """What one step consists of, to be replayed on ideal devices."""
+    wire_bytes: float
+    """What the system says that a step has sent over TCP; NaN where it does not count, as with NCCL."""
     bytes_expected: float
     """Per step, by the strategy's formula."""
     memory: dict[str, int]
     """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
-    device_step_s: float
-    """Seconds of a step on a device of the rank's own, the median: simulated (`labkit.comparison.accelerator`), or its
-    GPU's."""
+    is_on_gpu: bool = False
     buffers: frozenset[str] = frozenset()
     """The last parts of the names of the network's buffers."""
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What the rank did in the last of the profiled steps, which comes first."""
+        step = self.timed.steps[-1]
+        return [step, *(mark for mark in self.timed.marks if step.start_s <= mark.start_s < step.end_s)]
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that the rank sends in a step: the calls that PyTorch dispatched, as textbooks have them."""
+        return self.program.bytes_sent
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds of a step by part (`labkit.profiling.PARTS`), the median."""
+        return self.timed.parts_s()
 
     @staticmethod
     def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
         """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
 
-        `difference`, the greatest of a weight to the first run's, `weights`, how equal they are in words, and whether
-        the strategy claims to be `exact`; milliseconds of a step on devices of the ranks' own, of a step here and of
-        its parts, means over ranks; KiB sent per rank and step, counted and by the formula, means over ranks; KiB of
-        each kind of memory on the rank that has most of it.
+        `difference`, the greatest of a weight to the first run's, as a part of that weight's size, `weights`, how equal
+        they are in words, whether the strategy claims to be `exact`, and KiB that it sends by its formula, the mean
+        over ranks.
         """
-        mean_ms = {f"{part} ms": 1000 * statistics.fmean(r.parts_s[part] for r in ranks) for part in PARTS}
         return {
             **differences.columns([r.weights for r in first], [r.weights for r in ranks], ranks[0].buffers),
             "exact": ranks[0].exact,
-            "device step ms": 1000 * statistics.fmean(r.device_step_s for r in ranks),
-            "step ms": sum(mean_ms.values()),
-            **mean_ms,
-            "sent KiB": statistics.fmean(r.bytes_sent for r in ranks) / 1024,
             "formula KiB": statistics.fmean(r.bytes_expected for r in ranks) / 1024,
-            **{f"{what} KiB": max(r.memory[what] for r in ranks) / 1024 for what in ranks[0].memory},
         }
 
 
@@ -115,7 +121,13 @@ def run_strategy(
     if not 0 < check_after <= steps or steps < 4:
         raise ValueError(f"steps must be at least 4 and check_after between 1 and steps, got {steps} and {check_after}")
     clock = Clock(worker.device)
-    trainer = strategy(worker, network(), loss, optimizer, clock)
+    whole_network = network().to(worker.device)
+    strategy.check(whole_network, next(batches(worker.device))[0])
+    try:
+        trainer = strategy(worker, whole_network, loss, optimizer, clock)
+    except Exception as error:
+        raise ValueError(f"{strategy.title} cannot train this network: {type(error).__name__}: {error}") from error
+    del whole_network  # of which a stage keeps a part
     stream = batches(worker.device)
     warm = steps // 4
     worker.expect(steps)
@@ -136,24 +148,24 @@ def run_strategy(
         worker.log(samples=batch_size / worker.world_size, **logged)
         if count == check_after:
             weights = {name: portable(tensor, copy=True) for name, tensor in trainer.weights().items()}
+    steps_s = tuple(marks[0].end_s - marks[0].start_s for marks in clock.steps[warm:])
     traced = trace(clock, one_step)
-    measured = [split(marks) for marks in traced]
     with most_held(trainer.model, trainer.optimizer) as memory:
         one_step()
-    with contextlib.nullcontext() if worker.device.type == "cuda" else VirtualDevices():
-        for _ in range(DEVICE_STEPS + 1):  # the first warms up
-            one_step()
-    on_device = [whole.end_s - whole.start_s for whole, *_ in clock.steps[-DEVICE_STEPS:]]
+    recorder = Recorder()
+    with recorder.recording():
+        one_step()
     return Measured(
         trainer.title,
         trainer.exact,
         weights,
-        {part: statistics.median(step[part] for step in measured) for part in PARTS},
-        traced[-1],
+        Timed([marks[0] for marks in traced], [mark for marks in traced for mark in marks[1:]]),
+        steps_s,
+        recorder.program(),
         sent / (steps - warm),
         trainer.bytes_expected(batch_size),
         memory,
-        statistics.median(on_device),
+        worker.device.type == "cuda",
         buffer_names(trainer.model.modules()),
     )
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import html
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from labkit.comparison.reading import (
     HERE,
     ON_DEVICES,
+    ON_GPUS,
+    break_even,
+    columns,
     curves_apart,
     in_order,
     measured,
+    on_devices,
     one_step,
     samples_per_s,
     scale,
+    uncounted,
 )
+from labkit.comparison.replay import LAPTOP
 from labkit.comparison.sorting import sortable
 from labkit.profiling import PARTS
 from labkit.protocol.text import printable
@@ -30,10 +37,36 @@ if TYPE_CHECKING:
     import pandas as pd
     from pandas.io.formats.style import Styler
 
+    from labkit.comparison.timed import Timed
+    from labkit.comparison.why import Why
     from labkit.ui.charts import Chart
 
 
 LOG = logging.getLogger(__name__)
+
+MUCH = 0.3
+"""From which share of a step's time in operators on it is said what has no formula."""
+
+PERCENTILES = (", 10th percentile", ", 90th percentile")
+"""How columns of this machine's clock end that say how much steps differ."""
+
+
+class Launches(Protocol):
+    """What launches the functions of a comparison (`labkit.comparison.launching.Launching`)."""
+
+    def changed(
+        self,
+        functions: Mapping[str, Any],
+        world_size: int | Mapping[str, int] | None,
+        parameters: Mapping[str, Any],
+    ) -> Launches:
+        """Return what launches further functions, with these parameters in place of the others'."""
+
+    def launch(self, comparison: Comparison, functions: Mapping[str, Callable[..., Any]], live: bool = True) -> None:
+        """Launch functions, and put their runs in place of earlier ones."""
+
+    def find_why(self, comparison: Comparison, title: str) -> Why:
+        """Find out why a run's weights are not the first run's."""
 
 
 class Comparison:
@@ -48,8 +81,10 @@ class Comparison:
         """By title; while functions are being launched, those that have begun."""
         self.titles = [*self.runs, *to_come]
         """Of all runs, those to come included."""
-        self.gflops = math.nan
-        """Of a virtual device, where functions were launched."""
+        self.devices = LAPTOP
+        """The ideal devices for which steps are computed. Set others, and everything is drawn for those."""
+        self.launching: Launches | None = None
+        """How functions are launched, where some were: `add` launches others so."""
         self._name = name
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
@@ -60,6 +95,51 @@ class Comparison:
         """Whether no run is going on, or to come."""
         return len(self.runs) == len(self.titles) and all(run.over.is_set() for run in self.runs.values())
 
+    def add(
+        self,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        /,
+        *,
+        world_size: int | Mapping[str, int] | None = None,
+        live: bool = True,
+        **named: Any,
+    ) -> Comparison:
+        """Launch further functions, and show them beside the runs that are there: `comparison.add(mine=mine)`.
+
+        An earlier run with the same title is replaced, so that a cell can be edited and run again.
+
+        Args:
+            functions: by title, where titles are no Python names.
+            world_size: ranks of each, or by title; by default as many as an earlier one with its title had, or else as
+                any of the functions had most.
+            live: show the comparison while they run; else only when it is the last expression of a cell.
+            named: functions by title; everything else is passed to them in place of what the others were given.
+
+        Returns the comparison itself. Raises as `labkit.compare` does.
+        """
+        given = {**(functions or {}), **{title: each for title, each in named.items() if is_function(each)}}
+        if not given:
+            raise ValueError("add() needs at least one function, by title: comparison.add(mine=mine)")
+        parameters = {key: each for key, each in named.items() if key not in given}
+        self._launching().changed(given, world_size, parameters).launch(self, given, live)
+        return self
+
+    def why(self, title: str) -> Why:
+        """Find out why a run's weights are not the first run's.
+
+        Both functions are launched again without dropout, with BatchNorm's statistics fixed, in 64 bits, as far as
+        their networks have what that changes. What makes the weights equal is the reason.
+
+        Returns what was tried, in words, and the reason, if it is known. Raises ValueError for what was not launched by
+        this comparison.
+        """
+        return self._launching().find_why(self, title)
+
+    def _launching(self) -> Launches:
+        if self.launching is None:
+            raise ValueError("this comparison was not made by labkit.compare, and cannot launch functions")
+        return self.launching
+
     # Numbers
 
     def frame(self) -> pd.DataFrame:
@@ -67,13 +147,12 @@ class Comparison:
 
         Columns: `ranks`; `status`; `final <name>`, the mean over ranks of the last value logged; `accuracy`, likewise,
         if any run has logged it; `<name> off by`, the greatest difference of the mean curve to the first run's;
-        `seconds` from launch to end; `samples_per_s` over all ranks, from the first log call to the last (NaN unless
-        `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the host or, for ranks with a
-        GPU, allocated on it.
+        `seconds` from launch to end, what measuring takes included; `samples_per_s` over all ranks, in steps that
+        nothing slowed (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
+        host or, for ranks with a GPU, allocated on it; `error`, if a run has failed.
 
-        For functions that `labkit.compare` launched also what `labkit.comparison.measuring.Measured.columns` says, and
-        for strategies what `labkit.benchmark.Measured.columns` does. A number that cannot be had is NaN; `table` says
-        why.
+        For functions that `labkit.compare` launched, and for strategies, also what `labkit.comparison.reading.columns`
+        says, and the `Measured.columns` of either. A number that cannot be had is NaN; `table` says why.
         """
         return self._frame({title: self._row(run)[0] for title, run in self.runs.items()})
 
@@ -81,8 +160,11 @@ class Comparison:
         import pandas as pd
 
         table = pd.DataFrame.from_dict(rows, orient="index")
-        has_accuracy = any("accuracy" in run.recorded.names for run in self.runs.values())
-        return table if has_accuracy else table.drop(columns="accuracy")
+        if not any("accuracy" in run.recorded.names for run in self.runs.values()):
+            table = table.drop(columns="accuracy")
+        if any(run.error is not None for run in self.runs.values()):
+            table["error"] = [_why(run) for run in self.runs.values()]
+        return table
 
     def _row(self, run: Run) -> tuple[dict[str, Any], dict[str, str]]:
         """Return a run's numbers by column, and what is to be read in place of some of them."""
@@ -135,18 +217,43 @@ class Comparison:
         if not ranks:
             return {}
         first = next(filter(None, map(measured, self.runs.values())))
-        return type(ranks[0]).columns(ranks, first)
+        return {**type(ranks[0]).columns(ranks, first), **columns(run, self.devices)}
 
-    def _parts(self, unit: str, without: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return, for each run, what the columns in this unit say, by what they are of."""
-        table = self.frame()
-        parts = [c.removesuffix(f" {unit}") for c in map(str, table) if c.endswith(f" {unit}")]
-        rows = {str(title): {p: float(row[f"{p} {unit}"]) for p in parts} for title, row in table.iterrows()}
-        return {
-            title: {part: value for part, value in row.items() if part not in without}
-            for title, row in rows.items()
-            if not all(map(np.isnan, row.values()))
-        }
+    def on_devices(self, title: str) -> list[list[Timed]]:
+        """Return a run's steps on devices of the ranks' own, ideal or real: by rank, then by the rank's devices."""
+        return on_devices(self.runs[title], self.devices)
+
+    def break_even(self, title: str) -> float:
+        """Return from which speed of devices, in GFLOP/s, on this link a step is no shorter than the first run's.
+
+        Below it there is enough to compute for what is sent. 0 if it never is shorter, infinite if it always is.
+        """
+        return break_even(self.runs[title], next(iter(self.runs.values())), self.devices)
+
+    def notes(self) -> list[str]:
+        """Say for which ideal devices a ranking holds, and what they leave out; [] where steps were timed."""
+        first, *others = self._measured_titles() or [""]
+        if not first or not self._is_simulated:
+            return []
+        said = []
+        for title in others:
+            gflops = self.break_even(title)
+            if gflops == math.inf:
+                said.append(f"{title}: a shorter step than {first} on devices of any speed")
+            elif 0 < gflops < math.inf:
+                link = self.devices.link_gbytes_s
+                said.append(
+                    f"{title}: a shorter step than {first} on devices of up to {gflops:,.3g} GFLOP/s, with links of "
+                    f"{link:,.3g} GB/s ({gflops / link:,.3g} operations a byte)"
+                )
+        for title in self._measured_titles():
+            shares = uncounted(self.runs[title])
+            if shares.pop("all", 0.0) > MUCH:
+                most = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:3])
+                said.append(
+                    f"{title}: without a formula, and so without time on ideal devices, of the time here: {most}"
+                )
+        return said
 
     # Pictures
 
@@ -162,7 +269,7 @@ class Comparison:
         return chart
 
     def lanes(self, titles: Sequence[str] | None = None, here: bool = False) -> Chart:
-        """Draw what every rank did when, in one step: on a device of its own, or `here`, on this machine's clock.
+        """Draw what every rank did when, in one step: on devices of the ranks' own, or `here`, on this machine's clock.
 
         White is loading and whatever else is neither computing nor waiting for a message.
         """
@@ -170,50 +277,68 @@ class Comparison:
 
         rows: dict[str, Sequence[tuple[str, float, float]]] = {}
         for title in self._measured_titles(titles):
-            for rank, marks in enumerate(one_step(measured(self.runs[title]), here)):
-                rows[f"{title} · {rank}"] = marks
+            run = self.runs[title]
+            lanes = [[rank.timed] for rank in measured(run)] if here else on_devices(run, self.devices)
+            for rank, of_rank in enumerate(one_step(lanes)):
+                for device, marks in enumerate(of_rank):
+                    rows[_lane(title, rank, device, len(of_rank))] = marks
         found = {what for marks in rows.values() for what, *_ in marks}
-        clock = HERE if here or not self._is_simulated else ON_DEVICES
+        clock = HERE if here else ON_DEVICES if self._is_simulated else ON_GPUS
         chart = charts.gantt(
             in_order(rows, [part for part in PARTS if part in found]), f"one step, rank by rank: {clock}"
         )
-        speed = f" ({self.gflops:g} GFLOP/s)" if clock == ON_DEVICES else ""
+        speed = f" ({self.devices})" if clock == ON_DEVICES else ""
         chart.update_xaxes(title_text=f"ms, {clock}{speed}")  # short: JupyterLab's cells may be narrow
         return chart
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:
-        """Draw what a rank holds: of functions each rank, of strategies the greatest over ranks of each part."""
+        """Draw what a rank holds: of functions each rank and device, of strategies the greatest over ranks."""
         from labkit import charts
 
-        rows = self._parts("KiB", without=["sent", "formula"])
-        by_rank = {
-            f"{title} · {rank}": {what: size / 1024 for what, size in result.memory.items()}
-            for title in self._measured_titles(titles)
-            for rank, result in enumerate(measured(self.runs[title]))
-        }
-        if not self._are_functions:
-            by_rank = {title: row for title, row in rows.items() if titles is None or title in titles}
-        factor, unit = scale(value for row in by_rank.values() for value in row.values())
-        kinds = {what for row in by_rank.values() for what, size in row.items() if size}
+        held: dict[str, dict[str, float]] = {}
+        for title in self._measured_titles(titles):
+            ranks = measured(self.runs[title])
+            if not self._are_functions:
+                held[title] = {what: max(rank.memory[what] for rank in ranks) / 1024 for what in ranks[0].memory}
+                continue
+            for rank, result in enumerate(ranks):
+                for device, kinds in enumerate(result.device_memory):
+                    held[_lane(title, rank, device, len(result.device_memory))] = {
+                        what: size / 1024 for what, size in kinds.items()
+                    }
+        factor, unit = scale(value for row in held.values() for value in row.values())
+        kinds_held = {what for row in held.values() for what, size in row.items() if size}
         drawn = {
-            title: {what: size * factor for what, size in row.items() if what in kinds}
-            for title, row in by_rank.items()
+            lane: {what: size * factor for what, size in row.items() if what in kinds_held}
+            for lane, row in held.items()
         }
         return charts.stacked(drawn, unit, f"memory of {'every rank' if self._are_functions else 'the rank with most'}")
 
     def bytes(self, titles: Sequence[str] | None = None) -> Chart:
-        """Draw what a rank sends in a step, counted beside the formula's; means over ranks."""
+        """Draw what a rank sends in a step; means over ranks.
+
+        By what PyTorch dispatched, as textbooks have each call; by what the system has counted; of strategies by their
+        formula.
+        """
         import plotly.graph_objects as go
 
         from labkit import charts
 
-        table = self.frame().reindex(columns=["sent KiB", "formula KiB"])
-        table = table.loc[self._measured_titles(titles)]
+        bars = (
+            ("sent KiB", "calls dispatched", "#0072B2"),
+            ("wire KiB", "counted by the system", "#56B4E9"),
+            ("formula KiB", "formula", "#E69F00"),
+        )
+        table = self.frame()
+        table = table.loc[self._measured_titles(titles)].reindex(columns=[column for column, *_ in bars])
+        table = table.dropna(axis="columns", how="all")
         factor, unit = scale(table.to_numpy().ravel())
         figure = go.Figure()
-        for column, name, color in (("sent KiB", "counted", "#0072B2"), ("formula KiB", "formula", "#E69F00")):
+        for column, name, color in bars:
+            if column not in table:
+                continue
             values = [float(value) * factor for value in table[column]]
-            text = ["not counted" if math.isnan(value) else f"{value:.3g}" for value in values]
+            text = ["not counted" if math.isnan(value) else _short(value) for value in values]
             lengths = [0.0 if math.isnan(value) else value for value in values]
             figure.add_bar(
                 y=list(table.index), x=lengths, text=text, name=name, orientation="h", marker={"color": color}
@@ -221,14 +346,19 @@ class Comparison:
         figure.update_layout(barmode="group")
         figure.update_xaxes(title_text=f"{unit} per rank and step")
         figure.update_yaxes(autorange="reversed")
-        return charts.Chart(charts.style(figure, "sent in a step: counted, and by the formula", 130 + 40 * len(table)))
+        return charts.Chart(charts.style(figure, "sent in a step", 130 + 40 * len(table)))
 
     def steps(self) -> Chart:
-        """Draw what a step's time is made of, the mean over ranks."""
+        """Draw what a step's time on this machine's clock is made of, the mean over ranks."""
         from labkit import charts
 
-        parts = self._parts("ms", without=["step", "device step", "device busy"])
-        return charts.stacked(parts, "milliseconds", "one step: mean over ranks")
+        every = {title: columns(self.runs[title], self.devices) for title in self._measured_titles()}
+        parts = {
+            title: {part: row[f"{part} ms"] for part in PARTS}
+            for title, row in every.items()
+            if not math.isnan(row["forward ms"])
+        }
+        return charts.stacked(parts, f"milliseconds, {HERE}", "one step: mean over ranks")
 
     def gantt(self, title: str) -> Chart:
         """Draw what every rank of one run did when, in one step under the profiler."""
@@ -243,7 +373,7 @@ class Comparison:
         In place of one that cannot be drawn there is one that says why.
         """
         drawing: list[Callable[[], Chart]] = [lambda: self.figure(titles)]
-        if any(rank.marks for title in self._measured_titles(titles) for rank in measured(self.runs[title])):
+        if any(rank.timed.steps for title in self._measured_titles(titles) for rank in measured(self.runs[title])):
             drawing += [lambda: self.lanes(titles, here), lambda: self.memory(titles), lambda: self.bytes(titles)]
         return [_drawn(draw) for draw in drawing]
 
@@ -255,6 +385,9 @@ class Comparison:
         A cell that cannot be had says why: "not comparable: …", "not finite (…)".
         """
         rows = {title: self._row(run) for title, run in self.runs.items()}
+        for title, (_, said) in rows.items():
+            why = _why(self.runs[title])
+            said["status"] = f"{self.runs[title].status}: {why}" if why else ""
         frame = self._frame({title: row for title, (row, _) in rows.items()})
         cells = frame.astype(object)
         for title, (_, said) in rows.items():
@@ -267,7 +400,7 @@ class Comparison:
             return _readable(cells, dict.fromkeys(numbers, ("{:.4f}", "")))
         first = next(title for title, run in self.runs.items() if measured(run))
         final, off = f"final {self._name}", f"{self._name} off by"
-        device = f"ms a step, {ON_DEVICES if self._is_simulated else 'GPU'}"
+        device = f"ms a step, {ON_DEVICES if self._is_simulated else ON_GPUS}"
         shown = {
             "ranks": ("ranks", "{}", ""),
             "status": ("status", "{}", ""),
@@ -276,34 +409,37 @@ class Comparison:
             "weights": (f"weights beside {first}", "{}", ""),
             off: (off, "{:.1e}", ""),
             "device step ms": (device, "{:.1f}", ""),
-            "step ms": (f"ms a step, {HERE}", "{:.1f}", ""),
+            "step ms": (f"ms a step, {HERE}", "{}", ""),
             "sent KiB": ("sent MiB", "{:.2f}", "not counted"),
             "formula KiB": ("formula MiB", "{:.2f}", "not counted"),
         }
         if not self._is_simulated:
             shown.pop("step ms")
+        if "formula KiB" not in frame:
+            shown.pop("formula KiB")
+        cells["step ms"] = [_with_range(frame.loc[title]) for title in cells.index]
         cells["on"] = [_where(self.runs[title]) for title in cells.index]
         if not any(cells["on"]):
             shown.pop("on")
         cells = cells.reindex(columns=list(shown))
-        cells[["sent KiB", "formula KiB"]] = cells[["sent KiB", "formula KiB"]].astype(float) / 1024
+        for column in ("sent KiB", "formula KiB"):
+            if column in cells:
+                cells[column] = cells[column].astype(float) / 1024
         cells = cells.rename(columns={column: heading for column, (heading, *_) in shown.items()})
-        return _readable(cells, {heading: (form, missing) for heading, form, missing in shown.values()})
+        style = _readable(cells, {heading: (form, missing) for heading, form, missing in shown.values()})
+        return style.set_caption("<br>".join(map(html.escape, self.notes())))
 
     def _measured_titles(self, titles: Sequence[str] | None = None) -> list[str]:
         return [t for t, run in self.runs.items() if measured(run) and (titles is None or t in titles)]
 
     @property
     def _are_functions(self) -> bool:
-        """Whether what was measured has memory by rank, and two clocks."""
-        return any(hasattr(rank, "on_devices") for run in self.runs.values() for rank in measured(run))
+        """Whether what was measured has memory by device."""
+        return any(hasattr(rank, "device_memory") for run in self.runs.values() for rank in measured(run))
 
     @property
     def _is_simulated(self) -> bool:
-        timed = [rank for run in self.runs.values() for rank in measured(run) if hasattr(rank, "simulated")]
-        if any(rank.simulated.steps for rank in timed):
-            return True
-        return not any(map(max, (run.peak_device_bytes for run in self.runs.values())))
+        return not any(rank.is_on_gpu for run in self.runs.values() for rank in measured(run))
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.titles)}>"
@@ -316,19 +452,14 @@ class Comparison:
         if kernel.is_interactive():
             from labkit.comparison.view import View
 
-            View(
-                titles=lambda: self.titles,
-                runs=lambda: self.runs,
-                is_over=lambda: self.is_over,
-                pictures=self.pictures,
-                table=self.table,
-            ).start()
+            View(self).start()
             return
         first, *others = self.pictures()
-        if self._first_picture is None:
+        shown_early, self._first_picture = self._first_picture, None  # of this cell; a later one shows its own
+        if shown_early is None:
             kernel.display(first)
         else:
-            self._first_picture.update(first.bundle(), raw=True)
+            shown_early.update(first.bundle(), raw=True)
         for picture in others:
             kernel.display(picture)
         kernel.display(self.table())
@@ -337,6 +468,30 @@ class Comparison:
         """Show the curves of what has run so far, in the cell in which all will be shown later."""
         self._first_picture = self._first_picture or kernel.reserve()
         self._first_picture.update(self.figure().bundle(), raw=True)
+
+
+def is_function(thing: Any) -> bool:
+    """Whether something is launched, and not passed on: a function, and not a class."""
+    return callable(thing) and not inspect.isclass(thing)
+
+
+def _lane(title: str, rank: int, device: int, devices: int) -> str:
+    return f"{title} · {rank}" if devices == 1 else f"{title} · device {device}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _with_range(row: Any) -> str:
+    """Return the milliseconds of a step with the 10th and the 90th percentile."""
+    middle, low, high = (row.get(f"step ms{which}", math.nan) for which in ("", *PERCENTILES))
+    return "" if math.isnan(middle) else f"{middle:,.1f} ({low:,.1f} – {high:,.1f})"
+
+
+def _why(run: Run) -> str:
+    """Return why a run has failed, in one line, or ""."""
+    return printable(str(run.error).splitlines()[0][:300]) if run.error is not None else ""
 
 
 def _where(run: Run) -> str:

@@ -39,7 +39,7 @@ Portable = Tensor | Piece | Unknown
 
 
 class Difference(NamedTuple):
-    """The greatest difference of any tensor in two runs."""
+    """The greatest difference of any tensor in two runs, as a part of the greatest number in that tensor."""
 
     off: float
     """NaN if there is none to tell: see `why`."""
@@ -52,7 +52,8 @@ class Difference(NamedTuple):
         """Say whether the tensors are equal, up to differences of `limit`, and by how much they are not."""
         if self.why or not self.off:
             return self.why or "equal"
-        return f"{'equal to' if self.off <= limit else 'off by'} {self.off:.0e}"
+        where = "" if self.off <= limit else f" ({self.name})"
+        return f"{'equal to' if self.off <= limit else 'off by'} {self.off:.0e}{where}"
 
 
 def greatest(values: Iterable[float]) -> float:
@@ -161,7 +162,7 @@ def columns(
         if not off.off <= limit:
             among = weights_difference(mine[:1], mine)
             said = "differ by rank, " if not among.why and among.off > limit else ""
-            found["weights"] += f"; buffers {said}{off.words(limit)}{'' if off.why else f' ({off.name})'}"
+            found["weights"] += f"; buffers {said}{off.words(limit)}"
     return found
 
 
@@ -179,27 +180,54 @@ def weights_difference(first: Sequence[Mapping[str, Portable]], ranks: Sequence[
     if not names or not expected:
         return Difference(math.nan, why="not returned")
     if names != expected:
-        missing = ", ".join(sorted(names ^ expected)[:3]) + (", …" if len(names ^ expected) > 3 else "")
-        return Difference(math.nan, why=f"not comparable: only one of the two has {missing}")
+        return Difference(math.nan, why=_other_names(names - expected, expected - names))
     found = [_of_one(name, first, ranks) for name in sorted(names)]
     without = [each for each in found if each.why]
     # What is not finite is said first: it has gone wrong whatever else there is.
     return min(without, key=lambda each: not each.why.startswith("not finite"), default=max(found))
 
 
+def _other_names(here: set[str], there: set[str]) -> str:
+    """Say which names only one of two runs has, and what that comes from where it is known."""
+
+    def some(names: set[str]) -> str:
+        return ", ".join(sorted(names)[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+    said = [f"only here {some(here)}"] if here else []
+    said += [f"only in the first run {some(there)}"] if there else []
+    if {name.removeprefix("module.") for name in here} == there:
+        said.append("return model.module.state_dict()")
+    return f"other names: {'; '.join(said)}"
+
+
 def _of_one(name: str, first: Sequence[Mapping[str, Portable]], ranks: Sequence[Mapping[str, Portable]]) -> Difference:
     try:
         off = _off([rank[name] for rank in first if name in rank], [rank[name] for rank in ranks if name in rank])
+    except IntegersDifferError:
+        return Difference(math.nan, name, f"integers differ ({name})")
     except Exception as error:
         return Difference(math.nan, name, f"not comparable: {name}: {str(error).partition(chr(10))[0]:.200}")
     return Difference(off, name) if math.isfinite(off) else Difference(math.nan, name, f"not finite ({name})")
 
 
+class IntegersDifferError(Exception):
+    """Two tensors of integers, such as counts of batches, are not equal."""
+
+
 def _off(first: Sequence[Portable], ranks: Sequence[Portable]) -> float:
-    """Return the greatest difference of one tensor on some ranks to the whole that the first run has of it."""
+    """Return the greatest difference of one tensor on some ranks to the whole that the first run has of it, relative.
+
+    Raises IntegersDifferError for integers, of which there is no more or less, unless they are equal.
+    """
     right = whole(first)
     whole(ranks)  # raises if a piece is missing
-    return greatest(largest_difference(*_beside(right, part)) for part in ranks)
+    off = greatest(largest_difference(*_beside(right, part)) for part in ranks)
+    if not (right.is_floating_point() or right.is_complex()) and not isinstance(first[0], Piece):
+        if off:
+            raise IntegersDifferError
+        return 0.0
+    size = _wide(right).abs().max().item() if right.numel() else 0.0
+    return off / size if size and math.isfinite(size) else off
 
 
 def _beside(right: Tensor, part: Portable) -> tuple[Tensor, Tensor]:

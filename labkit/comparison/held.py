@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.profiling import activations, local, saved_now, size_bytes, state_of
+from labkit.profiling import Kept, activations, local, saved_now, size_bytes, state_of
 from labkit.trace.phases import Phases
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
@@ -36,6 +36,7 @@ class Held:
     def __init__(self) -> None:
         self.most = dict.fromkeys(KINDS, 0)
         self._sharded: list[Any] = []
+        self._kept: Kept = Kept()
 
     @contextlib.contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -49,8 +50,15 @@ class Held:
             with activations(model) as kept:
                 yield
             self.most.update(kept)
+            self._kept = kept
         finally:
             hook.remove()
+
+    def by_device(self) -> tuple[dict[str, int], ...]:
+        """Return the same for each of the rank's devices: all that is not kept for another lies on the first."""
+        others = [dict.fromkeys(KINDS, 0) | kept for number, kept in sorted(self._kept.by_device.items()) if number]
+        first = {kind: max(0, size - sum(other[kind] for other in others)) for kind, size in self.most.items()}
+        return first, *others
 
     def _look_at_gathered(self) -> None:
         if self._sharded:

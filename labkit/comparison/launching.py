@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.comparison.accelerator import GFLOPS
-from labkit.comparison.comparison import Comparison
+from labkit.comparison import differences, why
+from labkit.comparison.comparison import Comparison, is_function
 from labkit.comparison.measuring import measure
+from labkit.comparison.replay import LAPTOP, Devices
+from labkit.comparison.why import Why
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
@@ -26,7 +31,8 @@ def compare(
     world_size: int | Mapping[str, int] | None = None,
     on: Any = None,
     timeout_s: float | None = None,
-    device_gflops: float = GFLOPS,
+    devices: Devices = LAPTOP,
+    live: bool = True,
     **named: Any,
 ) -> Comparison:
     """Put ways to train side by side: `compare(dp=run1, ddp=run2)`, or `compare(dp=train1, ddp=train2, steps=20)`.
@@ -36,9 +42,11 @@ def compare(
     weights, `model.state_dict()`, or in a pipeline its own part of them by the whole network's names, is told how far
     they are from the first one's; shards of FSDP2 are put together, and buffers are told apart from weights.
 
-    Step times on shared cores say how ranks fight for them, so these steps are taken twice: as they are, and on
-    *simulated devices*, a device for each rank, by the clock (`labkit.comparison.accelerator`). With a GPU for each
-    rank times are real; where there are fewer GPUs than any of the functions has ranks, all compute on the CPU.
+    Step times on shared cores say how ranks fight for them, so one step is also recorded, and computed for *ideal
+    devices*, one for each rank, whose speed you can change (`labkit.comparison.replay`). With a GPU for each rank times
+    are real; where there are fewer GPUs than any of the functions has ranks, all compute on the CPU.
+
+    One that fails does not cost the others: its row says why. `Comparison.add` runs another function, or an edited one.
 
     Args:
         runs: by title, runs or functions, where titles are no Python names: `compare({"one process": run})`.
@@ -46,15 +54,15 @@ def compare(
         world_size: ranks of each function, or by title; by default one per GPU, or 2 without GPUs.
         on: a `labkit.Session` to launch on; by default one is made, and closed.
         timeout_s: end a run when no rank has logged, printed or returned anything for so many seconds.
-        device_gflops: speed of a simulated device.
+        live: show the comparison while it grows; else only when it is the last expression of a cell.
+        devices: how fast ideal devices and their links are; `labkit.comparison.replay.NAMED` has real ones.
         named: runs and functions by title; everything else, classes included, is passed on to each function.
 
     Returns a `Comparison`, which shows itself in a cell: with a picker where a person watches, else as four pictures
     and a table.
 
     Raises TypeError for something that is neither run nor function, or a function that cannot be called so;
-    ValueError if there is nothing to compare or if no run has logged `name`; WorkerFailed, once all have run, if one
-    has failed.
+    ValueError if there is nothing to compare or if no run has logged `name`.
     """
     with naming("bad_argument"):
         if runs is not None and not isinstance(runs, Mapping):
@@ -64,9 +72,9 @@ def compare(
             )
         given = dict(runs or {})
         for title, each in given.items():
-            if not isinstance(each, Run) and not _is_function(each):
+            if not isinstance(each, Run) and not is_function(each):
                 raise TypeError(f"compare() takes runs and functions, got a {type(each).__name__} for {title!r}")
-        given |= {title: each for title, each in named.items() if isinstance(each, Run) or _is_function(each)}
+        given |= {title: each for title, each in named.items() if isinstance(each, Run) or is_function(each)}
         parameters = {key: value for key, value in named.items() if key not in given}
         given = {printable(title) if isinstance(title, str) else title: each for title, each in given.items()}
         functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
@@ -74,64 +82,124 @@ def compare(
             raise ValueError("compare() needs at least one run or function, got none")
         if parameters and not functions:
             raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
-        for title, function in functions.items():
-            _check_call(title, function, parameters)
         done = {title: each for title, each in given.items() if isinstance(each, Run)}
         if not functions:
             _check_logged(done, name)
-        ranks = _ranks_of(functions, world_size)
-    comparison = Comparison(done, name, to_come=functions)
-    comparison.gflops = device_gflops
-    if not functions:
-        return comparison
-    session = on if on is not None else Session(max(ranks.values()))
-
-    def launching(title: str) -> Callable[[], Run]:
-        call = (measure, functions[title], parameters, device_gflops)
-        options: dict[str, Any] = {"on": session, "world_size": ranks[title], "name": title, "timeout_s": timeout_s}
-        return lambda: launch(*call, **options, live=False, wait=False)
-
-    try:
-        grow(comparison, {title: launching(title) for title in functions})
-    finally:
-        if on is None:
-            session.close()
+    comparison = Comparison(done, name)
+    comparison.devices = devices
+    comparison.launching = Launching(parameters, world_size, on, timeout_s)
+    if functions:
+        comparison.launching.launch(comparison, functions, live)
     return comparison
 
 
-def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]]) -> None:
-    """Launch one after the other, and show the comparison while it grows. An interrupt stops the run, and the rest.
+@dataclasses.dataclass
+class Launching:
+    """How the functions of a comparison are launched."""
 
-    Raises WorkerFailed at the end if a run has failed: the first of them.
+    parameters: dict[str, Any]
+    """What each function is called with, beside the worker."""
+    world_size: int | Mapping[str, int] | None
+    on: Any
+    timeout_s: float | None
+    ranks: dict[str, int] = dataclasses.field(default_factory=dict)
+    """How many each function had, by title."""
+    calls: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    """What each was launched with, by title."""
+
+    def launch(self, comparison: Comparison, functions: Mapping[str, Callable[..., Any]], live: bool = True) -> None:
+        """Launch functions, and put their runs in place of earlier ones with their titles."""
+        with naming("bad_argument"):
+            for title, function in functions.items():
+                _check_call(title, function, self.parameters)
+            ranks = _ranks_of(functions, self.world_size)
+        comparison.runs = {title: run for title, run in comparison.runs.items() if title not in functions}
+        comparison.titles = list(dict.fromkeys([*comparison.titles, *functions]))
+        self.ranks |= ranks
+        self.calls |= {title: (measure, function, self.parameters) for title, function in functions.items()}
+        session = self.on if self.on is not None else Session(max(ranks.values()))
+        options: dict[str, Any] = {"on": session, "timeout_s": self.timeout_s, "live": False, "wait": False}
+
+        def launching(title: str) -> Callable[[], Run]:
+            return lambda: launch(*self.calls[title], **options, world_size=ranks[title], name=title)
+
+        try:
+            grow(comparison, {title: launching(title) for title in functions}, live)
+        finally:
+            if self.on is None:
+                session.close()
+
+    def changed(
+        self,
+        functions: Mapping[str, Any],
+        world_size: int | Mapping[str, int] | None,
+        parameters: Mapping[str, Any],
+    ) -> Launching:
+        """Return how further functions are launched: with as many ranks as an earlier one with that title, or most."""
+        if world_size is None and self.ranks:
+            world_size = {title: self.ranks.get(title, max(self.ranks.values())) for title in functions}
+        return dataclasses.replace(self, parameters={**self.parameters, **parameters}, world_size=world_size)
+
+    def find_why(self, comparison: Comparison, title: str) -> Why:
+        """Find out why a run's weights are not the first run's: what `Comparison.why` does."""
+        if title not in self.calls:
+            raise ValueError(f"why() launches functions again, and {title!r} is none that this comparison has launched")
+        first = next(iter(comparison.runs))
+        if first not in self.calls:
+            raise ValueError(f"why() launches functions again, and the first run, {first!r}, was given as a run")
+        results = {each: comparison.runs[each].results for each in (first, title)}
+        seen = [frozenset().union(*(rank.samples for rank in ranks)) for ranks in results.values()]
+        found = frozenset().union(*(rank.suspects for ranks in results.values() for rank in ranks))
+        session = self.on if self.on is not None else Session(max(self.ranks[first], self.ranks[title]))
+        options: dict[str, Any] = {"on": session, "timeout_s": self.timeout_s, "live": False}
+
+        def try_without(changes: Sequence[str]) -> tuple[float, str]:
+            weights = []
+            for each in (first, title):
+                call = (*self.calls[each], tuple(changes))
+                try:
+                    run = launch(*call, **options, world_size=self.ranks[each], name=f"{each}, {', '.join(changes)}")
+                except WorkerFailed as error:
+                    return math.nan, f"could not be tried: {str(error).splitlines()[0]}"
+                weights.append([rank.weights for rank in run.results])
+            told = differences.columns(*weights)
+            return told["difference"], told["weights"]
+
+        try:
+            return why.find(found, try_without, seen[0] == seen[1] if all(seen) else None)
+        finally:
+            if self.on is None:
+                session.close()
+
+
+def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live: bool = True) -> None:
+    """Launch one after the other, and show the comparison while it grows if it is live.
+
+    An interrupt stops the run, and the rest. A run that fails is kept as it is: its row says why.
     """
-    is_interactive = kernel.is_interactive()
+    is_interactive = kernel.is_interactive() and live
     if is_interactive:
         comparison._ipython_display_()
-    failed: list[WorkerFailed] = []
+    order = list(comparison.titles)
     for title, start in launches.items():
         run = start()
-        comparison.runs = {**comparison.runs, title: run}  # another dict: the view may be going through this one
-        try:
+        runs = {**comparison.runs, title: run}  # another dict: the view may be going through this one
+        comparison.runs = {each: runs[each] for each in order if each in runs}
+        with contextlib.suppress(WorkerFailed):
             run.wait()
-        except WorkerFailed as error:
-            failed.append(error)
-        if not is_interactive:
+        if live and not is_interactive:
             print(summary.line(run), flush=True)
             if kernel.has_kernel() and len(comparison.runs) == 1:
                 comparison.show_curves()
         if run.status == "stopped":
             comparison.titles = list(comparison.runs)
             break
+    if not live:
+        return
     if kernel.has_kernel() and not is_interactive:
         comparison._ipython_display_()
     elif not kernel.has_kernel():
         print(comparison.table().data.to_string())  # type: ignore[attr-defined]
-    if failed:
-        raise failed[0]
-
-
-def _is_function(thing: Any) -> bool:
-    return callable(thing) and not inspect.isclass(thing)
 
 
 def _check_call(title: str, function: Callable[..., Any], parameters: dict[str, Any]) -> None:

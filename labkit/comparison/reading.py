@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -10,15 +13,23 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.comparison.program import Program
+from labkit.comparison.replay import Devices, ReplayError, replay
+from labkit.comparison.timed import Timed
 from labkit.monitor.history import SAMPLES, History
-from labkit.profiling import Mark
+from labkit.profiling import PARTS, Mark
 from labkit.run import Run
+
+LOG = logging.getLogger(__name__)
 
 LARGE_KIB = 4096.0
 """From so many KiB on, a chart counts in MiB."""
 
-ON_DEVICES = "simulated devices"
-"""What an axis says where the device is the virtual accelerator …"""
+ON_DEVICES = "ideal devices"
+"""What an axis says where a step is computed for devices of the ranks' own …"""
+
+ON_GPUS = "GPUs"
+"""… where it was timed on real ones …"""
 
 HERE = "this machine's clock"
 """… and where the time is that of ranks that share this machine's cores."""
@@ -28,42 +39,154 @@ HERE = "this machine's clock"
 class Measurement(Protocol):
     """A rank's result that says more of its run than the run itself knows: `labkit.benchmark.run_strategy`'s, say."""
 
-    marks: Sequence[Any]
-    """(what, start_s, end_s) of one step on this rank."""
+    timed: Timed
+    """Some steps on this rank, with what it did when …"""
+    steps_s: Sequence[float]
+    """… and seconds of others, in which nobody looked."""
+    program: Program
+    """What a step consists of."""
+    wire_bytes: float
+    """What the system says that a step has sent; NaN where it does not count."""
+    memory: dict[str, int]
+    """The most bytes held of each kind."""
+    is_on_gpu: bool
 
     @staticmethod
     def columns(ranks: Sequence[Any], first: Sequence[Any]) -> dict[str, Any]:
         """Return further columns of a run's row, from all its ranks' results and those of the first run measured.
 
-        Named "<part> ms" for the parts of a step, "<kind> KiB" for what a rank holds; "difference", a number, and
-        "weights", how equal they are, in words.
+        "difference", a number, and "weights", how equal they are, in words, among them.
         """
 
 
 def measured(run: Run) -> list[Any]:
     """Return the ranks' results if they are measurements; else none."""
-    return run.results if all(isinstance(result, Measurement) for result in run.results) else []
+    return run.results if run.results and all(isinstance(result, Measurement) for result in run.results) else []
 
 
-def one_step(ranks: Sequence[Any], here: bool = False) -> list[list[tuple[str, float, float]]]:
-    """Return each rank's marks in one step of rank 0, in seconds since that began.
+_replays: WeakKeyDictionary[Run, dict[Devices, list[list[Timed]]]] = WeakKeyDictionary()
+"""Those that are known: a comparison is drawn again and again."""
 
-    Where the ranks know what came before and after it, all that they did meanwhile: in a pipeline they are not in the
-    same step.
+
+def on_devices(run: Run, devices: Devices) -> list[list[Timed]]:
+    """Return steps on devices of the ranks' own, by rank and then by the rank's devices: real ones, or ideal ones.
+
+    Without steps where none was recorded, or where what was recorded does not fit together.
     """
-    if not all(hasattr(rank, "on_devices") for rank in ranks):
-        zero_s = min((start for rank in ranks for _, start, _ in rank.marks), default=0.0)
-        return [[(what, start - zero_s, end - zero_s) for what, start, end in rank.marks] for rank in ranks]
-    timed = [rank.timed if here else rank.on_devices for rank in ranks]
-    if not timed[0].steps:
-        return [[] for _ in ranks]
-    lanes = []
-    for one in timed:
-        window = typical(timed[0].steps)
+    ranks = measured(run)
+    if any(rank.is_on_gpu for rank in ranks):
+        return [[rank.timed] for rank in ranks]
+    if not all(rank.program.pieces for rank in ranks):  # it ended before the step that is recorded
+        return [[Timed()] for _ in ranks]
+    known = _replays.setdefault(run, {})
+    if devices not in known:
+        if len(known) > 100:
+            known.clear()
+        try:
+            known[devices] = replay([rank.program for rank in ranks], devices)
+        except ReplayError as error:
+            LOG.warning("%s: a step on ideal devices cannot be computed: %s", run.name, error)
+            known[devices] = [[Timed()] for _ in ranks]
+    return known[devices]
+
+
+def columns(run: Run, devices: Devices) -> dict[str, float]:
+    """Return the columns of a run that was measured: what its steps last, by either clock, send and hold.
+
+    Of this machine's clock "step ms", the median, with the 10th and the 90th percentile, and "<part> ms"; of devices
+    "device step ms", "device busy ms", for which one computes, and "device <part> ms"; "sent KiB" per rank and step, by
+    what PyTorch dispatched, and "wire KiB", by what the system has counted: all these are means over ranks. "<kind>
+    KiB" of memory, on the rank that has most of it.
+    """
+    ranks = measured(run)
+    lanes = on_devices(run, devices)
+    every = [lane for of_rank in lanes for lane in of_rank]
+    here_s = [second for rank in ranks for second in rank.steps_s]
+    # A GPU's steps were timed without the profiler, too.
+    step_s = statistics.fmean(of_rank[0].step_s for of_rank in lanes)
+    if any(rank.is_on_gpu for rank in ranks) and here_s:
+        step_s = statistics.median(here_s)
+    sent = [rank.program.bytes_sent if rank.program.pieces else math.nan for rank in ranks]
+    low_s, middle_s, high_s = np.quantile(here_s, [0.1, 0.5, 0.9]) if here_s else [math.nan] * 3
+
+    def parts(timed: Sequence[Timed], label: str) -> dict[str, float]:
+        found = [one.parts_s() for one in timed]
+        return {f"{label}{part} ms": 1000 * statistics.fmean(each[part] for each in found) for part in PARTS}
+
+    return {
+        "device step ms": 1000 * step_s,
+        "device busy ms": 1000 * statistics.fmean(lane.busy_s for lane in every),
+        **parts([of_rank[0] for of_rank in lanes], "device "),
+        "step ms": 1000 * float(middle_s),
+        "step ms, 10th percentile": 1000 * float(low_s),
+        "step ms, 90th percentile": 1000 * float(high_s),
+        **parts([rank.timed for rank in ranks], ""),
+        "sent KiB": statistics.fmean(sent) / 1024,
+        "wire KiB": statistics.fmean(rank.wire_bytes for rank in ranks) / 1024,
+        **{f"{what} KiB": max(rank.memory.get(what, 0) for rank in ranks) / 1024 for what in ranks[0].memory},
+    }
+
+
+def uncounted(run: Run) -> dict[str, float]:
+    """Return which operators of a step have no formula, and which share of its time in operators they took here.
+
+    Means over ranks, the greatest first; "all" has their sum.
+    """
+    shares: dict[str, float] = {}
+    ranks = measured(run)
+    for rank in ranks:
+        for name, share in rank.program.uncounted.items():
+            shares[name] = shares.get(name, 0.0) + share / len(ranks)
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+Lane = list[tuple[str, float, float]]
+
+
+def one_step(lanes: Sequence[Sequence[Timed]]) -> list[list[Lane]]:
+    """Return what each rank's devices did in one step of the first, in seconds since that began.
+
+    All that they did meanwhile: in a pipeline ranks are not in the same step.
+    """
+    steps = lanes[0][0].steps
+    if not steps:
+        return [[[] for _ in of_rank] for of_rank in lanes]
+
+    def lane(one: Timed) -> Lane:
+        window = typical(steps)
         if not exclusive(one.marks, window) and one.steps:  # ranks that never wait for each other drift apart
             window = typical(one.steps)
-        lanes.append([(w, a - window.start_s, b - window.start_s) for w, a, b in exclusive(one.marks, window)])
-    return lanes
+        return [(w, a - window.start_s, b - window.start_s) for w, a, b in exclusive(one.marks, window)]
+
+    return [[lane(one) for one in of_rank] for of_rank in lanes]
+
+
+def break_even(run: Run, first: Run, devices: Devices) -> float:
+    """Return from which speed of devices, in GFLOP/s, on this link a run's step is no shorter than the first's.
+
+    0 if it never is shorter, infinite if it always is; NaN on real devices, or where steps cannot be computed.
+    """
+    if any(rank.is_on_gpu for each in (run, first) for rank in measured(each)):
+        return math.nan
+
+    def gained(gflops: float) -> float:
+        at = dataclasses.replace(devices, gflops=gflops)
+        step_s, first_s = (
+            statistics.fmean(of_rank[0].step_s for of_rank in on_devices(each, at)) for each in (run, first)
+        )
+        return first_s - step_s
+
+    low, high = 1e-2, 1e9
+    if math.isnan(gained(low)):
+        return math.nan
+    if gained(low) <= 0:
+        return 0.0
+    if gained(high) > 0:
+        return math.inf
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gained(middle) > 0 else (low, middle)
+    return high
 
 
 def typical(steps: Sequence[Mark]) -> Mark:
@@ -84,7 +207,13 @@ def exclusive(marks: Sequence[Mark], window: Mark) -> list[Mark]:
         if any(m.what == "waiting" and m.start_s <= a and m.end_s >= b for m in inside)
         and not any(m.start_s <= a and m.end_s >= b for m in own)
     ]
-    return [*waiting, *(mark for mark in inside if mark.what != "waiting")]
+    merged: list[Mark] = []
+    for mark in waiting:
+        if merged and mark.start_s - merged[-1].end_s < 1e-9:
+            merged[-1] = merged[-1]._replace(end_s=mark.end_s)
+        else:
+            merged.append(mark)
+    return [*merged, *(mark for mark in inside if mark.what != "waiting")]
 
 
 def in_order(
@@ -161,12 +290,19 @@ def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:
 
 
 def samples_per_s(run: Run) -> float:
-    """Return samples per second over all ranks, from each rank's first log call to its last; NaN without `samples`."""
+    """Return samples per second over all ranks; NaN without `samples`.
+
+    Of a run that was measured, from the steps in which nobody looked; else from each rank's first log call to its last.
+    """
     history = run.history
     if SAMPLES not in history:
         return float("nan")
+    steps_s = [second for rank in measured(run) for second in rank.steps_s]
     per_rank = []
     for _, rows in history.dropna(subset=SAMPLES).groupby("rank"):
+        if steps_s:
+            per_rank.append(rows[SAMPLES].median() / statistics.median(steps_s))
+            continue
         span = rows["time_s"].iloc[-1] - rows["time_s"].iloc[0]
         per_rank.append(rows[SAMPLES].iloc[1:].sum() / span if span > 0 else float("nan"))
     return float(np.sum(per_rank))

@@ -58,39 +58,48 @@ def split(batch_size: int, ranks: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
-    """What a step costs, in seconds and bytes. Only `sample_s` must be known; what is left out costs nothing."""
+    """What a step costs, in seconds and bytes. Only `sample_s` must be known; what is left out costs nothing.
+
+    Args:
+        sample_s: forward and backward pass of one sample on one rank.
+        fixed_s: what every step costs whatever the batch: the optimizer's step, starting kernels.
+        cores: how many all ranks share for all that they compute, where they have no device of their own; 0: each
+            has what it needs.
+        fixed_cores: how many they share for `fixed_s` only, where samples are computed on devices of their own; 0:
+            each has what it needs.
+        parameter_bytes: of the whole network; its gradients are as large.
+        latency_s: α: what a message between two ranks costs however small it is.
+        byte_s: β: each byte more, 1 / bandwidth.
+        far_byte_s: β between two machines, if that is slower; a ring is as fast as its slowest link.
+        node_ranks: ranks per machine; 0 means that all ranks are on one.
+        buckets: pieces in which parameters or gradients travel, each with its own latency.
+        overlap: share of the time for computing beside which they can travel, 0 … 1. The last bucket has
+            nothing left to hide behind.
+        spread: standard deviation of a rank's computing time, as a part of it: all wait for the slowest.
+        input_s: loading one sample on one rank, beside the training: a step takes no less than loading the next
+            share.
+        stages: of a pipeline. More ranks make several chains side by side, which average their gradients like
+            DDP.
+        micro_batches: in which a pipeline cuts a chain's batch.
+        activation_bytes: what a pipeline's stage sends on for one sample.
+    """
 
     sample_s: float
-    """Forward and backward pass of one sample on one rank."""
     fixed_s: float = 0.0
-    """What every step costs whatever the batch: the optimizer's step, starting kernels."""
     cores: int = 0
-    """That all ranks share for `fixed_s`, where they have no device of their own; 0: each has what it needs."""
+    fixed_cores: int = 0
     parameter_bytes: float = 0.0
-    """Of the whole network; its gradients are as large."""
     latency_s: float = 0.0
-    """α: what a message between two ranks costs however small it is."""
     byte_s: float = 0.0
-    """β: each byte more, 1 / bandwidth."""
     far_byte_s: float = 0.0
-    """β between two machines, if that is slower; a ring is as fast as its slowest link."""
     node_ranks: int = 0
-    """Ranks per machine; 0 means that all ranks are on one."""
     buckets: int = 1
-    """Pieces in which parameters or gradients travel, each with its own latency."""
     overlap: float = 0.0
-    """Share of the time for computing beside which they can travel, 0 … 1. The last bucket has nothing left to hide
-    behind."""
     spread: float = 0.0
-    """Standard deviation of a rank's computing time, as a part of it: all wait for the slowest."""
     input_s: float = 0.0
-    """Loading one sample on one rank, beside the training: a step takes no less than loading the next share."""
     stages: int = 8
-    """Of a pipeline. More ranks make several chains side by side, which average their gradients like DDP."""
     micro_batches: int = 8
-    """In which a pipeline cuts a chain's batch."""
     activation_bytes: float = 0.0
-    """What a pipeline's stage sends on for one sample."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -127,13 +136,14 @@ class CostModel:
         _check_split(batch_size, copies)
         share = math.ceil(batch_size / copies)  # the largest: everyone waits for it
         crowd = max(1.0, ranks / self.cores) if self.cores else 1.0
-        compute_s = self.fixed_s * crowd + share * self.sample_s / chain
+        fixed_crowd = max(crowd, ranks / self.fixed_cores) if self.fixed_cores else crowd
+        compute_s = self.fixed_s * fixed_crowd + share * self.sample_s * crowd / chain
         stragglers_s = compute_s * self.spread * _expected_greatest(ranks)
         bubble_s = sent_s = 0.0
         if chain > 1:
             pieces = min(self.micro_batches, share)
             begun = pieces + chain - 1
-            bubble_s = (chain - 1) / pieces * share * self.sample_s / chain
+            bubble_s = (chain - 1) / pieces * share * self.sample_s * crowd / chain
             one_way_s = self.latency_s + share / pieces * self.activation_bytes * self._byte_s(chain)
             sent_s = 2 * begun * one_way_s  # activations forward, gradients back
         if strategy == "FSDP":

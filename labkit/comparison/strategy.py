@@ -48,6 +48,13 @@ class Strategy:
         """What of the network lies on this rank."""
         self.optimizer = self.make_optimizer(optimizer)
 
+    @classmethod
+    def check(cls, network: nn.Module, inputs: Tensor) -> None:
+        """Raise ValueError, which names what is in the way, for a network that this strategy would train wrongly.
+
+        Called before anything is trained, with a batch of (batch_size, …) inputs.
+        """
+
     def prepare(self, network: nn.Module) -> nn.Module:
         """Return the part of the network that this rank trains."""
         return network

@@ -6,12 +6,13 @@ import html
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import ipywidgets as widgets
 
 from labkit.comparison.reading import HERE, ON_DEVICES, measured
+from labkit.comparison.replay import NAMED, Devices
 from labkit.run import Run
 from labkit.ui import kernel, prewarm, summary
 
@@ -19,6 +20,24 @@ LOG = logging.getLogger(__name__)
 
 REDRAW_S = 1.0
 """Least time between two drawings of the growing curves."""
+
+
+class Shown(Protocol):
+    """A comparison, as its view needs it."""
+
+    runs: dict[str, Run]
+    titles: list[str]
+    devices: Devices
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no run is going on, or to come."""
+
+    def pictures(self, titles: Sequence[str] | None = None, here: bool = False) -> list[Any]:
+        """Return the charts of these runs, by this machine's clock or the devices'."""
+
+    def table(self, titles: Sequence[str] | None = None) -> Any:
+        """Return the table of these runs."""
 
 
 class Place:
@@ -43,59 +62,103 @@ class Place:
         self._empty.update({"text/plain": ""}, raw=True)
 
 
+class Speeds:
+    """Sliders for the speed of ideal devices and of their links, and real ones to choose."""
+
+    OWN = "your own"
+
+    def __init__(self, devices: Devices) -> None:
+        named = [each.name for each in NAMED]
+        chosen = next((each.name for each in NAMED if each == devices), self.OWN)
+        wide = widgets.Layout(width="460px")
+        look = {"description_width": "120px"}
+        self._named = widgets.Dropdown(options=[*named, self.OWN], value=chosen, description="devices like", style=look)
+        self._gflops = widgets.FloatLogSlider(
+            value=devices.gflops, min=0, max=6, step=0.02, description="GFLOP/s of each", style=look, layout=wide
+        )
+        self._link = widgets.FloatLogSlider(
+            value=devices.link_gbytes_s, min=-2, max=3, step=0.02, description="GB/s of a link", style=look, layout=wide
+        )
+        for slider in (self._gflops, self._link):
+            slider.continuous_update, slider.readout_format = False, ".3g"
+        self._latency_us = devices.latency_us
+        self.note = widgets.HTML()
+        """What is said below: where a real one's figures come from."""
+        self.is_settling = False
+        """Whether one of the widgets is just setting others."""
+        self.widgets = (self._named, self._gflops, self._link)
+        self._named.observe(lambda change: self._take(change["new"]), names="value")
+        for slider in (self._gflops, self._link):
+            slider.observe(lambda _: self._leave_named(), names="value")
+        self.box = widgets.VBox([self._named, self._gflops, self._link, self.note])
+
+    @property
+    def devices(self) -> Devices:
+        """What is chosen."""
+        named = next((each for each in NAMED if each.name == self._named.value), None)
+        return named or Devices(self._gflops.value, self._link.value, self._latency_us)
+
+    def _take(self, name: str) -> None:
+        named = next((each for each in NAMED if each.name == name), None)
+        if named is not None and not self.is_settling:
+            self.is_settling = True
+            self._gflops.value, self._link.value = named.gflops, named.link_gbytes_s
+            self._latency_us = named.latency_us
+            self.is_settling = False
+
+    def _leave_named(self) -> None:
+        if not self.is_settling and self._named.value != self.OWN:
+            self.is_settling = True
+            self._named.value = self.OWN
+            self.is_settling = False
+
+
 class View(threading.Thread):
     """Shows a comparison: while its runs go on from this thread, afterwards when a person ticks something."""
 
-    def __init__(
-        self,
-        titles: Callable[[], Sequence[str]],
-        runs: Callable[[], Mapping[str, Run]],
-        is_over: Callable[[], bool],
-        pictures: Callable[[Sequence[str], bool], Sequence[Any]],
-        table: Callable[[Sequence[str]], Any],
-    ) -> None:
-        """Show widgets in the cell.
-
-        Args:
-            titles: returns those of all runs, also of those that are still to come.
-            runs: returns those that have begun, by title.
-            is_over: returns whether no run is going on, or to come.
-            pictures: returns the charts of these runs, by this machine's clock or the devices'.
-            table: returns the table of these runs.
-        """
+    def __init__(self, comparison: Shown) -> None:
+        """Show widgets in the cell."""
         super().__init__(name="labkit-comparison", daemon=True)
-        self._get_titles, self._get_runs, self._is_over = titles, runs, is_over
-        self._pictures, self._table_of = pictures, table
+        self._comparison = comparison
         self._drawing, self._has_failed = threading.Lock(), False
         layout = widgets.Layout(width="auto", margin="0 18px 0 0")
         self._boxes = {
-            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout) for title in titles()
+            title: widgets.Checkbox(value=True, description=title, indent=False, layout=layout)
+            for title in comparison.titles
         }
-        self._clock = widgets.ToggleButtons(options=[ON_DEVICES, HERE], layout=widgets.Layout(display="none"))
+        self._clock = widgets.ToggleButtons(options=[ON_DEVICES, HERE])
         self._clock.style.button_width = "auto"
-        self._said = widgets.HTML()
-        row = widgets.Box(list(self._boxes.values()), layout=widgets.Layout(flex_flow="row wrap"))
-        for widget in (*self._boxes.values(), self._clock):
+        self._speeds = Speeds(comparison.devices)
+        self._said, self._row = widgets.HTML(), widgets.Box(layout=widgets.Layout(flex_flow="row wrap"))
+        self._row.children = list(self._boxes.values())
+        self._clocks = widgets.VBox([self._clock, self._speeds.box], layout=widgets.Layout(display="none"))
+        for widget in (*self._boxes.values(), self._clock, *self._speeds.widgets):
             kernel.answer_while_the_cell_runs(widget)
-            widget.observe(lambda _: self.draw(), names="value")
-        kernel.display(widgets.VBox([row, self._clock, self._said]))
+            widget.observe(lambda _: self._change(), names="value")
+        kernel.display(widgets.VBox([self._row, self._clocks, self._said]))
         self._places = [Place() for _ in range(4)]
         self._table = kernel.reserve()
         self._now = ""
 
+    def _change(self) -> None:
+        if self._speeds.is_settling:
+            return
+        self._comparison.devices = self._speeds.devices
+        self.draw()
+
     @property
     def _titles(self) -> Sequence[str]:
-        return self._get_titles()
+        return self._comparison.titles
 
     @property
     def _runs(self) -> Mapping[str, Run]:
-        return self._get_runs()
+        return self._comparison.runs
 
     def run(self) -> None:
         """Draw until nothing is going on any more."""
         self._say()  # drawing may first have to be imported
         prewarm.wait()
-        while not self._is_over():
+        while not self._comparison.is_over:
             began_s = time.monotonic()
             self._attempt()
             time.sleep(max(REDRAW_S, 2 * (time.monotonic() - began_s)))
@@ -132,15 +195,20 @@ class View(threading.Thread):
     def draw(self) -> None:
         """Draw for what is ticked now."""
         with self._drawing:
-            # The other clock is of use only where functions were timed on both.
-            has_two = any(hasattr(rank, "simulated") and rank.simulated.steps for rank in self._results())
-            self._clock.layout.display = None if has_two else "none"
+            # The other clock is of use only where steps were recorded for ideal devices.
+            has_two = any(rank.program.pieces and not rank.is_on_gpu for rank in self._results())
+            self._clocks.layout.display = None if has_two else "none"
+            self._speeds.box.layout.display = None if self._clock.value == ON_DEVICES else "none"
+            self._speeds.note.value = self._note() if has_two else ""
             titles = [title for title, box in self._boxes.items() if box.value and title in self._runs]
             logged = any(run.recorded.names for title, run in self._runs.items() if title in titles)
-            pictures: Sequence[Any] = self._pictures(titles, self._clock.value == HERE) if logged else []
+            pictures: Sequence[Any] = self._comparison.pictures(titles, self._clock.value == HERE) if logged else []
             for place, picture in zip(self._places, [*pictures, None, None, None, None], strict=False):
                 place.show(picture)
-            self._table.update(self._table_of(titles) if titles else {"text/plain": ""}, raw=not titles)
+            self._table.update(self._comparison.table(titles) if titles else {"text/plain": ""}, raw=not titles)
+
+    def _note(self) -> str:
+        return html.escape(self._comparison.devices.source)
 
     def _results(self) -> list[Any]:
         return [rank for run in self._runs.values() for rank in measured(run)]

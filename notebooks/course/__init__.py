@@ -7,7 +7,7 @@
     scaling       how much memory each of these takes, by a model; `labkit.scaling` has the time
     datasets, models          the data and the networks
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
-    pictures, scaling_plots, explore, recorded    what lessons draw
+    pictures, scaling_plots, explore, tables      what lessons draw
     overview      where the reader is, and the same training without labkit
     needs         what a lesson needs that not every system has
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course.overview import script as script
     from course.overview import strip as strip
     from course.tables import sortable as sortable
+    from course.tables import which_way as which_way
 
 _HOMES = {
     "check": "exercises.checking",
@@ -51,6 +52,7 @@ _HOMES = {
     "sortable": "tables",
     "strip": "overview",
     "tally": "exercises",
+    "which_way": "tables",
 }
 """The module of each public name …"""
 

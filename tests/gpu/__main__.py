@@ -2,7 +2,7 @@
 
     python -m tests.gpu --out build/gpu.md        or: make test-gpu
 
-Exits as pytest does: with 0 if all passed. Lesson 10's figures are recorded by `python -m tests.benchmarks.gpus`.
+Exits as pytest does: with 0 if all passed.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -44,6 +46,11 @@ class StageStrategy(Strategy):
         """Where the stage lies. Where ranks share a GPU the backend is gloo, which sends CPU tensors."""
         return self.worker.device if is_nccl(dist.get_backend()) else torch.device("cpu")
 
+    @classmethod
+    def check(cls, network: nn.Module, inputs: Tensor) -> None:
+        """Raise ValueError for a network that is not a chain of layers; see `check_chain`."""
+        check_chain(network, inputs, cls.title)
+
     def weights(self) -> dict[str, Tensor]:
         """Return the stage's weights by the whole network's names."""
         assert isinstance(self.model, Stage)
@@ -61,17 +68,74 @@ def equal_part(batch: Tensor, index: int, parts: int) -> Tensor:
 
 
 def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a network's layers in the order in which they are called, by their names in it.
+    """Return a network's layers in the order in which they stand, by their names in it.
 
-    For `nn.Sequential`, nested too, and for networks that call their children in the order in which these stand.
+    What is in `nn.Sequential` and `nn.ModuleList`, nested too, are layers of their own: a residual block, say. Whether
+    the network calls them in that order is for `check_chain` to say.
     """
     found = []
     for name, child in network.named_children():
-        if isinstance(child, nn.Sequential):
+        if isinstance(child, (nn.Sequential, nn.ModuleList)):
             found += [(f"{name}.{deeper}", layer) for deeper, layer in layers(child)]
         else:
             found.append((name, child))
     return found
+
+
+def check_chain(network: nn.Module, inputs: Tensor, title: str) -> None:
+    """Raise ValueError unless a network is its layers, each called once, with what the one before it returned.
+
+    One batch goes through the whole, without gradients, and each layer is asked what it gets: whatever `forward` does
+    between two layers, such as adding a residual connection, would be lost where the network is cut.
+    """
+    chain = layers(network)
+    called: list[tuple[str, Any, Any]] = []
+
+    def hook(name: str) -> Any:
+        def note(_: nn.Module, args: Any, output: Any) -> None:
+            called.append((name, args, output))
+
+        return note
+
+    hooks = [layer.register_forward_hook(hook(name)) for name, layer in chain]
+    modes = [(module, module.training) for module in network.modules()]
+    try:
+        network.eval()
+        with torch.no_grad():
+            outputs = network(inputs)
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+        for each in hooks:
+            each.remove()
+    expected: Any = inputs
+    nothing: tuple[str, Any, Any] = ("nothing", (), None)
+    before, why = "the input", ""
+    for index in range(max(len(chain), len(called))):
+        name = chain[index][0] if index < len(chain) else "nothing"
+        found, given, returned = called[index] if index < len(called) else nothing
+        if found != name:
+            why = f"after {before}, {found} is called, and not {name}"
+        elif len(given) != 1 or not _is_same(given[0], expected):
+            why = f"{name} does not get just what {before} returned"
+        if why:
+            break
+        before, expected = name, returned
+    if not why and not _is_same(outputs, expected):
+        why = f"the network does not return what {before} returned"
+    if why:
+        raise ValueError(
+            f"{title} cannot cut this network: {why}. Cuts lie between layers, so these must be called one after the "
+            "other, and nothing may happen between them. Put what belongs together, such as a residual connection, "
+            "into a module of its own (nn.Flatten for a view), and these into an nn.Sequential or nn.ModuleList"
+        )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    both = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+    return both and torch.equal(one, other)
 
 
 class Stage(nn.Module):

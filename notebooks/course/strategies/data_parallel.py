@@ -6,12 +6,13 @@ import contextlib
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit import Strategy
-from labkit.profiling import counted_too
+from labkit.comparison.program import compute_on, note_copy
 
 LESSON = "04"
 
@@ -19,7 +20,8 @@ LESSON = "04"
 class ThreadedDataParallel(nn.Module):
     """`nn.DataParallel`'s four steps on the CPU, in threads: scatter, replicate, apply, gather.
 
-    A stand-in: `torch.nn.parallel.replicate` refuses the CPU, and `nn.DataParallel` there calls the bare network.
+    A stand-in: `torch.nn.parallel.replicate` refuses the CPU, and `nn.DataParallel` there calls the bare network. As
+    there, device 0 computes with the network itself, so that BatchNorm's statistics are those of its part of the batch.
 
     Args:
         module: the network; (n, …) inputs → (n, …) outputs.
@@ -41,17 +43,51 @@ class ThreadedDataParallel(nn.Module):
         """Do the four steps."""
         pieces = inputs.chunk(self._devices)
         with self._marking("communication"):
-            copies = [replica(self.module) for _ in pieces]
-
-        def apply(twin: nn.Module, piece: Tensor) -> Tensor:
-            with counted_too():
-                outputs: Tensor = twin(piece)
-                return outputs
-
+            for device, piece in enumerate(pieces):
+                note_copy([piece], 0, device)
+            copies = replicate(self.module, len(pieces))
         with ThreadPoolExecutor(self._devices) as threads:
-            gathered = list(threads.map(apply, copies, pieces))
+            outputs = list(threads.map(compute_on, range(len(pieces)), copies, pieces))
         with self._marking("communication"):
-            return torch.cat(gathered)
+            return torch.cat([Gather.apply(output, device) for device, output in enumerate(outputs)])
+
+
+class Gather(torch.autograd.Function):
+    """Copy outputs to device 0, and their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, device: int) -> Tensor:
+        """Return the output on device 0."""
+        ctx.device = device
+        note_copy([output], device, 0)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient on the output's device."""
+        note_copy([gradient], 0, ctx.device)
+        return gradient, None
+
+
+class Broadcast(torch.autograd.Function):
+    """Copy weights to the other devices, and add the gradients up on device 0 once all of them are there."""
+
+    @staticmethod
+    def forward(ctx: Any, devices: int, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Return the weights of device 1, of device 2, …"""
+        ctx.devices = devices
+        for device in range(1, devices):
+            note_copy(weights, 0, device)
+        return tuple(weight.clone() for _ in range(1, devices) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the sums."""
+        count = len(gradients) // (ctx.devices - 1)
+        by_device = [gradients[start : start + count] for start in range(0, len(gradients), count)]
+        for device, own in enumerate(by_device, 1):
+            note_copy(own, device, 0)
+        return None, *(torch.stack(one).sum(0) for one in zip(*by_device, strict=True))
 
 
 class DataParallel(Strategy):
@@ -78,12 +114,21 @@ class DataParallel(Strategy):
         return outputs
 
 
-def replica(network: nn.Module) -> nn.Module:
-    """Copy a network so that gradients of the copy's weights add up in the original's."""
-    twin = copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
-    for path, parameter in network.named_parameters():
-        parent_path, _, name = path.rpartition(".")
-        parent = twin.get_submodule(parent_path)
-        del parent._parameters[name]
-        setattr(parent, name, parameter.clone())
-    return twin
+def replicate(network: nn.Module, devices: int) -> list[nn.Module]:
+    """Return the network itself for device 0, and copies whose weights' gradients add up in its own."""
+    names = dict(network.named_parameters(remove_duplicate=False))  # a tied weight has several
+    weights = list(network.parameters())
+    copied = Broadcast.apply(devices, *weights) if devices > 1 else ()
+    made = [network]
+    for device in range(1, devices):
+        note_copy(network.buffers(), 0, device)
+        twin = copy.deepcopy(network, {id(weight): weight for weight in weights})
+        own = copied[(device - 1) * len(weights) : device * len(weights)]
+        of = {id(weight): copy_ for weight, copy_ in zip(weights, own, strict=True)}
+        for name, weight in names.items():
+            path, _, last = name.rpartition(".")
+            parent = twin.get_submodule(path)
+            del parent._parameters[last]
+            setattr(parent, last, of[id(weight)])
+        made.append(twin)
+    return made

@@ -6,7 +6,7 @@ ZeRO: Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054). FSDP: Zhao et 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -141,13 +141,22 @@ def reduce_scatters() -> int:
 
 
 def shard(network: nn.Module, mesh: Any) -> None:
-    """Apply `fully_shard` to every child that has parameters, then to the whole."""
+    """Apply `fully_shard` to every child that has parameters, of lists to their elements, then to the whole."""
     from torch.distributed.fsdp import fully_shard
 
-    for child in network.children():
+    for child in _blocks(network):
         if has_parameters(child):
             fully_shard(child, mesh=mesh)
     fully_shard(network, mesh=mesh)
+
+
+def _blocks(network: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children; of an `nn.ModuleList`, which is never called itself, its elements."""
+    for child in network.children():
+        if isinstance(child, nn.ModuleList):
+            yield from _blocks(child)
+        else:
+            yield child
 
 
 def split_linear_layers(network: nn.Module, mesh: Any) -> int:
