@@ -131,7 +131,7 @@ def test_a_post_mortem_is_asked_and_answered_at_the_prompt():
     assert "divide(0)" in ranks.type("up")
     ranks.type("c")
     assert ranks.outcomes() == ["gone on"] * 2
-    assert not ranks.debugger.pauses_timeout
+    assert not ranks.run.paused_by
 
 
 def at_two_lines(rank, stop, ask):
