@@ -143,7 +143,7 @@ class ScriptChannel(Channel):
         elif isinstance(event, events.Expect):
             self._steps = event.steps
         elif isinstance(event, events.Started):
-            if rank == 0:  # all have joined
+            if rank == 0 and self._info.world_size > 1:  # all have joined
                 from labkit.launchers.rank_entry import published_name
 
                 (self._log / published_name(self._attempt)).unlink(missing_ok=True)
