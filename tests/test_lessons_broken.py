@@ -140,7 +140,7 @@ BROKEN = {
     "09b_tensor_parallel": (
         " and not p.placements[0].is_replicate()",
         "",
-        "parts and copies add up to the whole",
+        "tensor parallel: parts and copies add up to the whole",
         {"steps": 3},
     ),
     "10_compare": (
