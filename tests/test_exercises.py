@@ -512,6 +512,17 @@ def test_a_prediction_is_answered_by_the_run(in_a_folder):
     assert repr(exercises.tally()) == "you predicted 1 of 2 right, of 3 asked for"
 
 
+def test_a_prediction_can_be_left_to_another_lesson_and_its_buttons_become_text(in_a_folder):
+    guess = course.predict("How long is a step?", "as long", "longer")
+    assert guess.postpone("Lesson 10") == "How long is a step? Lesson 10 answers; you made no prediction"
+    guess.say("longer")
+    guess._shown = shown = types.SimpleNamespace(update=lambda content, raw: setattr(shown, "content", content))
+    assert guess.postpone("Lesson 10").endswith("you said longer")
+    assert "font-weight:bold" in shown.content["text/html"]
+    assert "button" not in shown.content["text/html"]
+    assert guess.right is None, "which counts neither as right nor as wrong"
+
+
 def test_a_prediction_whose_answer_is_no_option_fails(in_a_folder):
     guess = course.predict("What will it print?", "a", "b")
     with pytest.raises(ValueError, match="the run gave 'c', which is none of the options a, b"):

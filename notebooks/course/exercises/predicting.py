@@ -53,11 +53,20 @@ class Prediction:
             raise ValueError(f"the run gave {option!r}, which is none of the options {', '.join(self.options)}")
         with self._lock:
             self.answer = option
-        if self._shown is not None:  # buttons mean nothing any more, and a saved notebook cannot show them
-            self._shown.update(self._still(), raw=True)
+        self._make_still()
         if self.right is not None and kernel.is_interactive():
             progress.note_prediction(self.question, self.right)
         return Revealed(self)
+
+    def postpone(self, where: str) -> str:
+        """Say where the question will be answered, as no run does so here; buttons become text."""
+        self._make_still()
+        said = "you made no prediction" if self.said is None else f"you said {self.said}"
+        return f"{self.question} {where} answers; {said}"
+
+    def _make_still(self) -> None:
+        if self._shown is not None:  # buttons mean nothing any more, and a saved notebook cannot show them
+            self._shown.update(self._still(), raw=True)
 
     def __repr__(self) -> str:
         return f"predict: {self.question} {' · '.join(self.options)}"
