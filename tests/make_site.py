@@ -40,7 +40,7 @@ from tests.make_coming_from import anchor
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
-    "comparison.replay": ("Devices", "NAMED", "replay"),
+    "comparison.replay": ("Devices",),
     "comparison.measuring": ("Measured",),
     "failures.frames": ("FailedFrame", "Frames"),
     "monitor.searching": ("Found",),
