@@ -19,10 +19,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-import nbformat
-from PIL import Image
+# Started by its path, it finds its neighbours as the package `tests`, and Python's `platform`, not `tests/platform`.
+sys.path[:] = [str(Path(__file__).parent.parent), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
+import nbformat  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from tests.run_notebooks import FOLDER, LESSONS, execute  # noqa: E402
 

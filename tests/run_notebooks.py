@@ -15,10 +15,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import papermill
-import yaml
+# Started by its path, it finds its neighbours as the package `tests`, and Python's `platform`, not `tests/platform`.
+sys.path[:] = [str(Path(__file__).parent.parent), *(path for path in sys.path if path != str(Path(__file__).parent))]
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # started by its path, it finds its neighbours too
+import papermill  # noqa: E402
+import yaml  # noqa: E402
 
 from labkit.system import host  # noqa: E402
 from tests import prefork  # noqa: E402
