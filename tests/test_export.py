@@ -512,7 +512,7 @@ def test_the_batch_script_asks_for_what_is_wanted_and_passes_options_on(exported
         assert f"#SBATCH {line}" in lines
     assert "module load cuda" in lines
     assert lines[-1] == (
-        'exec srun --kill-on-bad-exit=1 --ntasks-per-node="$SLURM_NTASKS_PER_NODE" python train.py "$@"'
+        'exec srun --kill-on-bad-exit=1 --export=ALL --ntasks-per-node="$SLURM_NTASKS_PER_NODE" python train.py "$@"'
     )
 
 
