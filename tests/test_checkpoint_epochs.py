@@ -126,7 +126,7 @@ def train(folder, make, *, resumes=False, stop_at=None, cut=None, after=None, wr
     ITS_OWN.manual_seed(seed + 70 if resumes else seed)
     own = torch.Generator().manual_seed(9)
     loader = make(own)
-    checkpoint = labkit.Checkpoint(folder, model=nn.Linear(1, 1), dice=own)
+    checkpoint = labkit.Checkpoint(folder, model=nn.BatchNorm1d(1), dice=own)
     checkpoint.resume()
     seen = []
     while checkpoint.epoch < EPOCHS:
