@@ -191,14 +191,10 @@ def _new_directory() -> Path:
 def _remove_once_gone(directory: Path) -> int:
     """Have a directory removed once this process is gone, also if Ray kills it; return what to hold open until then."""
     reading, writing = os.pipe()
-    remove = 'cat; for trial in 1 2 3; do rm -rf -- "$0" && break; sleep 1; done'  # a rank may still write as it ends
-    subprocess.Popen(
-        ["sh", "-c", remove, str(directory)],
-        stdin=reading,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    # A rank may still write as it ends. In the background, for Ray kills what is a child of this process.
+    remove = 'cat <&3; for trial in 1 2 3; do rm -rf -- "$0" && break; sleep 1; done'
+    script = f"exec 3<&0; ({remove}) >/dev/null 2>&1 &"
+    subprocess.run(["sh", "-c", script, str(directory)], stdin=reading, start_new_session=True, check=False)
     os.close(reading)
     return writing
 
