@@ -80,7 +80,9 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.rank.stop_agreement import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
     from labkit.run import Run as Run
+    from labkit.run import RunInterrupted as RunInterrupted
     from labkit.run import WorkerFailed as WorkerFailed
+    from labkit.run import runs as runs
     from labkit.session.session import Session as Session
     from labkit.ui import charts as charts
     from labkit.ui.present import show as show
@@ -95,6 +97,7 @@ _HOMES = {
     "Here": "engines.in_process",
     "Ray": "launchers.ray.target",
     "Run": "run",
+    "RunInterrupted": "run",
     "Session": "session.session",
     "Slurm": "launchers.slurm.target",
     "Stopped": "rank.stop_agreement",
@@ -108,6 +111,7 @@ _HOMES = {
     "export": "exporting.exporter",
     "launch": "launcher",
     "processes": "ui.process_table",
+    "runs": "run",
     "show": "ui.present",
 }
 """The module of each public name …"""

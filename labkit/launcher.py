@@ -20,11 +20,11 @@ from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.text import printable
 from labkit.rank import settings
 from labkit.rank.device import place, usable_gpus
-from labkit.run import Run
+from labkit.run import Run, RunInterrupted
 from labkit.system import threads
 from labkit.trace.recorded import TraceObserver
 from labkit.trackers.following import writers
-from labkit.ui import interrupts, kernel, present
+from labkit.ui import kernel, present
 
 
 def launch(
@@ -82,15 +82,15 @@ def launch(
         ModuleNotFoundError: a tracker's library is not installed; likewise.
         RuntimeError: SLURM did not take the job, no Ray cluster answers, or another run holds the reserved ranks.
         WorkerFailed: with `wait=True`, a rank failed.
+        RunInterrupted: an interrupt, of the cell (■) or by Ctrl-C, has stopped the run. It is a KeyboardInterrupt, so
+            that cells that wait for their turn do not run. `labkit.runs[-1]` is the run; where nobody watches, the
+            error says where its ranks were. The Stop button ends a run, too; `launch` returns it, and the cell goes on.
 
-    An interrupt of the cell stops the run; `launch` then returns it, with the status "stopped", and the cell goes on. A
-    second one ends the cell: KeyboardInterrupt, if it comes during the next launch, or from the next launch. Running a
-    cell again stops what its last execution launched in the background.
+    Running a cell again stops what its last execution launched in the background.
 
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
-    interrupts.check_cell_goes_on()
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
@@ -160,13 +160,16 @@ def _stop_earlier(run: Run) -> None:
 
 def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     """Show a run that has just begun, and wait for it if that is wanted."""
+    run.is_watched = kernel.is_interactive()
     watcher = None
     try:
         watcher = present.watch(run, live, wait)
         run.engine.work(run.interrupt)
         if wait:
             run.wait()
-    except KeyboardInterrupt:  # before run.wait() could take it, or a second one while it did
+    except RunInterrupted:
+        pass  # raised below, once the end is shown
+    except KeyboardInterrupt:  # before run.wait() could take it
         run.interrupts += 1
         try:
             run.stop()
@@ -176,5 +179,6 @@ def show_run(run: Run, live: bool | None, wait: bool) -> Run:
     finally:
         if watcher is not None and run.over.is_set():
             watcher.finish()
-    interrupts.note(run)
+    if run.interrupts:
+        raise RunInterrupted(run)
     return run

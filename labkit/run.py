@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from labkit.debugger.debugger import Debugger
 from labkit.engines.base import Engine, kill_unmonitored
@@ -18,6 +19,7 @@ from labkit.monitor.record import RunRecord, WorkerFailed
 from labkit.monitor.stack_query import StackQuery
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
+from labkit.protocol.text import printable
 from labkit.rank import notebook_main
 from labkit.ui import kernel, present
 
@@ -31,6 +33,27 @@ INTERRUPTED_S = 5.0
 """How long `Run.wait` waits for the end after a second interrupt: whoever presses it wants the cell back."""
 
 logger = logging.getLogger("labkit")
+
+
+class RunInterrupted(KeyboardInterrupt):  # noqa: N818 - what Python calls it
+    """An interrupt (the notebook's ■ button, Ctrl-C) has stopped a run that was waited for.
+
+    Attributes:
+        run: the `Run`, with what was logged, printed and returned; also `labkit.runs[-1]`.
+        where: where the ranks were when the interrupt came, if nobody watches the notebook; else "".
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.where = run, run.where_interrupted
+        runs.keep(run)
+        how = "stopped" if run.over.is_set() else "told to end, and has not been seen to"
+        said = f"run {run.name!r} was interrupted and {how}"
+        kept = "What was logged, printed and returned is kept in labkit.runs[-1]"
+        super().__init__("\n\n".join(filter(None, (said, self.where, kept))))
+
+    def _render_traceback_(self) -> list[str]:
+        """Show in a notebook what has become of the run, and not this package's lines."""
+        return f"KeyboardInterrupt: {self}".splitlines()
 
 
 class Run(RunRecord):
@@ -57,6 +80,10 @@ class Run(RunRecord):
         self._follower = Follower(self, self._observers, self._stack_query, timeout_s, self._settle)
         self.launched_by: kernel.Execution | None = None
         """The execution of a cell that has launched it."""
+        self.is_watched = True
+        """Whether a person sees it. If nobody does, the first interrupt asks the ranks where they are."""
+        self.where_interrupted = ""
+        """Where the ranks were then."""
 
     @property
     def trace(self) -> Trace:
@@ -77,8 +104,9 @@ class Run(RunRecord):
         """Block until the run is over, and return it.
 
         Raises WorkerFailed if a rank failed, and TimeoutError if the run is still going after `timeout_s` seconds (it
-        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run; a second one ends it at once, and this
-        returns even if the end is not seen within some seconds.
+        goes on). An interrupt (the notebook's ■ button, Ctrl-C) stops the run, and then raises RunInterrupted, a
+        KeyboardInterrupt; a second one ends the run at once, and this raises even if the end is not seen within some
+        seconds.
         """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         interrupts = obeyed = 0
@@ -109,10 +137,22 @@ class Run(RunRecord):
         if self.error is not None:
             # The reader's own traceback where it is there, for a debugger; else none of an earlier `wait`.
             raise self.error.with_traceback(self.engine.trace)
+        if interrupts:
+            raise RunInterrupted(self)
         return self
+
+    def ask_where_interrupted(self) -> None:
+        """Note where the ranks are, if nobody watches; they are about to be stopped."""
+        if self.is_watched or self.where_interrupted or self._state.stop_asked or self.over.is_set():
+            return
+        try:
+            self.where_interrupted = printable(str(self.stacks()))
+        except Exception as error:  # it is not to keep the run from being stopped
+            self.where_interrupted = f"where its ranks were could not be asked: {type(error).__name__}: {error}"
 
     def _obey(self, interrupts: int) -> None:
         """Stop the run, or end it if it was to stop already."""
+        self.ask_where_interrupted()
         if interrupts > 1 or self._state.stop_asked:
             self.engine.kill()
         self.ask_to_stop()
@@ -211,6 +251,7 @@ class Run(RunRecord):
         `stopping` is whether they were asked to stop before.
         """
         active_runs.add(self)
+        runs.add(self)
         try:
             self._state.missing = notebook_main.finder(job)
             self._follower.begin(job.cells, job.start_s, stopping)
@@ -231,3 +272,48 @@ class Run(RunRecord):
 
     def _ipython_display_(self) -> None:
         present.show(self)
+
+
+class Runs(Sequence[Run]):
+    """The runs of this notebook that are still there, in the order of their launches: `labkit.runs[-1]` is the last.
+
+    A run is there as long as something holds it: a variable, or IPython's `Out`. The run that was interrupted last is
+    held here, because its cell could not.
+    """
+
+    def __init__(self) -> None:
+        self._launched: list[weakref.ref[Run]] = []
+        self._interrupted: Run | None = None
+
+    def add(self, run: Run) -> None:
+        """Take a run that has begun."""
+        self._launched = [ref for ref in self._launched if ref() is not None] + [weakref.ref(run)]
+
+    def keep(self, run: Run) -> None:
+        """Hold a run that was interrupted."""
+        self._interrupted = run
+
+    def _there(self) -> list[Run]:
+        return [run for ref in self._launched if (run := ref()) is not None]
+
+    def __len__(self) -> int:
+        return len(self._there())
+
+    @overload
+    def __getitem__(self, index: int) -> Run: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Run]: ...
+
+    def __getitem__(self, index: int | slice) -> Run | list[Run]:
+        return self._there()[index]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._there())
+
+    def __repr__(self) -> str:
+        return repr(self._there())
+
+
+runs = Runs()
+"""The runs of this notebook, the last one last; after an interrupt, `labkit.runs[-1]` is the run that it stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nbformat
@@ -77,6 +78,13 @@ class Lab:
         if is_another:
             self.errors.clear()  # of widgets that were still being made as the one before was closed
         self.opened_s = self.opened_s or time.monotonic() - began
+
+    def reload(self) -> None:
+        """Reload the page, and wait until the notebook is there again. Its kernel goes on."""
+        self.page.reload()
+        self.page.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        self.page.wait_for_timeout(2000)  # of a kernel that is busy, the page does not know the state
+        self.errors.clear()
 
     def _load(self, address: str) -> None:
         """Go to an address as soon as the server answers."""
@@ -161,8 +169,13 @@ APPS = {"jupyterlab": "jupyterlab.labapp", "notebook": "notebook.app"}
 
 
 @contextlib.contextmanager
-def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab") -> Iterator[Lab]:
-    """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards."""
+def lab(
+    folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterlab", without: Sequence[str] = ()
+) -> Iterator[Lab]:
+    """Start JupyterLab, or "notebook", over a folder with the course and show it in a browser; stop both afterwards.
+
+    `without` are extensions that its environment is to lack, as where the kernel has another.
+    """
     beside_the_course(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -172,6 +185,9 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
     for file, settings in QUIETLY.items():
         (state / file).parent.mkdir(parents=True, exist_ok=True)
         (state / file).write_text(settings)
+    if without:
+        config = state / "config" / "labconfig" / "page_config.json"
+        config.write_text(json.dumps({"buildCheck": False, "disabledExtensions": dict.fromkeys(without, True)}))
     environment = {
         **os.environ,
         "JUPYTER_RUNTIME_DIR": str(state / "runtime"),
@@ -212,12 +228,12 @@ def lab(folder: Path, width: int = 1280, height: int = 900, app: str = "jupyterl
 
 
 @contextlib.contextmanager
-def lab_and_its_end(folder: Path, width: int = 1280, height: int = 900) -> Iterator[Lab]:
+def lab_and_its_end(folder: Path, width: int = 1280, height: int = 900, without: Sequence[str] = ()) -> Iterator[Lab]:
     """Do as `lab`, for a test; when it has stopped, JupyterLab, its kernels and their ranks have all ended."""
     from tests.conftest import rank_processes  # here alone: it prepares a process for tests
 
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    with lab(folder, width, height) as jupyterlab:
+    with lab(folder, width, height, without=without) as jupyterlab:
         yield jupyterlab
     deadline = time.monotonic() + LONG_S
     while rank_processes() and time.monotonic() < deadline:

@@ -59,6 +59,10 @@ class Lesson(NamedTuple):
     """How long its cells took when that was last written down."""
 
 
+ALIKE = 60
+"""Characters of a picture's data, at its beginning and at its end, by which it is known."""
+
+
 def course() -> list[Lesson]:
     """Give every lesson, from the table in notebook 00."""
     cells = nbformat.read(START, as_version=4).cells
@@ -107,12 +111,31 @@ def page(executed: Path) -> Path:
 
     exporter = HTMLExporter(embed_images=True, require_js_url="", jquery_url="", mathjax_url="")
     body, _ = exporter.from_filename(str(executed))
+    body = _with_words(body, executed)
     body = re.sub(r'(href="\d\d[a-z]?_\w+)\.ipynb"', r'\1.html"', body)  # lessons link to lessons
     body = body.replace("</head>", f"<style>{PAGE_STYLE}</style></head>", 1)
     body = re.sub(r"(<body[^>]*>)", r'\1<p class="course"><a href="index.html">← the course</a></p>', body, count=1)
     target = executed.with_suffix(".html")
     target.write_text(body, encoding="utf-8")
     return target
+
+
+def _with_words(body: str, executed: Path) -> str:
+    """Give a page whose pictures have their alternative texts, which nbconvert's template leaves out."""
+    words = {}
+    for cell in nbformat.read(executed, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            if alt := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                data = output.data.get("image/png", "").replace("\n", "")
+                words[data[:ALIKE] + data[-ALIKE:]] = html.escape(alt)
+
+    def named(picture: re.Match[str]) -> str:
+        data = re.search(r'base64,([^"]*)"', picture[0])
+        key = "" if data is None else "".join(data[1].split())
+        said = words.get(key[:ALIKE] + key[-ALIKE:])
+        return re.sub(r' alt="[^"]*"', lambda _: f' alt="{said}"', picture[0]) if said else picture[0]
+
+    return re.sub(r'<img\b[^>]*src="data:image/png;base64,[^>]*>', named, body)
 
 
 def index(out: Path, runs: dict[str, str]) -> Path:

@@ -107,6 +107,8 @@ def documented() -> dict[str, pdoc.doc.Module]:
         page.members = {name: page.members[name] for name in names}
     run = pages["labkit"].members["Run"]
     vars(run).update(own_members=list(run.members.values()), inherited_members={})  # all of it is a reader's
+    # An instance that is imported: pdoc finds no docstring of its own.
+    vars(pages["labkit"].members["runs"]).update(docstring=inspect.getdoc(type(labkit.runs)))
     return pages
 
 
@@ -197,7 +199,8 @@ def coming_from_page(out: Path) -> None:
 def entry(path: str) -> Entry:
     """Return the link to a public name, or to the page of an error."""
     parent, _, name = path.rpartition(".")
-    thing = getattr(importlib.import_module(parent), name, None) or importlib.import_module(path)
+    thing = getattr(importlib.import_module(parent), name, None)
+    thing = importlib.import_module(path) if thing is None else thing
     at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"{parent}.html#{name}"
     return Entry(path if parent in ("labkit", "course") else name, f"reference/{at}", code(first_sentence(thing)))
 

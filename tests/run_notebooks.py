@@ -47,17 +47,18 @@ def declared(notebook: Path) -> set[str]:
 
 
 def execute(notebook: Path, out: Path, parameters: dict[str, Any] | None = None) -> Path:
-    """Run a notebook into the folder `out`, and give the executed file.
+    """Run a notebook into the folder `out`, and give the executed file. Exercises try the reference solutions.
 
     Raises ValueError for a parameter that the notebook does not declare: papermill would only warn, and test the
     defaults. Raises papermill's error if a cell fails.
     """
-    parameters = parameters or {}
-    if unknown := set(parameters) - declared(notebook):
+    parameters, known = parameters or {}, declared(notebook)
+    if unknown := set(parameters) - known:
         raise ValueError(
-            f"{notebook.name} declares no parameter {', '.join(sorted(unknown))}; "
-            f"it has {', '.join(sorted(declared(notebook)))}"
+            f"{notebook.name} declares no parameter {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}"
         )
+    if "answers" in known:
+        parameters = {"answers": "solution", **parameters}
     out.mkdir(parents=True, exist_ok=True)
     executed = out / notebook.name
     for trials_left in reversed(range(TRIALS)):

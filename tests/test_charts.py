@@ -2,6 +2,7 @@ import importlib.util
 import io
 import re
 from array import array
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
@@ -13,9 +14,8 @@ from plotly.subplots import make_subplots
 import labkit
 from labkit.monitor.history import History
 from labkit.protocol.events import Log
-from labkit.ui import charts, kernel
+from labkit.ui import charts, kernel, page
 from labkit.ui.pictures import picture
-from labkit.ui.widgets import WidthKeeper
 
 
 def log(history, rank, steps, **columns):
@@ -92,7 +92,8 @@ def test_a_chart_lies_on_the_pages_ground_and_can_be_read_on_any():
 
 def test_the_page_knows_the_ink_as_a_browser_writes_it():
     rgb = ", ".join(str(int(charts.INK[i : i + 2], 16)) for i in (1, 3, 5))
-    assert re.findall(r"(\w+): rgb\((.*?)\)", WidthKeeper._css) == [("fill", rgb), ("stroke", rgb)]
+    style = Path(page.__file__).with_name("page.css").read_text()
+    assert re.findall(r"(\w+): rgb\((.*?)\)", style) == [("fill", rgb), ("stroke", rgb)]
 
 
 def test_every_curve_is_in_the_legend_once():
@@ -161,7 +162,7 @@ def test_bars_have_their_values_beside_them():
 
 def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html(monkeypatch):
     shown = []
-    monkeypatch.setattr(kernel, "display", lambda bundle, raw: shown.append(bundle))
+    monkeypatch.setattr(kernel, "display", lambda bundle, raw, metadata: shown.append(bundle))
     chart = charts.logged(history_of(), title="DDP")
     assert DisplayFormatter().format(chart) == ({}, {}), "shown by itself"
     for found in (*shown, chart._repr_mimebundle_()):

@@ -210,16 +210,21 @@ MADE = {
 
 
 @pytest.mark.parametrize("page", MADE)
-def test_a_message_names_its_page_in_its_last_line_and_is_as_it_was_kept(page, tmp_path):
+def test_a_message_ends_with_its_page_and_of_a_run_with_the_cause_once_more_and_is_as_it_was_kept(page, tmp_path):
     said = MADE[page](tmp_path)
-    assert said.splitlines()[-1] == help_hint(page)
+    first, *_, last = said.splitlines()
+    if last.startswith("WorkerFailed: "):  # which is all that pytest and nbmake show
+        assert last == f"WorkerFailed: {first}"
+        assert said.splitlines()[-3] == help_hint(page)
+    else:
+        assert last == help_hint(page)
     assert len(NAMED.findall(said)) == 1
     messages.assert_as_kept(f"error {page}", said)
 
 
 def test_every_page_has_a_message_that_was_kept():
-    last = {file.read_text().splitlines()[-1] for file in messages.HERE.glob("*.txt")}
-    assert last == {help_hint(page) for page in PAGES}
+    lines = {line for file in messages.HERE.glob("*.txt") for line in file.read_text().splitlines()}
+    assert {help_hint(page) for page in PAGES} <= lines
 
 
 def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():

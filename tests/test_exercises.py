@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import signal
@@ -19,12 +20,13 @@ import torch.distributed as dist
 
 import course
 import labkit
-from course import exercises
+from course import exercises, handout
 from course.exercises import checking, predicting, progress, ranks
 from course.exercises.base import Cost
 from course.exercises.checking import try_answer
 from course.exercises.result import PASSED, UNSOLVED, WRONG, Result, Text, in_steps, lanes
 from course.exercises.traffic import Endless, Event, time_limit, waited_for_core_s
+from labkit.ui import kernel
 from tests.conftest import shared_session
 from tests.hangs import is_recorded
 from tests.mutants import mutants
@@ -296,15 +298,95 @@ def test_other_parameters_are_named():
     assert course.check(bubble).message == said
 
 
-def test_headless_answers_are_the_references_or_none():
+def test_where_nobody_watches_it_is_the_readers_function_that_is_tried(monkeypatch):
+    """Or every autograder gives full marks."""
+    monkeypatch.setattr(kernel, "has_kernel", lambda: True)
+    monkeypatch.setattr(kernel, "is_interactive", lambda: False)
+    wrong = TABLE["bubble"].wrong_answers[0].function
+    wrong.__name__ = "bubble"
+    assert not course.check(wrong).passed
+    assert course.check(TABLE["bubble"].solution).passed
+
+
+def test_the_reference_in_the_place_of_an_answer_is_no_pass_and_has_no_points():
     def bubble(stages, micro_batches):
         """To do."""
 
     assert course.check(bubble, answers="none").state == UNSOLVED
     assert "answers = 'none'" in course.check(bubble, answers="none").message
     result = course.check(bubble, answers="solution")
-    assert result.passed
+    assert not result.passed
+    assert result.report.points == 0
     assert result.headline == "✔ bubble, the reference solution: right"
+
+
+def test_a_report_has_a_point_for_each_case_and_nothing_of_the_solution():
+    exercise = TABLE["bubble"]
+    assert len(exercise.cases) > 1
+    right = course.check(exercise.solution).report
+    assert right.points == right.max_points == len(exercise.cases)
+    assert right.score(4) == 4
+    first = next(iter(exercise.cases[0].values()))
+
+    def bubble(stages, micro_batches):
+        """Right in the first case alone."""
+        return (stages - 1) / (micro_batches + stages - 1) if stages == first else 2.0
+
+    report = course.check(bubble).report
+    assert 0 < report.points < report.max_points
+    said = json.loads(json.dumps(report.as_dict()))
+    assert (said["points"], said["state"], said["cases"][0]["passed"]) == (report.points, "wrong", True)
+    assert exercise.solution_source.splitlines()[-1].strip() not in json.dumps(said)
+    assert course.check(bubble_in_which("...")).report.points == 0
+
+
+@pytest.mark.spawns
+def test_a_report_tries_the_world_sizes_that_the_check_did_not_come_to(on_ranks):
+    exercise = TABLE["mean_on_rank_0"]
+    name, (first, *others) = exercise.name, exercise.world_sizes
+
+    wrong = answer(name, f"if dist.get_world_size() == {first}:\n    return None\n" + _body_of(exercise))
+    result = course.check(wrong)
+    assert set(result.right_cases) == {first}, "a check ends at the first that is wrong"
+    report = result.report
+    passed = {case.world_size for case in report.cases if case.passed}
+    assert passed == set(others)
+    assert report.points == len(others) * len(exercise.cases)
+
+
+def _body_of(exercise):
+    """The reference's statements, without its docstring."""
+    (function,) = ast.parse(exercise.solution_source).body
+    return "\n".join(map(ast.unparse, function.body[1:]))
+
+
+# Handing out
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_handed_out_exercise_has_all_but_the_solution_and_the_wrong_answers(name):
+    exercise = TABLE[name]
+    source = handout.without_reference(inspect.getsource(inspect.getmodule(exercise.solution)))
+    assert _body_of(exercise) not in source
+    assert "@EXERCISE.wrong" not in source
+    found = types.ModuleType(name)
+    found.__file__ = inspect.getfile(inspect.getmodule(exercise.solution))
+    exec(compile(source, found.__file__, "exec"), vars(found))
+    assert inspect.signature(found.EXERCISE.solution) == inspect.signature(exercise.solution)
+    assert found.EXERCISE.cases == exercise.cases
+    with pytest.raises(NotImplementedError, match="withheld"):
+        found.EXERCISE.solution(*[None] * len(inspect.signature(exercise.solution).parameters))
+    if not exercise.needs_ranks:
+        assert try_answer(found.EXERCISE, exercise.solution).state == PASSED
+        assert try_answer(found.EXERCISE, exercise.wrong_answers[0].function).state == WRONG
+
+
+def test_a_handed_out_folder_has_the_lessons_and_no_progress(tmp_path):
+    folder = handout.hand_out(tmp_path / "handout")
+    assert {path.name for path in folder.glob("*.ipynb")} == {path.name for path in FOLDER.glob("*.ipynb")}
+    assert not list(folder.rglob("__pycache__"))
+    source = (folder / "course" / "exercises" / "bubble.py").read_text()
+    assert "withheld" in source
 
 
 # Answers that are tried on ranks

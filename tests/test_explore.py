@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import plotly.graph_objects as go
 import pytest
 
 from course.explore import explore
 from labkit.ui import kernel, present
 from labkit.ui.charts import PLOTLY
+from tests.conftest import wait_until
 from tests.test_view import open_widgets
 
 
@@ -17,7 +21,7 @@ class Output:
     def __init__(self):
         self.shown = []
 
-    def update(self, data, raw=False):
+    def update(self, data, raw=False, metadata=None):
         self.shown.append(data)
 
 
@@ -36,10 +40,10 @@ def test_without_a_person_only_the_figure_for_the_defaults_is_shown(monkeypatch)
 def test_moving_a_slider_draws_a_live_chart_again_at_once(monkeypatch):
     outputs, boxes = [], []
     monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing))
+    monkeypatch.setattr(kernel, "display", lambda thing, **options: boxes.append(thing) or Output())
     monkeypatch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
     explore(draw, batch_size=[32, 64, 128], latency_us=[1, 10])
-    batch, latency = boxes[0].children
+    batch, latency = boxes[0].children[0].children
     assert (batch.value, latency.value, batch.description) == (64, 10, "batch size")
 
     def drawn():
@@ -52,6 +56,13 @@ def test_moving_a_slider_draws_a_live_chart_again_at_once(monkeypatch):
     assert drawn() == [128, 10]
     latency.value = 1
     assert drawn() == [128, 1]
+    # A page that was reloaded takes no change of an output: there the widget below the sliders has the same chart.
+    wait_until(lambda: boxes[0].children[1].children)
+    (chart,) = boxes[0].children[1].children
+    drawn_there = json.loads(chart._carrier.value)
+    assert drawn_there["figures"][0]["data"][0]["y"] == [128, 1]
+    marks = re.findall(r"labkit-outputs-\w+-(\d+)", boxes[1]["text/html"])
+    assert (marks, drawn_there["number"]) == (["0"], 3), "and hides it where the outputs have changed as often"
 
 
 def test_a_slider_needs_a_default_to_begin_with():

@@ -108,7 +108,7 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
     notebook.close_subshell(subshell)
     notebook.interrupt()
     notebook.finish(cell)
-    assert (cell.error, notebook.value("run.status")) == (None, "stopped")
+    assert (cell.error["ename"], notebook.value("labkit.runs[-1].status")) == ("RunInterrupted", "stopped")
 
 
 @pytest.mark.spawns
@@ -170,13 +170,13 @@ def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(
     open_before = dict(hosted.open_comms)
     cell = hosted.start("run = labkit.launch(spin)", watched=True)
     hosted.listen_until(
-        lambda: "FigureWidget" in [hosted.open_comms[n] for n in set(hosted.open_comms) - set(open_before)]
+        lambda: "LiveChart" in [hosted.open_comms[n] for n in set(hosted.open_comms) - set(open_before)]
     )
     assert (hosted.button["description"], hosted.button["disabled"]) == ("use kernel ■", True), "from the beginning"
     hosted.interrupt()
     hosted.finish(cell)
     hosted.listen_until(cell.charts)
-    assert cell.error is None
+    assert cell.error["ename"] == "RunInterrupted"
     assert "spin: stopped" in cell.html
     assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
     assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
@@ -255,7 +255,34 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
     assert "train: finished · 2 ranks · step 2 · loss 2" in data[0]["text/html"]
     assert set(data[1]) == {PLOTLY, "image/png", "text/plain"}
     assert ranks[0].text == "[rank 0] 0\n[rank 1] 1\n"
-    assert "local_indices, the reference solution: right" in checked[0].data["text/plain"]
+    assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_time_limit_that_interrupts_a_run_is_no_success(tmp_path):
+    """`jupyter nbconvert --execute` with `interrupt_on_timeout`, on a run that hangs."""
+    sources = (
+        "import time, labkit\ndef stuck(worker):\n    time.sleep(1e6)",
+        "labkit.launch(stuck)",
+        "print('the next cell')",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout_func=lambda cell: 15 if "launch" in cell.source else LONG_S,
+        interrupt_on_timeout=True,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
+    )
+    with pytest.raises(
+        nbclient.exceptions.CellExecutionError, match="run 'stuck' was interrupted and stopped"
+    ) as error:
+        client.execute()
+    assert "time.sleep at Cell In[1], line 3" in str(error.value), "where the ranks were"
+    assert str(error.value).rstrip().splitlines()[-1]
+    assert "stuck: stopped by an interrupt" in str(notebook.cells[1].outputs), "it is kept, and shown"
+    assert notebook.cells[2].outputs == []
 
 
 # A terminal: real
@@ -315,8 +342,10 @@ def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_pat
         terminal.type("run = labkit.launch(train, world_size=2)")
         terminal.see(r"train: running · 2 ranks · step \d+ · loss ")
         terminal.interrupt()
-        terminal.see(r"train: stopped (\(Ctrl-C has ended this launch; .*\) )?· 2 ranks · step \d+")
+        terminal.see(r"train: stopped by an interrupt · 2 ranks · step \d+")
         terminal.see("loss [▁▂▃▄▅▆▇█]+")
+        terminal.see(r"What was logged, printed and returned is kept in labkit.runs\[-1\]")
+        terminal.type("run = labkit.runs[-1]")
         terminal.type("print('status', run.status, len(set(run.history['rank'])))")
         terminal.see("status stopped 2\r\n")
         if program == "IPython":

@@ -80,6 +80,13 @@ def test_a_failure_here_names_the_line_carries_variables_and_lets_a_debugger_in(
     assert len(list(traceback.walk_tb(again.value.__traceback__))) < 10
 
 
+def interrupted(*arguments):
+    """The run of a launch that an interrupt has ended."""
+    with pytest.raises(labkit.RunInterrupted) as interrupt:
+        launch(*arguments)
+    return interrupt.value.run
+
+
 def stops(worker):
     time.sleep(0.2)
     try:
@@ -93,8 +100,9 @@ def stops(worker):
 
 
 def test_an_interrupt_asks_it_to_stop_and_what_it_returns_is_kept():
-    run = launch(stops)
+    run = interrupted(stops)
     assert (run.status, run.results) == ("stopped", ["kept"])
+    assert labkit.runs[-1] is run
 
 
 def waits(worker, interrupts):
@@ -106,13 +114,13 @@ def waits(worker, interrupts):
 
 
 def test_a_second_interrupt_ends_it_at_once():
-    run = launch(waits, 2)
+    run = interrupted(waits, 2)
     assert (run.status, run.results, len(run.history)) == ("stopped", [None], 1)
 
 
 def test_one_that_does_not_obey_is_interrupted_when_its_grace_is_over(monkeypatch):
     monkeypatch.setattr(InProcessEngine, "stop_grace_s", 0.1)
-    run = launch(waits, 1)
+    run = interrupted(waits, 1)
     assert (run.status, run.stop_outcome) == ("stopped", "late")
 
 

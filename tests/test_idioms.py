@@ -29,7 +29,7 @@ from labkit.rank.script_compat import reuse_process_group as hooks
 from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
 from labkit.session import cell_runs
-from labkit.ui import interrupts, kernel
+from labkit.ui import kernel
 from tests import make_coming_from
 from tests.benchmarks import foreign
 from tests.conftest import LONG_S
@@ -393,50 +393,6 @@ def test_what_cannot_be_sent_is_named_by_its_attribute(call, said):
 def test_a_name_that_the_notebook_has_is_answered_with_how_it_is_sent(missed, said, monkeypatch):
     monkeypatch.setattr(kernel, "variables", lambda: {"lr": 0.1, "np": os})
     assert cell_runs._left_behind(missed) == said
-
-
-# Interrupts
-
-
-@pytest.fixture
-def cell(monkeypatch):
-    """An execution of a cell, whose number can be changed."""
-    now = SimpleNamespace(number=1)
-    monkeypatch.setattr(kernel, "shell", lambda: SimpleNamespace())
-    monkeypatch.setattr(kernel, "this_execution", lambda: kernel.Execution("a", now.number))
-    monkeypatch.setattr(interrupts, "_execution", None)
-    return now
-
-
-def launch_interrupted(times):
-    interrupts.check_cell_goes_on()
-    interrupts.note(SimpleNamespace(interrupts=times))
-
-
-def test_the_second_launch_of_a_cell_that_is_interrupted_ends_the_cell(cell):
-    launch_interrupted(0)
-    launch_interrupted(1)
-    launch_interrupted(0)
-    with pytest.raises(KeyboardInterrupt):
-        launch_interrupted(1)
-
-
-def test_a_launch_interrupted_twice_is_returned_and_the_next_ends_the_cell(cell):
-    launch_interrupted(2)
-    with pytest.raises(KeyboardInterrupt):
-        launch_interrupted(0)
-
-
-def test_another_execution_of_the_cell_begins_anew(cell):
-    launch_interrupted(2)
-    cell.number = 2
-    launch_interrupted(1)
-
-
-def test_outside_of_notebooks_each_launch_takes_its_own_interrupts(monkeypatch):
-    monkeypatch.setattr(kernel, "shell", lambda: None)
-    for _ in range(3):
-        launch_interrupted(2)
 
 
 # The page, and programs that nobody here wrote

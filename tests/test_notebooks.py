@@ -41,6 +41,7 @@ def test_a_lesson_is_committed_clean(lesson):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
     assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.language_info.file_extension == ".py", "what `nbconvert --to script` writes"
     assert notebook.cells[0].source.startswith(f"# {number(lesson)} · ")
 
 

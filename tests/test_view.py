@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import gc
+import gzip
+import json
 import re
 import time
+import weakref
 from array import array
+from collections import Counter
 from pathlib import Path
 
-import anywidget
 import cloudpickle
 import numpy as np
 import pandas as pd
@@ -25,6 +29,7 @@ from labkit.protocol.events import Exit, Expect, Failure, Log, Output, Result, S
 from labkit.run import Run
 from labkit.ui import charts, kernel, live, live_chart, present, prewarm, summary, widgets
 from labkit.ui.lines import Lines
+from labkit.ui.live_chart.widget import PIECE_BYTES
 from labkit.ui.pictures import picture
 from labkit.ui.tables import STATE_COLORS
 from tests.conftest import LONG_S, wait_until
@@ -120,10 +125,23 @@ def numbers(bundle, curve=0):
 
 @pytest.fixture(scope="module", autouse=True)
 def slow_imports_are_paid():
-    """The first FigureWidget and the first picture import for a second; live views here are timed."""
+    """The first chart and the first picture import for a second; live views here are timed."""
     prewarm.wait()
-    go.FigureWidget().close()
     picture(charts.logged(started(steps=3).recorded))
+
+
+def drawn(view):
+    """What the chart's widget has a page draw."""
+    return json.loads(view._chart._carrier.value)
+
+
+def curve(view, number=0):
+    """The numbers of a curve there: steps and values."""
+    trace = drawn(view)["figures"][0]["data"][number]
+    return [
+        axis if isinstance(axis, list) else np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"]).tolist()
+        for axis in (trace["x"], trace["y"])
+    ]
 
 
 def end(run, view):
@@ -381,9 +399,7 @@ def test_the_title_tells_the_time_that_is_left():
 
 def test_a_plotly_figure_becomes_data_and_a_picture(page):
     present.show(go.Figure(go.Scatter(y=[1, 2, 3]), layout={"title": "mine"}))
-    widget = go.FigureWidget(go.Bar(x=["a"], y=[1]))
-    present.show(widget)
-    widget.close()
+    present.show(go.Figure(go.Bar(x=["a"], y=[1])))
     for place in page:
         bundle = place.things[0]._repr_mimebundle_()
         assert set(bundle) == {"application/vnd.plotly.v1+json", "image/png", "text/plain"}
@@ -492,75 +508,93 @@ def test_the_live_view_works_with_no_front_end_and_leaves_the_last_state(page):
     wait_until(lambda: "printed at 29" in view._output.output.children[0].value)
     assert "running" in view._title.value
     assert view._output.output.layout.display is None, "the tabs are there once a rank has printed"
-    wait_until(lambda: view._figure is not None)
-    figure = view._figure
-    assert figure in view._box.children
-    assert [trace.name for trace in figure.data] == ["rank 0", "rank 1", "mean"]
+    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
+    chart = view._chart
+    assert chart in view._box.children
+    assert [trace["name"] for trace in drawn(view)["figures"][0]["data"]] == ["rank 0", "rank 1", "mean"]
+    assert drawn(view)["lives"] == "run"
     for rank in range(2):
         log(run, rank, [30], loss=[7.0])
     end(run, view)
-    said, chart = (place.things for place in page)
+    said, still = (place.things for place in page)
     assert said[0] is view._box
     assert "train: finished · 2 ranks · step 30 · loss 7" in said[-1]["text/plain"]
-    assert numbers(chart[-1], curve=-1)[-1] == 7, "the last state is always drawn"
+    assert numbers(still[-1], curve=-1)[-1] == 7, "the last state is always drawn"
+
+
+@pytest.mark.parametrize("how", ["finished", "failed", "stopped"])
+def test_the_widgets_own_last_state_is_what_stays(page, how):
+    """For a page that was reloaded, and for Output and Tab, where an output does not change any more."""
+    run = started(steps=20)
+    view = watch(run)
+    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
+    if how == "failed":
+        fail(run)
+    elif how == "stopped":
+        run.ask_to_stop()
+    end(run, view) if how != "failed" else view.join(LONG_S)
+    summary_, chart = view._box.children
+    assert f"train: {how}" in summary_.value
+    assert ("rank 1 failed: ValueError: bad batch" in summary_.value) == (how == "failed")
+    assert chart is view._chart
+    assert curve(view)[0] == list(range(20)), "all points"
+    assert drawn(view)["lives"] == "", "nothing of it ends with the kernel"
+
+
+def test_what_stays_has_a_chart_even_if_the_run_was_over_before_the_first_was_drawn(page):
+    run = fail(started(steps=3))
+    view = watch(run)
+    view.join(LONG_S)
+    assert [type(each).__name__ for each in view._box.children] == ["HTML", "LiveChart"]
+    assert curve(view)[0] == [0, 1, 2]
+
+
+def test_a_run_that_stands_still_is_drawn_once_and_whole_for_a_page_that_joins_later(page):
+    run = started(steps=60)
+    view = watch(run)
+    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
+    for _ in range(3):  # the page says that it has drawn
+        view._heard.set()
+        time.sleep(2 * live.REDRAW_S)
+    assert drawn(view)["number"] == 2, "empty, and then the whole"
+    trace = drawn(view)["figures"][0]["data"][0]
+    assert (trace["mode"], curve(view)[0]) == ("lines", list(range(60)))
+    end(run, view)
 
 
 @pytest.mark.parametrize("can_ask", [True, False])
-def test_a_page_is_sent_plotly_when_it_asks_or_unasked_where_nobody_could_answer(can_ask, monkeypatch):
-    if not issubclass(go.FigureWidget, anywidget.AnyWidget):
-        pytest.skip("Plotly 6 or newer sends its JavaScript with each chart")
-    from labkit.ui.live_chart.widget import LiveChart
-
-    sent = []
+def test_a_page_is_sent_plotly_in_pieces_when_it_asks_or_unasked_where_nobody_could_answer(can_ask, monkeypatch):
+    monkeypatch.setattr(live_chart.LiveChart, "page_has_plotly", False)
     monkeypatch.setattr(kernel, "has_been_given_a_subshell", lambda: can_ask)
-    monkeypatch.setattr(LiveChart, "send", lambda chart, content, buffers: sent.extend(buffers))
-    chart = live_chart.chart_widget(charts.logged(started(steps=3).recorded))
-    assert len(sent) == (0 if can_ask else 1)
-    chart._handle_custom_msg("the page has no Plotly", [])
-    assert sent == [(Path(plotly.__file__).parent / "package_data" / "widgetbundle.js").read_bytes()]
-    assert len(chart._esm) < 10_000 < 3_000_000 < len(sent[0])
+    chart = live_chart.LiveChart()
+    whole = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_bytes()
+    if not can_ask:
+        assert gzip.decompress(chart._source.value) == whole
+        chart.settle()
+        assert chart.source == ""
+    assert chart._source is None
+    sent = []
+    monkeypatch.setattr(chart._carrier, "send", lambda content, buffers: sent.append((content, buffers[0])))
+    chart._handle_custom_msg({"wants": 0}, [])
+    count = sent[0][0]["of"]
+    for piece in range(1, count):
+        chart._handle_custom_msg({"wants": piece}, [])
+    assert max(len(piece) for _, piece in sent) <= PIECE_BYTES < 0.1 * len(whole), "others pass between them"
+    assert gzip.decompress(b"".join(piece for _, piece in sent)) == whole
+    assert len(chart._esm) < 15_000
     chart.close()
 
 
-def test_a_page_is_sent_plotly_ahead_by_a_chart_that_nobody_sees(monkeypatch):
-    if not issubclass(go.FigureWidget, anywidget.AnyWidget):
-        pytest.skip("Plotly 6 or newer sends its JavaScript with each chart")
-    from labkit.ui.live_chart.widget import LiveChart
-
-    sent, before = [], set(open_widgets)
-    monkeypatch.setattr(LiveChart, "send", lambda chart, content, buffers: sent.extend(buffers))
-    monkeypatch.setattr(widgets, "CLOSE_SLOW_AFTER_S", 0.05)
+def test_a_page_gets_plotly_ahead_by_a_chart_that_nobody_sees(monkeypatch):
+    monkeypatch.setattr("labkit.ui.live_chart.widget._ahead", None)
     live_chart.get_ready()
-    assert len(sent) == 1
-    wait_until(lambda: set(open_widgets) <= before)
+    from labkit.ui.live_chart import widget
 
-
-def test_a_chart_that_nobody_answers_for_is_left_alone(page):
-    run = started(steps=3)
-    view = watch(run)
-    wait_until(lambda: view._figure is not None)
-    figure = view._figure
-    for step in range(3, 6):
-        log(run, 0, [step], loss=[0.25], samples=[64])
-        wait_until(lambda step=step: figure.data[0].x[-1] == step)
-    end(run, view)
-    assert view._figure is figure
-
-
-def test_a_chart_that_a_browser_shows_empty_is_made_again_at_once(page):
-    """It answers too, but for no curve: Plotly came too late for anywidget, and what the chart shows is lost."""
-    run = started(steps=3)
-    view = watch(run)
-    wait_until(lambda: view._figure is not None)
-    empty = view._figure
-    view._browser_answered({"new": {"trace_deltas": []}})
-    wait_until(lambda: view._figure is not empty)
-    full = view._figure
-    view._browser_answered({"new": {"trace_deltas": [{"uid": "of a curve"}]}})
-    log(run, 0, [3], loss=[0.25], samples=[64])
-    wait_until(lambda: list(view._figure.data[0].x) == [0, 1, 2, 3])
-    end(run, view)
-    assert view._figure is full
+    assert json.loads(widget._ahead._carrier.value)["ahead"] is True
+    first = widget._ahead
+    live_chart.get_ready()
+    assert widget._ahead is first, "one, which pages that join later find"
+    first.close()
 
 
 def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_error_is_on_the_way(page, monkeypatch):
@@ -571,7 +605,6 @@ def test_the_live_view_of_a_run_that_fails_at_once_draws_no_chart_while_its_erro
     wait_until(lambda: "step 0" in view._states.value)
     fail(run)
     view.join(LONG_S)
-    assert view._figure is None
     assert "train: failed" in page[0].things[-1]["text/plain"]
     assert numbers(page[1].things[-1]) == [1], "the picture that stays has the chart"
 
@@ -595,7 +628,7 @@ def test_the_states_are_drawn_while_plotly_is_being_imported(page, monkeypatch):
     wait_until(lambda: view._chart_due_s < time.monotonic())
     log(run, 0, [20], loss=[1.0])
     wait_until(lambda: "step 20" in view._states.value)
-    assert view._figure is None
+    assert view._chart is None
     end(run, view)
     assert numbers(page[1].things[-1])[-1] == 1, "the chart that stays waits for it"
 
@@ -614,28 +647,37 @@ def test_the_live_view_shows_the_end_of_what_each_rank_printed(page):
     end(run, view)
 
 
-def test_a_live_view_that_has_ended_leaves_no_widget_open(page, monkeypatch):
+def test_of_a_live_view_that_has_ended_few_widgets_stay_open_and_none_holds_the_run(page, monkeypatch):
     monkeypatch.setattr(widgets, "CLOSE_AFTER_S", 0)
-    monkeypatch.setattr(widgets, "CLOSE_SLOW_AFTER_S", 0)  # nobody answers for a chart here
     before = set(open_widgets)
     run = started(steps=20)
     run._follower.take(Output(0, "hello\n"))
     view = watch(run)
-    wait_until(lambda: view._figure is not None)
+    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
     end(run, view)
-    wait_until(lambda: [type(widget).__name__ for key, widget in open_widgets.items() if key not in before] == [])
+
+    def stays():
+        return Counter(type(widget).__name__ for key, widget in open_widgets.items() if key not in before)
+
+    wait_until(lambda: "Button" not in stays() and "Tab" not in stays())
+    named = {name: count for name, count in stays().items() if not name.endswith(("Layout", "Style"))}
+    assert named == {"VBox": 1, "HTML": 2, "LiveChart": 1}, "summary and chart, and the chart's data"
+    gone = weakref.ref(run)
+    page.clear()
+    run = view = None
+    wait_until(lambda: gc.collect() is not None and gone() is None)
 
 
 def test_a_new_name_gets_a_panel_while_the_run_goes_on(page):
     run = started(steps=20)
     view = watch(run)
-    wait_until(lambda: view._figure is not None)
-    first = view._figure
+    wait_until(lambda: view._chart is not None and drawn(view)["figures"])
+    chart = view._chart
     for rank in range(2):
         log(run, rank, [20], accuracy=[0.5])
-    wait_until(lambda: first not in view._box.children)
-    assert {trace.meta[0] for trace in view._figure.data} == {"loss", "accuracy"}
-    assert first.comm is not None, "not closed while a browser may still be making its view"
+    view._heard.set()
+    wait_until(lambda: len(drawn(view)["figures"][0]["data"]) == 6)
+    assert view._chart is chart, "in the same widget"
     end(run, view)
 
 
@@ -682,13 +724,13 @@ def test_a_run_that_is_already_over_is_drawn_at_once(page):
 def redraws(monkeypatch):
     """Counts how often the live figure is brought up to date."""
     times_s = []
-    refresh = charts.refresh
+    draw = live_chart.LiveChart.draw
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         times_s.append(time.monotonic())
-        return refresh(*arguments)
+        return draw(*arguments, **options)
 
-    monkeypatch.setattr(charts, "refresh", counted)
+    monkeypatch.setattr(live_chart.LiveChart, "draw", counted)
     return times_s
 
 

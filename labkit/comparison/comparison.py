@@ -28,6 +28,7 @@ from labkit.comparison.reading import (
 )
 from labkit.comparison.replay import LAPTOP
 from labkit.comparison.sorting import sortable
+from labkit.monitor.history import SAMPLES
 from labkit.profiling import PARTS
 from labkit.protocol.text import printable
 from labkit.run import Run
@@ -148,7 +149,7 @@ class Comparison:
         Columns: `ranks`; `status`; `final <name>`, the mean over ranks of the last value logged; `accuracy`, likewise,
         if any run has logged it; `<name> off by`, the greatest difference of the mean curve to the first run's;
         `seconds` from launch to end, what measuring takes included; `samples_per_s` over all ranks, in steps that
-        nothing slowed (NaN unless `samples` was logged); `peak_mib`, the greatest peak memory of a rank, in MiB, on the
+        nothing slowed, if any run has logged `samples`; `peak_mib`, the greatest peak memory of a rank, in MiB, on the
         host or, for ranks with a GPU, allocated on it; `error`, if a run has failed.
 
         For functions that `labkit.compare` launched, and for strategies, also what `labkit.comparison.reading.columns`
@@ -160,8 +161,9 @@ class Comparison:
         import pandas as pd
 
         table = pd.DataFrame.from_dict(rows, orient="index")
-        if not any("accuracy" in run.recorded.names for run in self.runs.values()):
-            table = table.drop(columns="accuracy")
+        logged = {name for run in self.runs.values() for name in run.recorded.names}
+        of_some = {"accuracy": "accuracy", "samples_per_s": SAMPLES}
+        table = table.drop(columns=[column for column, name in of_some.items() if name not in logged])
         if any(run.error is not None for run in self.runs.values()):
             table["error"] = [_why(run) for run in self.runs.values()]
         return table
@@ -459,7 +461,7 @@ class Comparison:
         if shown_early is None:
             kernel.display(first)
         else:
-            shown_early.update(first.bundle(), raw=True)
+            first.update_shown(shown_early)
         for picture in others:
             kernel.display(picture)
         kernel.display(self.table())
@@ -467,7 +469,7 @@ class Comparison:
     def show_curves(self) -> None:
         """Show the curves of what has run so far, in the cell in which all will be shown later."""
         self._first_picture = self._first_picture or kernel.reserve()
-        self._first_picture.update(self.figure().bundle(), raw=True)
+        self.figure().update_shown(self._first_picture)
 
 
 def is_function(thing: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import math
@@ -18,7 +17,7 @@ from labkit.engines.arguments import check_first_parameter, check_world_size, na
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
-from labkit.run import Run, WorkerFailed
+from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.session import Session
 from labkit.ui import kernel, summary
 
@@ -175,18 +174,23 @@ class Launching:
 def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live: bool = True) -> None:
     """Launch one after the other, and show the comparison while it grows if it is live.
 
-    An interrupt stops the run, and the rest. A run that fails is kept as it is: its row says why.
+    An interrupt stops the run, and the rest; it is raised at the end. A run that fails is kept as it is: its row says why.
     """
     is_interactive = kernel.is_interactive() and live
     if is_interactive:
         comparison._ipython_display_()
     order = list(comparison.titles)
+    interrupted: RunInterrupted | None = None
     for title, start in launches.items():
         run = start()
         runs = {**comparison.runs, title: run}  # another dict: the view may be going through this one
         comparison.runs = {each: runs[each] for each in order if each in runs}
-        with contextlib.suppress(WorkerFailed):
+        try:
             run.wait()
+        except RunInterrupted as error:
+            interrupted = error
+        except WorkerFailed:
+            pass  # its row says why
         if live and not is_interactive:
             print(summary.line(run), flush=True)
             if kernel.has_kernel() and len(comparison.runs) == 1:
@@ -194,8 +198,13 @@ def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live
         if run.status == "stopped":
             comparison.titles = list(comparison.runs)
             break
-    if not live:
-        return
+    if live:
+        _show_all(comparison, is_interactive)
+    if interrupted is not None:
+        raise interrupted
+
+
+def _show_all(comparison: Comparison, is_interactive: bool) -> None:
     if kernel.has_kernel() and not is_interactive:
         comparison._ipython_display_()
     elif not kernel.has_kernel():

@@ -14,7 +14,8 @@ import ipywidgets as widgets
 from labkit.comparison.reading import HERE, ON_DEVICES, measured
 from labkit.comparison.replay import NAMED, Devices
 from labkit.run import Run
-from labkit.ui import kernel, prewarm, summary
+from labkit.ui import kernel, page, prewarm, summary
+from labkit.ui.outputs import ChangingOutputs
 
 LOG = logging.getLogger(__name__)
 
@@ -38,28 +39,6 @@ class Shown(Protocol):
 
     def table(self, titles: Sequence[str] | None = None) -> Any:
         """Return the table of these runs."""
-
-
-class Place:
-    """Where a chart is shown, and another one later.
-
-    JupyterLab's Plotly draws an output once, and passes over what comes to the same place later. So there are two: the
-    new chart is drawn in the empty one before the other is emptied, and the page does not jump.
-    """
-
-    def __init__(self) -> None:
-        self._shown, self._empty = kernel.reserve(), kernel.reserve()
-        self._last: Any = None
-
-    def show(self, chart: Any) -> None:
-        """Show a chart, or nothing for None. What is there already is left."""
-        bundle = {"text/plain": ""} if chart is None else chart.bundle()
-        if bundle == self._last:
-            return
-        self._last = bundle
-        self._shown, self._empty = self._empty, self._shown
-        self._shown.update(bundle, raw=True)
-        self._empty.update({"text/plain": ""}, raw=True)
 
 
 class Speeds:
@@ -135,9 +114,10 @@ class View(threading.Thread):
         for widget in (*self._boxes.values(), self._clock, *self._speeds.widgets):
             kernel.answer_while_the_cell_runs(widget)
             widget.observe(lambda _: self._change(), names="value")
-        kernel.display(widgets.VBox([self._row, self._clocks, self._said]))
-        self._places = [Place() for _ in range(4)]
-        self._table = kernel.reserve()
+        page.ask()
+        self._outputs = ChangingOutputs(charts=4, has_table=True)
+        kernel.display(widgets.VBox([self._row, self._clocks, self._said, self._outputs.box]))
+        self._outputs.begin()
         self._now = ""
 
     def _change(self) -> None:
@@ -203,9 +183,7 @@ class View(threading.Thread):
             titles = [title for title, box in self._boxes.items() if box.value and title in self._runs]
             logged = any(run.recorded.names for title, run in self._runs.items() if title in titles)
             pictures: Sequence[Any] = self._comparison.pictures(titles, self._clock.value == HERE) if logged else []
-            for place, picture in zip(self._places, [*pictures, None, None, None, None], strict=False):
-                place.show(picture)
-            self._table.update(self._comparison.table(titles) if titles else {"text/plain": ""}, raw=not titles)
+            self._outputs.show(pictures, self._comparison.table(titles) if titles else None)
 
     def _note(self) -> str:
         return html.escape(self._comparison.devices.source)

@@ -14,8 +14,9 @@ Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 class Thinned:
     """A curve of any length in a bounded number of points, which keep every minimum and maximum.
 
-    Consecutive points share a bucket; a bucket is drawn by its lowest and its highest point. When there are twice
-    `buckets` of them, neighbours merge. Adding n points costs O(n + buckets), whatever came before.
+    Consecutive points share a bucket; a bucket is drawn by its lowest and its highest point, and by its first that is
+    not finite, which is drawn as a gap. When there are twice `buckets` of them, neighbours merge. Adding n points costs
+    O(n + buckets), whatever came before.
     """
 
     def __init__(self, buckets: int = 250) -> None:
@@ -33,10 +34,13 @@ class Thinned:
         kept = np.concatenate((self._kept, (places, x, y)), axis=1)
         bucket, y = kept[0] // self._size, kept[2]
         first = np.flatnonzero(np.diff(bucket, prepend=-1))
-        # A NaN, which sorts last, is neither lowest nor highest unless its bucket holds nothing else.
-        low, high = (np.lexsort((by, bucket))[first] for by in (y, -y))
+        # What is not finite sorts last, and so is neither lowest nor highest unless its bucket holds nothing else.
+        is_gap = ~np.isfinite(y)
+        low, high = (np.lexsort((np.where(is_gap, np.inf, by), bucket))[first] for by in (y, -y))
+        gaps = np.flatnonzero(is_gap)
+        gaps = gaps[np.diff(bucket[gaps], prepend=-1) > 0]
         end = np.arange(len(y))[-1:]  # so that the curve goes as far as it has come; the next points take its place
-        self._kept = kept[:, np.unique(np.concatenate((low, high, end)))]
+        self._kept = kept[:, np.unique(np.concatenate((low, high, gaps, end)))]
 
     def points(self) -> Points:
         """Return x and y of the points to draw, in the order in which they were added."""

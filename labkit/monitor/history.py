@@ -268,6 +268,12 @@ class History:
 
     # Drawing
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Something that differs whenever there is something new to draw."""
+        with self.settled():
+            return self.sifted, len(self.kept[0])
+
     def _bring_up(self, names: Iterable[str]) -> None:
         """Draw what has come of these names since they were last asked for."""
         total = len(self.kept[0])

@@ -51,7 +51,9 @@ class WorkerFailed(RuntimeError):  # noqa: N818 - the contract's name
         others = "".join(f"\n  {line}" for line in self.diagnosis.others)
         cause = "\n\n".join(filter(None, (self.cause, self.frames.of(self.rank).in_short)))
         text = f"{self.diagnosis.headline}\n\n{cause}\n{others}".rstrip()
-        return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do)))
+        # The headline once more: of a long text, many tools show the last line alone (pytest, nbmake).
+        last = f"{type(self).__name__}: {self.diagnosis.headline}"
+        return "\n\n".join(filter(None, (text, *self.run.warnings, self.diagnosis.what_to_do, last)))
 
     def _render_traceback_(self) -> list[str]:
         """Show in a notebook what the reader can act on: the rank's own lines, not this package's."""

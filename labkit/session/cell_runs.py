@@ -24,7 +24,7 @@ from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, dump, pack_call
 from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
-from labkit.run import Run, WorkerFailed
+from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
 from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
@@ -116,10 +116,12 @@ class CellRuns:
             try:
                 stuck = self._follow(run, asked)
             except KeyboardInterrupt:
+                run.is_watched = kernel.is_interactive()
+                run.ask_where_interrupted()
                 run.stop(STOP_GRACE_S)
                 lost = [rank for rank in asked if run.states[rank] == "ended"]
                 print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
-                raise
+                raise RunInterrupted(run) from None
             except BaseException:
                 run.kill()  # nobody watches it any longer
                 raise

@@ -47,8 +47,6 @@ class RanksMagics(Magics):
             session.run("\n" + cell, only, options.timeout, send, self._title())
         except SyntaxError as error:
             raise error.with_traceback(None) from None  # the line is what matters, not the way here
-        except KeyboardInterrupt:
-            pass  # the session has said so; the notebook goes on, as it does after `labkit.launch`
         finally:
             if options.end:
                 session.close()

@@ -72,9 +72,6 @@ class _Live(threading.Thread):
         super().__init__(name="labkit-session-view", daemon=True)
         import ipywidgets as widgets
 
-        from labkit.ui.widgets import close_later
-
-        self._close_later = close_later
         self._facts, self._session_ended = facts, ended
         self._table = widgets.HTML(_html(facts()), layout=widgets.Layout(flex="1 1 0", min_width="0"))
         self._button = widgets.Button(
@@ -92,5 +89,7 @@ class _Live(threading.Thread):
         while not self._session_ended.wait(REDRAW_S):
             if (shown := _html(self._facts())) != self._table.value:
                 self._table.value = shown
-        self._box_handle.update({"text/html": _html(self._facts()), "text/plain": _text(self._facts())}, raw=True)
-        self._close_later([self._box])
+        facts = self._facts()
+        self._table.value = _html(facts)  # where the page takes no change of the output: see `LiveView`
+        self._box.children = [self._table]
+        self._box_handle.update({"text/html": _html(facts), "text/plain": _text(facts)}, raw=True)

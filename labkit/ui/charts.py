@@ -17,6 +17,7 @@ from labkit.monitor.history import MEAN, PANELS, SAMPLES, Curve, History
 from labkit.monitor.not_finite import NotFinite
 from labkit.monitor.record import RunRecord
 from labkit.ui import kernel, pictures
+from labkit.ui.formatting import shortened
 from labkit.ui.tables import INK, STATE_COLORS
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
 ]
 
 PLOTLY = "application/vnd.plotly.v1+json"
-CONFIG = {"displaylogo": False}
-"""JupyterLab's extension resizes a chart with its cell; `responsive` besides, and both at once leave it no height."""
+CONFIG = {"displaylogo": False, "showSendToCloud": False}
+"""JupyterLab's extension resizes a chart with its cell; `responsive` besides, and both at once leave it no height.
+Plotly 7.1 has a button that uploads the chart to Plotly's cloud, and is shown unless it is said not to be.
+"""
 
 NOT_FINITE = "not finite"
 """Name of the mark at the first NaN or Inf."""
@@ -73,13 +76,27 @@ FONT_SIZE = 12
 LINE_HEIGHT = 19
 """Pixels per line of a title."""
 
+DESCRIBED = 6
+"""Curves, or bars, that a chart's words describe, at most."""
+
+PANEL_CHARACTERS = 30
+"""In the title of one of two panels side by side; in the middle of a longer one stands "…"."""
+
 TITLE_CHARACTERS = 50
 """In a line of a title: Plotly breaks none, and cuts off what does not fit into a narrow cell."""
+
+
+DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def rank_color(rank: int) -> str:
     """Return the colour of a rank, the same in every chart."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def rank_dash(rank: int) -> str:
+    """Return the dash of a rank's curve: of ranks with the same colour each has another."""
+    return DASHES[rank // len(RANK_COLORS) % len(DASHES)]
 
 
 class Chart(go.Figure):
@@ -95,25 +112,43 @@ class Chart(go.Figure):
 
     def _ipython_display_(self) -> None:
         if kernel.is_interactive():
-            from labkit.ui.widgets import WidthKeeper, close_later
+            from labkit.ui import page
 
-            close_later([WidthKeeper()], has_answered=False)  # not shown: for the style that it gives the page
+            page.ask()  # and with it comes the style that has charts follow the page's theme
         # Displayed, not returned to IPython: where it is the value of a cell, beside "Out[3]", JupyterLab gives a chart
         # no height of its own, and Plotly shrinks it to one line when it fits it to its cell.
-        kernel.display(self.bundle(), raw=True)
+        kernel.display(self.bundle(), metadata=self.metadata(), raw=True)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, validate: bool = True, **_: Any) -> Any:
         return self.bundle()
+
+    def update_shown(self, handle: Any) -> None:
+        """Show it in the place of what has been displayed with this handle."""
+        handle.update(self.bundle(), metadata=self.metadata(), raw=True)
 
     def bundle(self) -> dict[str, Any]:
         """Return the chart by MIME type, as a notebook shows it."""
         title = (self.layout.title.text or "untitled").replace("<br>", " ")
         bundle: dict[str, Any] = {PLOTLY: self.to_plotly_json_small(), "text/plain": f"<Chart: {title}>"}
-        if kernel.is_interactive() and kernel.draws_plotly():
-            return bundle
+        if kernel.is_interactive():
+            from labkit.ui import page  # not above: it imports the widgets
+
+            if page.draws_plotly():
+                return bundle
         if pictures.has_matplotlib():
             return {**bundle, "image/png": pictures.picture(self)}
         return {**bundle, "text/plain": f"<Chart: {title}; its picture needs pip install matplotlib>"}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a notebook keeps beside it: the picture's alternative text."""
+        return {"image/png": {"alt": self.words()}}
+
+    def words(self, title: str = "") -> str:
+        """Return what the chart shows, for those who cannot see it. `title` is for one that has none."""
+        title = (self.layout.title.text or title or "chart").replace("<br>", " ")
+        drawn = [said for trace in self.data if (said := _said(trace))]
+        more = f"; {len(drawn) - DESCRIBED} more" if len(drawn) > DESCRIBED else ""
+        return f"{title}: {'; '.join(drawn[:DESCRIBED])}{more}" if drawn else title
 
     def to_plotly_json_small(self) -> dict[str, Any]:
         """Return the figure as plain JSON values, without the template's defaults for traces that it has not."""
@@ -123,7 +158,32 @@ class Chart(go.Figure):
         template["data"] = {kind: look for kind, look in template.get("data", {}).items() if kind in used}
         for scale in ("colorscale", "geo", "mapbox", "scene", "ternary", "polar"):
             template.get("layout", {}).pop(scale, None)
+        plain["layout"].setdefault("meta", {"description": self.words()})  # by which `page.js` names it
         return {**plain, "config": CONFIG}
+
+
+def _said(trace: Any) -> str:
+    """Return what a curve or some bars show, in words; "" for what has none."""
+    if trace.type == "bar":
+        along, across = (trace.x, trace.y) if trace.orientation == "h" else (trace.y, trace.x)
+        numbers = _numbers(along)
+        return ", ".join(f"{label} {value:.3g}" for label, value in zip(across, numbers, strict=False))[:200]
+    if trace.type != "scatter" or trace.fill:
+        return ""
+    y = _numbers(trace.y)
+    y = y[np.isfinite(y)]
+    if not len(y):
+        return ""
+    name = " ".join(filter(None, (str(trace.meta[0]) if trace.meta else "", trace.name)))
+    return f"{name} from {y[0]:.3g} to {y[-1]:.3g}, least {y.min():.3g}, greatest {y.max():.3g}".strip()
+
+
+def _numbers(values: Any) -> Any:
+    """Return values as numbers; none where they are something else."""
+    try:
+        return np.asarray([] if values is None else values, dtype=float)
+    except (TypeError, ValueError):
+        return np.array([])
 
 
 def style(figure: go.Figure, title: str | None = None, height: int | None = None) -> go.Figure:
@@ -165,8 +225,9 @@ def _line(curve: Curve) -> go.Scatter:
     look = curve.look
     if not look:
         is_mean = curve.key == MEAN
-        color = INK if is_mean else rank_color(int(curve.key.split()[1]))
-        look = {"line": {"color": color, "width": 2.2 if is_mean else 1.2}, "opacity": 1.0 if is_mean else 0.8}
+        rank = 0 if is_mean else int(curve.key.split()[1])
+        line = {"color": INK if is_mean else rank_color(rank), "width": 2.2 if is_mean else 1.2}
+        look = {"line": {**line, "dash": rank_dash(rank)}, "opacity": 1.0 if is_mean else 0.8}
         look = {**look, "legendgroup": curve.key, "marker": {"size": 5}}
     return go.Scatter(x=compact(curve.x), y=single(curve.y), meta=[curve.name, curve.key], **look)
 
@@ -193,15 +254,19 @@ def logged(history: History, title: str = "", ranks: Sequence[int] = ()) -> Char
         title = f"{title} (the first {PANELS} of {count:,} names)".strip()
     columns = min(2, len(names)) or 1
     rows = max(1, -(-len(names) // columns))
+    room = PANEL_CHARACTERS if columns > 1 else TITLE_CHARACTERS
     # Names stand above: beside, each would take its width from the panel to its left.
     figure = make_subplots(
         rows=rows,
         cols=columns,
-        subplot_titles=names or None,
+        subplot_titles=[shortened(name, room) for name in names] or None,
         horizontal_spacing=0.12,
         vertical_spacing=0.24 / rows,
     )
     figure.update_annotations(font_size=FONT_SIZE + 1)
+    for annotation, name in zip(figure.layout.annotations, names, strict=True):
+        if annotation.text != name:
+            annotation.hovertext = name
     lines = [_line(curve) for curve in curves]
     _name_them(lines, curves)
     for curve, line in zip(curves, lines, strict=True):

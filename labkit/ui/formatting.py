@@ -7,7 +7,6 @@ import html
 from labkit.monitor import not_finite
 from labkit.monitor.history import PANELS
 from labkit.monitor.record import RunRecord
-from labkit.ui import interrupts, kernel
 
 TAIL_LINES = 200
 """Lines of each rank's output that are shown, and kept with the notebook."""
@@ -23,9 +22,17 @@ def phase(run: RunRecord) -> str:
     """Return the run's status, in the words that the views use."""
     if run.status == "running" and run.stopping:
         return "stopping after this step"
-    if run.status == "stopped" and run.interrupts and kernel.shell() is not None:
-        return f"stopped ({interrupts.said()})"
+    if run.status == "stopped" and run.interrupts:
+        return "stopped by an interrupt"
     return "starting" if run.status == "running" and "starting" in run.states else run.status
+
+
+def shortened(text: str, characters: int) -> str:
+    """Return the beginning and the end of a text that is too long, of a path, say, of which the end tells most."""
+    if len(text) <= characters:
+        return text
+    end = (characters - 1) * 2 // 3
+    return f"{text[: characters - 1 - end]}…{text[len(text) - end :]}"
 
 
 def rate(per_s: float) -> str:

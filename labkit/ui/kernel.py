@@ -23,6 +23,9 @@ NO_WIDGETS = "(shown live where the front end has widgets; what stays comes when
 """The text of widgets, for front ends without them."""
 
 
+_is_jupyters_page = False
+
+
 class Execution(NamedTuple):
     """One execution of one cell."""
 
@@ -54,13 +57,13 @@ def is_interactive() -> bool:
     return all(map(importlib.util.find_spec, ("ipywidgets", "anywidget")))
 
 
-def draws_plotly() -> bool:
-    """Return whether the front end is known to draw Plotly's data, and needs no picture beside it.
-
-    Colab's and Kaggle's own pages are not: there Plotly shows a page with a script (`plotly.io.renderers`). That fails
-    in turn where VS Code has Colab's kernel (github.com/googlecolab/colab-vscode/issues/339, 2026-01), as data do not.
-    """
-    return not {"COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"} & set(os.environ)
+def is_jupyters_page() -> bool:
+    """Return whether the last cell was sent by JupyterLab or Notebook, which also say which cells have been deleted."""
+    global _is_jupyters_page
+    parent = getattr(shell(), "parent_header", None) or {}
+    if parent.get("header", {}).get("msg_type") == "execute_request":  # and not a widget's message
+        _is_jupyters_page = "deletedCells" in parent.get("metadata", {})
+    return _is_jupyters_page
 
 
 def this_execution() -> Execution | None:

@@ -57,7 +57,7 @@ class Lines(threading.Thread):
             if self._run.recorded.names:
                 from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-                self._handles[1].update(charts.of_run(self._run).bundle(), raw=True)
+                charts.of_run(self._run).update_shown(self._handles[1])
         else:
             new = [each for each in self._run.warnings if each not in notice]
             lines = (summary.line(self._run), summary.sparkline(self._run), *new, *summary.unloaded(self._run))

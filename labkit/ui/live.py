@@ -5,6 +5,7 @@ Everything is drawn from a `Run` by a thread of its own, at most ten times a sec
 
 from __future__ import annotations
 
+import base64
 import html
 import logging
 import math
@@ -17,10 +18,12 @@ import ipywidgets as widgets
 
 from labkit.monitor.history import FEW, SAMPLES
 from labkit.monitor.record import RunRecord
-from labkit.ui import formatting, kernel, prewarm, summary
+from labkit.protocol.text import print_text
+from labkit.ui import formatting, kernel, page, pictures, prewarm, summary
 from labkit.ui.boxes import Boxes
+from labkit.ui.lines import Lines
 from labkit.ui.tables import STATE_COLORS, ranks_html
-from labkit.ui.widgets import WidthKeeper, close_later
+from labkit.ui.widgets import close_later
 
 LOG = logging.getLogger(__name__)
 
@@ -33,6 +36,9 @@ CHART_AFTER_S = 0.1
 UNHEARD_S = 1.0
 """Time between redraws while the browser has not said that it is done with the last."""
 
+PICTURE_EVERY_S = 2.0
+"""Time between redraws of the chart as a picture, where the page cannot draw it."""
+
 STOPS = "End the run; what was logged, printed and returned by then is kept"
 NO_SUBSHELLS = (
     "To stop the run, interrupt the kernel. This button would answer only after its cell has ended: it needs a kernel "
@@ -41,11 +47,11 @@ NO_SUBSHELLS = (
 )
 """What the Stop button says it does, and what it says where it can do nothing."""
 
+NAME_CHARACTERS = 20
+"""Of a logged name in the table of ranks."""
+
 SUBSHELL_S = 5.0
 """How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
-
-PATIENCE_S = 3.0
-"""How long the end of a run waits for a browser to have drawn its first chart."""
 
 
 class LiveView(threading.Thread):
@@ -53,9 +59,14 @@ class LiveView(threading.Thread):
 
     What fails here is logged once and does not end the view: how the run ended, its error above all, is shown whatever
     happens, as plain text if need be.
-    """
 
-    front_end_answers = True
+    The problem of its end: what stays has to be in the saved notebook, which keeps outputs and no widgets, and in every
+    page that shows the cell. JupyterLab takes a change of an output only in the page that first received the output,
+    and only where the cell itself shows it: not after a reload, and not within `Output`, `interact`, `Tab`. So both are
+    done: the output is replaced by the summary, and the widgets, where they are still shown, have it as their own last
+    state. They stay open as long as the kernel lives. What still fails: a page that was reloaded while the run went on
+    saves the view of a widget, which a later kernel does not have.
+    """
 
     def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
         super().__init__(name="labkit-view", daemon=True)
@@ -71,12 +82,16 @@ class LiveView(threading.Thread):
         self._button.on_click(lambda _: self._stop_clicked())
         self._output = Tabs(run) if run.world_size <= FEW else Boxes(run)
         self._figure: Any = None
-        self._replaced: list[Any] = []
-        """Earlier figures, without the curves that have come since."""
-        self._chart_due_s = math.inf
-        self._came_up_empty = False
+        """What was logged, as a chart, once it has been drawn."""
+        self._chart: Any = None
+        """The widget that shows it, once the page is known to run it …"""
+        self._picture: Any = None
+        """… and in its place a picture, where it does not."""
+        self._lines: Any = None
+        """Lines of text, where the page shows no widgets at all."""
+        self._drawn: object = None
+        self._chart_due_s, self._picture_due_s = math.inf, 0.0
         self._top = widgets.HBox([self._button, self._head])
-        self._keeper = WidthKeeper()
         self._panel: Any = None
         """The debugger's, from the first question on."""
         self._box = widgets.VBox(self._children())
@@ -85,16 +100,16 @@ class LiveView(threading.Thread):
         self._heard = threading.Event()
         self._heard.set()
         self._has_failed = False
-        self._answered = threading.Event()
         self._box_handle = kernel.display(self._box, display_id=True)
         self._chart_handle = kernel.reserve()
+        page.ask()
 
     def _children(self) -> list[Any]:
-        middle = [part for part in (self._output.row, self._panel, self._figure) if part is not None]
-        return [self._top, self._states, *middle, self._output.output, self._keeper]
+        middle = [part for part in (self._output.row, self._panel, self._chart, self._picture) if part is not None]
+        return [self._top, self._states, *middle, self._output.output]
 
     def run(self) -> None:
-        """Draw until the run is over; then replace the widgets by what stays."""
+        """Draw until the run is over; then show what stays."""
         if {"starting", "queued"} & set(self._run.states):
             self._attempt(prewarm.begin)
         while not self._run.over.is_set():
@@ -105,22 +120,35 @@ class LiveView(threading.Thread):
             self._run.over.wait(max(REDRAW_S - took, min(2 * took, UNHEARD_S)))
             while not (self._heard.is_set() or self._run.over.is_set()) and time.monotonic() < began + UNHEARD_S:
                 self._heard.wait(0.05)
-        if self._figure is not None:
-            self._attempt(self._let_the_browser_finish)
-        try:
-            # What stays is small and needs no kernel: no widget, no script.
-            if not self._attempt(lambda: self._box_handle.update(summary.bundle(self._run), raw=True)):
-                self._box_handle.update({"text/plain": formatting.plain(self._run)}, raw=True)
-            if self._run.recorded.names:
-                self._attempt(self._show_final_chart)
-        finally:
-            was_quick = self._figure is None or (self._answered.is_set() and not self._replaced)
-            close_later([self._box, *self._replaced], was_quick)
+        bundle: dict[str, Any] = {}
+        # What the notebook keeps is small and needs no kernel: no widget, no script.
+        if not self._attempt(lambda: bundle.update(summary.bundle(self._run))):
+            bundle = {"text/plain": formatting.plain(self._run)}
+        self._box_handle.update(bundle, raw=True)
+        if self._run.recorded.names:
+            self._attempt(self._show_final_chart)
+        if not self._attempt(lambda: self._leave(bundle)):
+            self._box.children = [widgets.HTML(f"<pre>{html.escape(formatting.plain(self._run))}</pre>")]
 
     def _show_final_chart(self) -> None:
         from labkit.ui import charts  # not above: it imports Plotly, which takes a second
 
-        self._chart_handle.update(charts.of_run(self._run, self._output.ranks).bundle(), raw=True)
+        self._figure = charts.of_run(self._run, self._output.ranks)
+        self._figure.update_shown(self._chart_handle)
+
+    def _leave(self, bundle: dict[str, Any]) -> None:
+        """Have the widgets show what stays, and close what was only for a run that goes on."""
+        live = [part for part in (self._top, self._states, self._output.row, self._output.output) if part is not None]
+        page.wait_for_answer()
+        stays: list[Any] = [widgets.HTML(bundle.get("text/html") or f"<pre>{html.escape(bundle['text/plain'])}</pre>")]
+        if self._figure is not None and self._draw_figure(lives=""):
+            stays.append(self._chart or self._picture)
+        elif self._chart is not None:
+            live.append(self._chart)
+        self._box.children = stays
+        if self._chart is not None:
+            self._chart.settle()
+        close_later(live)
 
     def _attempt(self, show: Callable[[], object]) -> bool:
         """Show something; return whether that went well. The first failure is logged."""
@@ -145,7 +173,7 @@ class LiveView(threading.Thread):
 
     def _draw(self) -> None:
         self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._output.ranks)
-        self._notice.value = notice_html(self._run)
+        self._notice.value = notice_html(self._run, page.missing())
         self._notice.layout.display = None if self._notice.value else "none"
         self._output.draw()
         for name, says in self._button_says().items() if not self._run.stopping else ():
@@ -153,6 +181,15 @@ class LiveView(threading.Thread):
         if self._panel is not (panel := self._run.panel):
             self._panel = panel
             self._box.children = self._children()
+        if self._lines is None and page.shows_no_widgets():
+            print_text(page.missing())
+            self._lines = Lines(self._run, in_notebook=False, wait=True)
+            self._lines.start()
+        if self._chart is None and kernel.has_been_given_a_subshell() and page.runs_widgets_of_ours():
+            self._make_chart()  # before there is anything to draw: it says if the kernel is restarted
+        self._draw_chart()
+
+    def _draw_chart(self) -> None:
         history = self._run.recorded
         if not history.names:
             return
@@ -162,42 +199,44 @@ class LiveView(threading.Thread):
         prewarm.begin()
         if not prewarm.is_done():
             return  # the states are to be seen meanwhile, and the end, should it come
-        from labkit.ui import charts, live_chart
+        from labkit.ui import charts
 
-        if self._figure is not None:
-            if not self._came_up_empty and charts.refresh(self._figure, history, self._output.ranks):
-                self._heard.clear()
-                return
-            # Not closed yet: a browser that is still making its view would miss it, and show none of the box.
-            self._replaced.append(self._figure)
-        self._came_up_empty = False
-        figure = charts.logged(history, ranks=self._output.ranks)
-        self._figure = live_chart.chart_widget(figure)
-        self._figure._config = {**self._figure._config, **charts.CONFIG, "responsive": True}
-        # What the browser answers to an update. Plotly 7's on_edits_completed also waits for an answer about the
-        # layout, which its JavaScript sends under a wrong name.
-        self._figure.observe(self._browser_answered, names="_js2py_traceDeltas")
-        kernel.answer_while_the_cell_runs(self._figure)
+        now = (history.version, tuple(self._output.ranks), page.runs_widgets_of_ours())
+        if now == self._drawn:
+            return
+        if self._figure is None or not charts.refresh(self._figure, history, self._output.ranks):
+            self._figure = charts.logged(history, ranks=self._output.ranks)
+        if self._draw_figure(lives="run"):
+            self._drawn = now
+
+    def _draw_figure(self, lives: str) -> bool:
+        """Draw the figure in the page, or as a picture; return whether that was done."""
+        runs_ours, said = page.runs_widgets_of_ours(), self._figure.words(self._run.name)
+        if runs_ours is None:
+            return False  # it may answer yet
+        if runs_ours:
+            if self._chart is None:
+                self._make_chart()
+            self._heard.clear()
+            self._chart.draw([self._figure.to_plotly_json_small()], words=said, lives=lives)
+            return True
+        if not pictures.has_matplotlib() or (lives and time.monotonic() < self._picture_due_s):
+            return False
+        data, said = base64.b64encode(pictures.picture(self._figure)).decode(), html.escape(said)
+        if self._picture is None:
+            self._picture = widgets.HTML()
+            self._box.children = self._children()
+        self._picture.value = f'<img style="max-width:100%" alt="{said}" src="data:image/png;base64,{data}">'
+        self._picture_due_s = time.monotonic() + PICTURE_EVERY_S
+        return True
+
+    def _make_chart(self) -> None:
+        from labkit.ui.live_chart import LiveChart
+
+        self._chart, self._picture = LiveChart(), None
+        self._chart.when_drawn = self._heard.set
+        self._chart.draw([], lives="run")
         self._box.children = self._children()
-
-    def _browser_answered(self, change: Any) -> None:
-        answer = change["new"]
-        if answer and answer["trace_deltas"]:
-            self._heard.set()
-            self._answered.set()
-        elif answer:  # no message reaches it: it was too late for anywidget, and stays empty
-            self._came_up_empty = True
-
-    def _let_the_browser_finish(self) -> None:
-        """Wait a moment for a browser that is still making the chart of a short run; taken away now, it would complain.
-
-        A front end that has once failed to answer (it knows no subshells, or nobody looks) is not waited for again.
-        """
-        deadline = time.monotonic() + PATIENCE_S
-        while not self._answered.is_set() and LiveView.front_end_answers:
-            LiveView.front_end_answers = time.monotonic() < deadline
-            self._figure.data[0].opacity = 0.8 - 0.01 * (time.monotonic() % 1)  # something to answer to
-            self._answered.wait(0.1)
 
     def _button_says(self) -> dict[str, Any]:
         """Return the Stop button's words: how else to stop the run, where a click would wait for the cell to end."""
@@ -251,10 +290,13 @@ def title_html(run: RunRecord) -> str:
     return f"<b>{html.escape(run.name)}</b> {formatting.phase(run)}{again} · {run.elapsed_s:.1f} s{_time_left(run)}"
 
 
-def notice_html(run: RunRecord) -> str:
-    """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged."""
+def notice_html(run: RunRecord, of_page: str = "") -> str:
+    """Return what a cluster says of the run (lines after the first are to be copied), and remarks on what is logged.
+
+    `of_page` is what the page lacks.
+    """
     said, _, to_copy = run.notice.partition("\n")
-    said = " · ".join(filter(None, (said, run.placement, formatting.remark(run), formatting.many_names(run))))
+    said = " · ".join(filter(None, (said, run.placement, formatting.remark(run), formatting.many_names(run), of_page)))
     shown = f'<div style="line-height:1.4;opacity:0.7">{html.escape(said)}</div>' if said else ""
     if to_copy:  # a click selects all of it
         style = f"{formatting.WRAPPED};user-select:all;line-height:1.4;margin:2px 0"
@@ -287,8 +329,19 @@ def _progress_cells(run: RunRecord, rank: int, state: str) -> list[str]:
         _bar(progress.steps / expected, STATE_COLORS[state]) if expected else "",
         "" if math.isnan(progress.steps_per_s) else f"{formatting.rate(progress.steps_per_s)} steps/s",
         "" if math.isnan(progress.samples_per_s) else f"{progress.samples_per_s:,.0f} samples/s",
-        " ".join(f"{html.escape(n)}&nbsp;{v:.4g}" for n, v in list(progress.last.items())[:3] if n != SAMPLES),
+        " ".join(_value(name, value) for name, value in list(progress.last.items())[:3] if name != SAMPLES),
     ]
+
+
+def _value(name: str, value: float) -> str:
+    """Return a logged value with its name; of a long one the ends, so that the row fits a narrow cell."""
+    short = formatting.shortened(name, NAME_CHARACTERS)
+    title = f' title="{html.escape(name)}"' if short != name else ""
+    return (
+        f"<span{title}>{html.escape(short)}&nbsp;{value:.4g}</span>"
+        if title
+        else f"{html.escape(name)}&nbsp;{value:.4g}"
+    )
 
 
 def _time_left(run: RunRecord) -> str:

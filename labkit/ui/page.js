@@ -1,20 +1,47 @@
-// Has the charts in a box redrawn when they are not as wide as the box. See WidthKeeper in widgets.py.
+// Says what this page can show, and names its charts for screen readers. See Page in page.py.
 
-function render({ el }) {
-  const watcher = new ResizeObserver(() => {
-    const box = el.parentElement;
-    if (!box) return;
-    watcher.observe(box);  // grows when a chart comes; `el` alone would only say when the width changes
-    for (const chart of box.querySelectorAll(".js-plotly-plot")) {
-      const drawn = chart.querySelector(".main-svg");
-      if (drawn && Math.abs(chart.clientWidth - drawn.clientWidth) > 1) {
-        window.dispatchEvent(new Event("resize"));
-        return;
-      }
-    }
-  });
-  watcher.observe(el);
-  return () => watcher.disconnect();
+const LOOK_AGAIN_MS = 500;
+const PLOTLYS = "jupyterlab-plotly"; // the extension that `plotly` installs
+
+function drawsPlotly() {
+  const config = document.getElementById("jupyter-config-data");
+  if (!config) return null; // no page of Jupyter's: VS Code, Colab
+  try {
+    const { federated_extensions: there = [], disabledExtensions: disabled = [] } = JSON.parse(config.textContent);
+    return there.some(({ name }) => name === PLOTLYS) && !disabled.includes(PLOTLYS);
+  } catch {
+    return null;
+  }
 }
 
-export default { render };
+function nameCharts() {
+  for (const chart of document.querySelectorAll(".jp-RenderedPlotly.js-plotly-plot:not([role])")) {
+    const words = chart.layout?.meta?.description;
+    if (!words) continue;
+    chart.setAttribute("role", "figure");
+    chart.setAttribute("aria-label", words);
+  }
+}
+
+function nameChartsAsTheyCome() {
+  if (globalThis.labkitNamesCharts) return;
+  globalThis.labkitNamesCharts = true;
+  let isDue = false;
+  new MutationObserver(() => {
+    if (isDue) return;
+    isDue = true;
+    setTimeout(() => {
+      isDue = false;
+      nameCharts();
+    }, LOOK_AGAIN_MS);
+  }).observe(document.body, { childList: true, subtree: true });
+  nameCharts();
+}
+
+export default {
+  initialize({ model }) {
+    model.send({ draws_plotly: drawsPlotly() });
+    nameChartsAsTheyCome();
+  },
+  render() {},
+};

@@ -3,11 +3,10 @@
 `import labkit` in a notebook's kernel begins it (`begin_when_idle`). The ranks come first: a chart has a second's time
 once its run has begun.
 
-Plotly and its widgets are imported, and tried, before the first chart needs them. That takes half a second; two where
-Jupyter's server has brought `rfc3987_syntax`, because Plotly's widgets import nbformat, and with it jsonschema, which
-parses that package's grammar. Every other thread of the kernel gets on slowly meanwhile, because one at a time runs
-Python: a run that was stopped just then took one to two seconds to end. So it is done while a run's ranks start, when
-the kernel only waits for them (`LiveView`), or while the notebook is idle.
+Plotly and the widgets are imported, and tried, before the first chart needs them. That takes half a second. Every other
+thread of the kernel gets on slowly meanwhile, because one at a time runs Python: a run that was stopped just then took
+one to two seconds to end. So it is done while a run's ranks start, when the kernel only waits for them (`LiveView`), or
+while the notebook is idle.
 """
 
 from __future__ import annotations
@@ -46,9 +45,6 @@ def wait() -> None:
 def _import() -> None:
     try:
         import ipywidgets  # noqa: F401
-        import plotly.graph_objects as go
-
-        go.FigureWidget  # noqa: B018 - imported when it is first asked for
 
         from labkit.monitor.history import History
         from labkit.protocol.events import Log
@@ -77,6 +73,10 @@ def _prewarm(is_interactive: bool) -> None:
     if is_interactive:
         standby.prewarm_first_launch()
     standby.idle.wait()
+    if is_interactive:
+        from labkit.ui import page
+
+        page.ask()
     wait()
     # Where a person watches, the browser draws, and nobody needs a picture.
     if is_interactive:

@@ -16,6 +16,10 @@ from labkit.protocol.text import BLOCKS
 from labkit.ui.formatting import TAIL_LINES, WRAPPED, many_names, phase, rate, remark
 from labkit.ui.tables import STATE_COLORS
 
+MARKED = f"border-left:4px solid {STATE_COLORS['failed']};padding-left:8px;margin:2px 0"
+"""Style of what has gone wrong: the colour beside the text, which keeps the page's own. No colour that one knows for
+that of a failure has enough contrast in a light theme and in a dark one."""
+
 SAVED_CHARACTERS = 40_000
 """Of all ranks' output together, in a saved notebook."""
 
@@ -82,13 +86,12 @@ def as_html(run: RunRecord) -> str:
     if run.placement:
         parts.append(f"<div>{html.escape(run.placement)}</div>")
     for said in filter(None, (remark(run), *run.warnings, *unloaded(run))):
-        parts.append(f'<div style="color:{STATE_COLORS["failed"]}">{html.escape(said)}</div>')
+        parts.append(f'<div style="{MARKED}">{html.escape(said)}</div>')
     if many_names(run):
         parts.append(f"<div>{html.escape(many_names(run))}</div>")
     if run.error is not None:
         diagnosis = run.error.diagnosis
-        color = STATE_COLORS["failed"]
-        parts.append(f'<div style="color:{color}"><b>{html.escape(diagnosis.headline)}</b></div>')
+        parts.append(f'<div style="{MARKED}"><b>{html.escape(diagnosis.headline)}</b></div>')
         parts.append(f'<pre style="{WRAPPED}">{html.escape(diagnosis.cause)}</pre>')
         parts.append(run.error.frames._repr_html_())
         if diagnosis.others:

@@ -38,6 +38,9 @@ class _Explorer:
     def __init__(self, draw: Callable[..., Any], start: dict[str, Any], choices: dict[str, Sequence[Any]]) -> None:
         import ipywidgets as widgets
 
+        from labkit.ui import page
+        from labkit.ui.outputs import ChangingOutputs
+
         self._draw = draw
         self._sliders = {
             name: widgets.SelectionSlider(
@@ -51,15 +54,14 @@ class _Explorer:
         }
         for slider in self._sliders.values():
             slider.observe(lambda _: self.redraw(), names="value")
-        kernel.display(widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap")))
-        # JupyterLab's Plotly draws an output once, and passes over what comes to the same place later. So there are two
-        # places: the new figure is drawn in the empty one before the other is emptied, and the page does not jump.
-        self._shown, self._empty = kernel.reserve(), kernel.reserve()
+        page.ask()
+        row = widgets.Box(list(self._sliders.values()), layout=widgets.Layout(flex_flow="row wrap"))
+        self._outputs = ChangingOutputs(charts=1)
+        kernel.display(widgets.VBox([row, self._outputs.box]))
+        self._outputs.begin()
         self.redraw()
 
     def redraw(self) -> None:
         """Draw for what the sliders say now."""
         figure = self._draw(**{name: slider.value for name, slider in self._sliders.items()})
-        self._shown, self._empty = self._empty, self._shown
-        self._shown.update(present.as_chart(figure).bundle(), raw=True)
-        self._empty.update({"text/plain": ""}, raw=True)
+        self._outputs.show([present.as_chart(figure)])

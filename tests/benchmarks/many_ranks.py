@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable
 
 import numpy as np
-import plotly.graph_objects as go
 
 from labkit.failures.stacks import RankStack, Stacks, parse
 from labkit.protocol.events import Log, Output, Started
@@ -77,13 +76,20 @@ def measure(ranks: int, steps: int) -> tuple[float, ...]:
         took_s += used_s(lambda logs=logs: (take(logs), history.progress(0)))  # type: ignore[misc]
     for rank in range(ranks):
         run._follower.take(Output(rank, f"this is rank {rank}\nepoch 1\n"))
-    figures: list[go.FigureWidget] = []
-    new_s = used_s(lambda: figures.append(go.FigureWidget(charts.logged(history))))
+    figures: list[charts.Chart] = []
+    new_s = used_s(lambda: figures.append(charts.logged(history)))
     drawn_s = []
     for again in range(REDRAWS):
         take(events_of(ranks, range(steps + again, steps + again + 1), rng))
-        drawn_s.append(used_s(lambda: (live.states_html(run), charts.refresh(figures[0], history))))
-    figures[0].close()
+        drawn_s.append(
+            used_s(
+                lambda: (
+                    live.states_html(run),
+                    charts.refresh(figures[0], history),
+                    json.dumps(figures[0].to_plotly_json_small()),
+                )
+            )
+        )
     chart = charts.logged(history, run.name).to_plotly_json_small()
     saved = len(json.dumps(chart)) + len(summary.as_html(run))
     cells = {CELL: Cell("Cell In[3]", SOURCE)}

@@ -100,9 +100,7 @@ class _Live(threading.Thread):
         super().__init__(name="labkit-processes", daemon=True)
         import ipywidgets as widgets
 
-        from labkit.ui.widgets import close
-
-        self._found, self._close = found, close
+        self._found = found
         self._texts = found.rows()
         self._over = threading.Event()
         self._buttons, self._rows, self._lines = [], [], []
@@ -133,7 +131,8 @@ class _Live(threading.Thread):
         self._box_handle.update(
             {"text/html": _table(self._texts, self._found.total()), "text/plain": repr(self._found)}, raw=True
         )
-        self._close([self._box])
+        self._box.children = [self._total]  # where the page takes no change of the output: see `LiveView`
+        self._total.value = _table(self._texts, self._found.total())
         if _Live.shown is self:
             _Live.shown = None
 

@@ -8,7 +8,7 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from course.exercises import progress
 from course.exercises.base import Exercise, find, table
@@ -42,8 +42,8 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
 
     Args:
         function: what the learner has written.
-        answers: "mine": try the function; "solution": try the reference in its place; "none": try nothing, and say
-            that it is unsolved. By default "mine" where a person runs the notebook, and "solution" where none does.
+        answers: "mine", the default: try the function; "solution": try the reference in its place, as the lessons' own
+            tests do; "none": try nothing, and say that it is unsolved. `passed` is never True for the last two.
 
     The answer is tried with 1, 2, 3 and 4 ranks that the exercises keep for themselves, on inputs that the learner has
     not seen. The result is a diagnosis in any case: an answer that raises, hangs, exits or prints without end is wrong,
@@ -58,18 +58,16 @@ def check(function: Callable[..., Any], answers: str | None = None) -> Result:
     if answers not in ANSWERS:
         raise ValueError(f"answers is {', '.join(map(repr, ANSWERS))}, got {answers!r}")
     exercise = _exercise_of(function)
-    reader = kernel.is_interactive()
-    answers = answers or ("solution" if kernel.has_kernel() and not reader else "mine")
     if answers == "none":
         return Result(exercise, UNSOLVED, "unsolved: the notebook runs with answers = 'none', so nothing was tried")
     if answers == "solution":
         result = try_answer(exercise, exercise.solution)
         result.is_reference = True
-        if not result.passed:  # so that a lesson without a reader is red
+        if result.state != PASSED:  # so that a lesson without a reader is red
             raise AssertionError(f"the reference solution of {exercise.name} is refused: {result.message}")
         return result
     result = _unfinished(exercise, function) or try_answer(exercise, function)
-    if reader:
+    if kernel.is_interactive():
         progress.note(exercise.name, result.passed)
     return result
 
@@ -115,27 +113,54 @@ def _unfinished(exercise: Exercise, function: Callable[..., Any]) -> Result | No
 
 
 def try_answer(exercise: Exercise, function: Callable[..., Any], patience_s: float = PATIENCE_S) -> Result:
-    """Try an answer with each world size until something is wrong."""
+    """Try an answer with each world size until something is wrong; the `Result` can try the others, for its report."""
     if not exercise.needs_ranks:
         return _try_here(exercise, function)
+    reports: Sequence[Report] = []
+    right: dict[int, int] = {}
+    for world_size in exercise.world_sizes:
+        attempt = _try_on(exercise, function, world_size, patience_s)
+        right[world_size] = attempt.cases
+        if attempt.state != PASSED:
+            result = Result(exercise, attempt.state, attempt.message, printed=attempt.printed)
+            break
+        if world_size == max(exercise.world_sizes):
+            reports = attempt.reports
+    else:
+        result = Result(exercise, PASSED, "", events=[report.events for report in reports], printed=attempt.printed)
+    result.right_cases = right
+    result.try_with = lambda world_size: _try_on(exercise, function, world_size, patience_s).cases
+    return result
+
+
+class _Attempt(NamedTuple):
+    """An answer tried with one world size."""
+
+    state: str
+    message: str
+    cases: int
+    """How many were right before the first that was not."""
+    reports: Sequence[Report]
+    printed: Sequence[str]
+
+
+def _try_on(exercise: Exercise, function: Callable[..., Any], world_size: int, patience_s: float) -> _Attempt:
+    """Try an answer on so many ranks."""
     from course.exercises import ranks
 
-    reports: Sequence[Report] = []
-    world_size = 0
-    for world_size in exercise.world_sizes:
-        for patience in (patience_s, 3 * patience_s):
-            run, starved_s = ranks.try_on_ranks(exercise.name, function, world_size, patience, patience + TIMEOUT_S)
-            is_starved = starved_s > STARVED * patience and _is_by_the_clock(run)
-            if not (is_starved or _is_unexplained(run)):
-                break
-        printed = run.output
-        if run.status == "stopped":
-            return Result(exercise, UNSOLVED, "interrupted: nothing is known of this answer", printed=printed)
-        if message := _what_was_wrong(exercise, function, run):
-            return Result(exercise, WRONG, f"{_count(world_size)}, {message}", printed=printed)
-        if world_size == max(exercise.world_sizes):
-            reports = run.results
-    return Result(exercise, PASSED, "", events=[report.events for report in reports], printed=printed)
+    for patience in (patience_s, 3 * patience_s):
+        run, starved_s = ranks.try_on_ranks(exercise.name, function, world_size, patience, patience + TIMEOUT_S)
+        is_starved = starved_s > STARVED * patience and _is_by_the_clock(run)
+        if not (is_starved or _is_unexplained(run)):
+            break
+    if run.status == "stopped":
+        return _Attempt(UNSOLVED, "interrupted: nothing is known of this answer", 0, [], run.output)
+    if message := _what_was_wrong(exercise, function, run):
+        found = [each.finding.case for each in run.results if isinstance(each, Report) and each.finding]
+        all_reported = all(isinstance(each, Report) for each in run.results)
+        cases = min(found) if found and all_reported else 0
+        return _Attempt(WRONG, f"{_count(world_size)}, {message}", cases, [], run.output)
+    return _Attempt(PASSED, "", len(exercise.cases), run.results, run.output)
 
 
 def _count(world_size: int) -> str:
@@ -158,8 +183,12 @@ def _try_here(exercise: Exercise, function: Callable[..., Any]) -> Result:
         return Result(exercise, WRONG, f"{exercise.name} {what}{_line(function, line)}")
     if report.finding:
         case = exercise.cases[report.finding.case]
-        return Result(exercise, WRONG, f"{_case(case)}{report.finding.message}")
-    return Result(exercise, PASSED, "")
+        result = Result(exercise, WRONG, f"{_case(case)}{report.finding.message}")
+        result.right_cases = {0: report.finding.case}
+        return result
+    result = Result(exercise, PASSED, "")
+    result.right_cases = {0: len(exercise.cases)}
+    return result
 
 
 def _case(case: Mapping[str, Any]) -> str:

@@ -25,8 +25,8 @@ class Prediction:
         """The option that was chosen; the last click before the answer counts."""
         self.answer: str | None = None
         """The option that the run proved."""
-        self._shown: Any = None
-        """The handle of what is displayed, once it is."""
+        self._shown: list[tuple[Any, Any]] = []
+        """The handle and the widget of each display."""
         self._lock = threading.Lock()
 
     @property
@@ -65,8 +65,9 @@ class Prediction:
         return f"{self.question} {where} answers; {said}"
 
     def _make_still(self) -> None:
-        if self._shown is not None:  # buttons mean nothing any more, and a saved notebook cannot show them
-            self._shown.update(self._still(), raw=True)
+        for handle, box in self._shown:  # buttons mean nothing any more, and a saved notebook cannot show them
+            handle.update(self._still(), raw=True)
+            box.children[0].value, box.children = self._still()["text/html"], box.children[:1]  # after a reload
 
     def __repr__(self) -> str:
         return f"predict: {self.question} {' · '.join(self.options)}"
@@ -84,7 +85,7 @@ class Prediction:
         buttons.style.button_width = "auto"
         buttons.observe(lambda change: self.say(change["new"]) if change["new"] else None, names="value")
         asked = widgets.VBox([widgets.HTML(f"<b>Predict:</b> {html.escape(self.question)}"), buttons])
-        self._shown = kernel.display(asked, display_id=True)
+        self._shown.append((kernel.display(asked, display_id=True), asked))
 
     def _still(self) -> dict[str, str]:
         """Return what stays of the question once it is answered: its options, with what the learner said marked."""

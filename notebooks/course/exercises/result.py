@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from course.exercises.base import Cost, Exercise
 from course.exercises.traffic import Event
@@ -29,13 +29,59 @@ class Text(str):
         return str(self)
 
 
+class CaseGrade(NamedTuple):
+    """Whether an answer was right in one case."""
+
+    world_size: int
+    """0: the exercise needs no ranks."""
+    case: int
+    """Number of the case, from 0."""
+    passed: bool
+
+
+class Grade(NamedTuple):
+    """What an autograder needs of an answer. Has nothing of the reference solution."""
+
+    exercise: str
+    state: str
+    """"right", "wrong" or "unsolved"."""
+    message: str
+    cases: tuple[CaseGrade, ...]
+
+    @property
+    def points(self) -> int:
+        """How many cases were right."""
+        return sum(case.passed for case in self.cases)
+
+    @property
+    def max_points(self) -> int:
+        """How many cases there are."""
+        return len(self.cases)
+
+    def score(self, out_of: float = 1.0) -> float:
+        """Return the points, scaled so that a right answer has `out_of`."""
+        return out_of * self.points / self.max_points
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values, for `json.dumps`."""
+        return {
+            "exercise": self.exercise,
+            "state": self.state,
+            "message": self.message,
+            "points": self.points,
+            "max_points": self.max_points,
+            "cases": [case._asdict() for case in self.cases],
+        }
+
+
 class Result:
     """What came of trying an answer.
 
     Attributes:
-        passed: whether the answer is right.
+        passed: whether the learner's answer is right; never True for a reference that was tried in its place.
         message: the first thing that is wrong; of a right answer, what was tried and what it cost.
         exercise: what was asked.
+        report: points by case, for an autograder.
     """
 
     def __init__(
@@ -53,12 +99,35 @@ class Result:
         """What each rank printed."""
         self.is_reference = False
         """Whether the reference was tried in the place of the learner's function."""
+        self.right_cases: dict[int, int] = {}
+        """By world size (0: without ranks), how many cases were right before the first that was not."""
+        self.try_with: Callable[[int], int] | None = None
+        """Tries the answer with a world size that has not been tried yet, and returns how many cases were right."""
         self.message = message or self._praise()
 
     @property
     def passed(self) -> bool:
-        """Whether the answer is right."""
-        return self.state == PASSED
+        """Whether the learner's answer is right."""
+        return self.state == PASSED and not self.is_reference
+
+    @property
+    def report(self) -> Grade:
+        """Points for an autograder: one for each case at each world size.
+
+        Tries the world sizes that the check did not come to, because it ends at the first that is wrong. Cases are
+        tried in their order, and those after the first wrong one at a world size earn nothing.
+        """
+        is_tried = self.state != UNSOLVED and not self.is_reference
+        if is_tried and self.try_with is not None:
+            for world_size in self.exercise.world_sizes:
+                if world_size not in self.right_cases:
+                    self.right_cases[world_size] = self.try_with(world_size)
+        cases = tuple(
+            CaseGrade(world_size, case, is_tried and case < self.right_cases.get(world_size, 0))
+            for world_size in self.exercise.world_sizes or (0,)
+            for case in range(len(self.exercise.cases))
+        )
+        return Grade(self.exercise.name, self.state, self.message, cases)
 
     def hint(self) -> Text:
         """Return the next hint; after the last one, where the solution is."""
@@ -108,14 +177,14 @@ class Result:
     def _repr_html_(self) -> str:
         color = LOOKS[self.state][1]
         parts = [
-            f"<b style='color:{color}'>{html.escape(self.headline)}</b>",
+            f"<b>{html.escape(self.headline)}</b>",
             *(f"<div style='margin-top:4px'>{_marked(line)}</div>" for line in self.message.splitlines()),
         ]
         if any(self.events):
             parts.append(lanes(self.events))
         if any(self.printed):
             parts.append(self._printed_html())
-        if self.passed:
+        if self.state == PASSED:
             parts.append(_fold("Why it is so", _marked(self.exercise.why)))
         else:
             parts.append(_hints_html(self.exercise.hints, 1))

@@ -1,0 +1,60 @@
+"""The lessons as students get them, without the reference solutions: `python -m course.handout FOLDER`, in notebooks/.
+
+`notebooks/TEACHING.md` says how to grade what comes back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shutil
+from pathlib import Path
+
+WITHHELD = "the reference solution is withheld from this copy of the course"
+
+LEFT_OUT = ("__pycache__", ".*_cache", ".ipynb_checkpoints", ".labkit-progress*")
+
+
+def hand_out(folder: Path) -> Path:
+    """Write the notebooks, and the course that they import, into a new folder; return it.
+
+    Of each exercise the statement, the hints, the cases and what tries them are there; the reference's body and the
+    wrong answers with their diagnoses are not. Raises FileExistsError if the folder is there.
+    """
+    ours = Path(__file__).parent
+    shutil.copytree(ours.parent, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for file in sorted((folder / ours.name / "exercises").glob("*.py")):
+        file.write_text(without_reference(file.read_text("utf-8")), "utf-8")
+    return folder
+
+
+def without_reference(source: str) -> str:
+    """Return an exercise's source without its reference solution and its wrong answers."""
+    lines = source.splitlines()
+    functions = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    marks = {each.name: {ast.unparse(mark).partition("(")[0] for mark in each.decorator_list} for each in functions}
+    used = {
+        node.id
+        for each in functions
+        if not marks[each.name] & {"EXERCISE.reference", "EXERCISE.wrong"}
+        for node in ast.walk(each)
+        if isinstance(node, ast.Name)
+    }
+    for function in reversed(functions):
+        if "EXERCISE.reference" in marks[function.name]:
+            lines[function.body[0].end_lineno : function.end_lineno] = [f'    raise NotImplementedError("{WITHHELD}")']
+        elif "EXERCISE.wrong" in marks[function.name]:  # what tries an answer may compare it with one of these
+            first, last = function.decorator_list[0].lineno - 1, function.end_lineno
+            lines[first : function.lineno - 1 if function.name in used else last] = []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Write the folder that is named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="a new folder")
+    print(hand_out(parser.parse_args().folder))
+
+
+if __name__ == "__main__":
+    main()
