@@ -174,7 +174,7 @@ class Launching:
 def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live: bool = True) -> None:
     """Launch one after the other, and show the comparison while it grows if it is live.
 
-    An interrupt stops the run, and the rest; it is raised at the end. A run that fails is kept as it is: its row says why.
+    An interrupt stops the run, and the rest, and is raised at the end. A run that fails is kept: its row says why.
     """
     is_interactive = kernel.is_interactive() and live
     if is_interactive:
