@@ -48,6 +48,9 @@ LOG = logging.getLogger(__name__)
 MUCH = 0.3
 """From which share of a step's time in operators on it is said what has no formula."""
 
+HEADINGS = {"samples_per_s": "samples per s", "peak_mib": "peak MiB"}
+"""What the table that people read calls columns."""
+
 PERCENTILES = (", 10th percentile", ", 90th percentile")
 """How columns of this machine's clock end that say how much steps differ."""
 
@@ -399,7 +402,14 @@ class Comparison:
         cells = cells if titles is None else cells.loc[[title for title in cells.index if title in titles]]
         if "difference" not in frame:
             numbers = [str(column) for column in frame if frame[column].dtype.kind == "f"]
-            return _readable(cells, dict.fromkeys(numbers, ("{:.4f}", "")))
+            forms = {
+                "seconds": "{:.1f}",
+                "samples_per_s": "{:,.0f}",
+                "peak_mib": "{:,.0f}",
+                f"{self._name} off by": "{:.1e}",
+            }
+            shown = _readable(cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers})
+            return shown.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1)
         first = next(title for title, run in self.runs.items() if measured(run))
         final, off = f"final {self._name}", f"{self._name} off by"
         device = f"ms a step, {ON_DEVICES if self._is_simulated else ON_GPUS}"
