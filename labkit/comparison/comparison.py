@@ -408,8 +408,8 @@ class Comparison:
                 "peak_mib": "{:,.0f}",
                 f"{self._name} off by": "{:.1e}",
             }
-            shown = _readable(cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers})
-            return shown.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1)
+            table = _readable(cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers})
+            return table.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1)
         first = next(title for title, run in self.runs.items() if measured(run))
         final, off = f"final {self._name}", f"{self._name} off by"
         device = f"ms a step, {ON_DEVICES if self._is_simulated else ON_GPUS}"
