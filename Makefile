@@ -19,7 +19,7 @@ help:
 	@echo "make test        set up if needed, run the tests: took 29 min"
 	@echo "make test-wide   and more cases of each kind, as CI does: took 29 min"
 	@echo "make test-long   and every lesson once more, with another seed, and with each planted mistake; 1,000 launches, and a"
-	@echo "                 run of an hour that logs 10 million times (see tests/test_soak.py for less)"
+	@echo "                 run of an hour that logs 10 million times (see tests/whole/test_soak.py for less)"
 	@echo "make check       lint, and the quick tests, with one launch and one lesson: took 2 min"
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
@@ -77,12 +77,12 @@ test-gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu --out build/gpu.md
 
 notebooks: setup
-	$(BIN)/python tests/run_notebooks.py --out build/notebooks $(PARAMETERS)
+	$(BIN)/python tests/tools/run_notebooks.py --out build/notebooks $(PARAMETERS)
 
 # Of lessons that were run before; LESSONS=no does without them.
 site: setup
 	test -e build/notebooks/index.html || test "$(LESSONS)" = no || $(MAKE) notebooks
-	$(BIN)/python -m tests.make_site --notebooks build/notebooks --out build/site
+	$(BIN)/python -m tests.tools.make_site --notebooks build/notebooks --out build/site
 
 lint: setup
 	$(BIN)/ruff check .

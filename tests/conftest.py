@@ -32,9 +32,9 @@ import torch
 
 import labkit
 from labkit.rank.private_folder import remove_left_behind
-from tests import cluster, prefork, programs, ray_nodes, workloads
-from tests.cluster import DAEMONS
-from tests.progress import FILE_S, Progress
+from tests.support import cluster, prefork, programs, ray_nodes, workloads
+from tests.support.cluster import DAEMONS
+from tests.support.progress import FILE_S, Progress
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -139,8 +139,8 @@ def shared_session(world_size):
 
 def rank_processes() -> list[psutil.Process]:
     """Children of this process, without those that live as long as it does: multiprocessing's own resource tracker, and
-    the daemons of `tests.cluster`, the nodes of `tests.ray_nodes`; without the ranks of sessions that tests share, and
-    without what forks them."""
+    the daemons of `tests.support.cluster`, the nodes of `tests.support.ray_nodes`; without the ranks of sessions that
+    tests share, and without what forks them."""
     children = []
     shared = {pid for session in SHARED for pid in [*session.pids, *_driver_of(session)]}
     shared |= ray_nodes.family() | prefork.pids()

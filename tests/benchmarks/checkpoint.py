@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds the training too
 
 import labkit  # noqa: E402
-from tests.resumable import kill, train  # noqa: E402
+from tests.support.resumable import kill, train  # noqa: E402
 
 
 class Trial(NamedTuple):
@@ -37,7 +37,7 @@ class Trial(NamedTuple):
     seed: int
     world_size: int
     how: dict[str, Any]
-    """As `tests.resumable.kill` takes it."""
+    """As `tests.support.resumable.kill` takes it."""
     killed: bool
     """The kill came before the run's end."""
     while_writing: bool

@@ -20,7 +20,7 @@ import psutil
 import torch.distributed as dist
 
 import labkit
-from tests import cluster
+from tests.support import cluster
 
 
 def tell_the_time(worker, values, pause_s):

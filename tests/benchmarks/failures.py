@@ -1,5 +1,5 @@
-"""Measure how failures are told: for each way to fail of `tests/failures.py`, how often the rank that failed is named,
-and how long after the failure the error is there.
+"""Measure how failures are told: for each way to fail of `tests/support/failures.py`, how often the rank that failed is
+named, and how long after the failure the error is there.
 
 World sizes and failing ranks take turns. Ranks start cold, so that every trial is alone; with --reserved all trials are
 on the ranks of one session, and each finds what those before have left of them. The table grows as rows end;
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its
 
 import labkit  # noqa: E402
 from labkit.engines import standby  # noqa: E402
-from tests.failures import ROWS, trial  # noqa: E402
+from tests.support.failures import ROWS, trial  # noqa: E402
 
 
 class Trial(NamedTuple):

@@ -28,8 +28,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started by its path, as a program
 
 import labkit  # noqa: E402
-from tests import transports  # noqa: E402
 from tests.benchmarks.sharing import share_out  # noqa: E402
+from tests.support import transports  # noqa: E402
 
 SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""

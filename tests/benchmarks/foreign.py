@@ -2,8 +2,8 @@
 
 Nothing is fetched: `--programs` is a folder with copies of the repositories that `PROGRAMS` names, those that somebody
 has. Of each the files are copied, changed as its row says (there is no GPU here, and no data), and run as a script and
-in a notebook's cells, as `tests/twins.py` does it. What they print, as far as it does not depend on the clock, must be
-the same, and all must end well. The table is printed, and written to `--out`.
+in a notebook's cells, as `tests/support/twins.py` does it. What they print, as far as it does not depend on the clock,
+must be the same, and all must end well. The table is printed, and written to `--out`.
 
     git clone https://github.com/karpathy/nanoGPT programs/nanoGPT
     git clone https://github.com/pytorch/examples programs/examples
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.twins import CELLS, SCRIPTS, Outcome, Twin, outcome
+from tests.support.twins import CELLS, SCRIPTS, Outcome, Twin, outcome
 
 LONG_S = 900
 

@@ -1,5 +1,5 @@
-"""Measure how hangs are told: for each way to hang of `tests/hangs.py`, all of lesson 14's and more, and each number of
-ranks, how often the report names the right rank, the right collective, and its number.
+"""Measure how hangs are told: for each way to hang of `tests/support/hangs.py`, all of lesson 14's and more, and each
+number of ranks, how often the report names the right rank, the right collective, and its number.
 
 Ranks are reserved, so that a hang costs little more than its time-out; with --cold each trial has ranks of its own. The
 odd rank and the number of calls before take turns. The table grows as ways end; build/hangs.json keeps every report.
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))  # started by its path, as a program, it finds its
 
 import labkit  # noqa: E402
 from labkit.engines import standby  # noqa: E402
-from tests.hangs import ROWS, Judged, is_recorded, judge, report  # noqa: E402
+from tests.support.hangs import ROWS, Judged, is_recorded, judge, report  # noqa: E402
 
 BEFORE = (1, 5, 40, 411)
 """Calls of the same group before, in turn. Of 411 the recorder tells the newest alone."""

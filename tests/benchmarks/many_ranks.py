@@ -23,7 +23,7 @@ from labkit.protocol.job import Cell
 from labkit.run import Run
 from labkit.ui import charts, live, summary
 from labkit.ui import prewarm as ahead
-from tests.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 
 CALLS_A_S = 10
 REDRAWS = 5

@@ -4,7 +4,8 @@
    the notebook sees.
 2. Seconds that the second launch on a session takes, from `launch` to its first value.
 3. The delay of a logged value: from `worker.log` to its presence in the run's history. Ranks log the time.
-4. With `--trials N`: each way to fail of `tests/failures.py`, N times on a session's ranks, the failing rank in turn;
+4. With `--trials N`: each way to fail of `tests/support/failures.py`, N times on a session's ranks, the failing rank in
+turn;
    with `--fresh`, on ranks of its own.
 
     python -m tests.benchmarks.on_ray --launches 5 --values 400 --trials 20
@@ -21,10 +22,10 @@ import tempfile
 import time
 
 import labkit
-from tests import ray_nodes
 from tests.benchmarks.cluster import delays_s, first_value_s, print_delays, print_launches, tell_the_time
 from tests.benchmarks.failures import chosen, in_a_row, try_once
-from tests.failures import ROWS
+from tests.support import ray_nodes
+from tests.support.failures import ROWS
 
 
 def second_launch_s(on: labkit.Ray, launches: int) -> list[float]:

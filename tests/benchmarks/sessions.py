@@ -85,7 +85,7 @@ done_s = time.time()
 
 def on_slurm(count: int) -> dict[str, list[float]]:
     """Return the first and the next launches of a session on two nodes."""
-    from tests import cluster
+    from tests.support import cluster
 
     with tempfile.TemporaryDirectory() as folder, cluster.running():
         start_s = time.time()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from tests.repository import ROOT, tracked
+from tests.support.repository import ROOT, tracked
 
 MOST_BYTES = 60 * 2**20
 """Of the archive."""

@@ -28,8 +28,8 @@ from course.strategies import ALL
 from labkit.comparison import benchmark
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
-from tests import resumable
 from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
+from tests.support import resumable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
@@ -330,7 +330,7 @@ def test_times_are_the_devices_own(ranks, found):
 @pytest.mark.notebook
 @pytest.mark.parametrize("number", ["00", "04", "06", "07", "10"])
 def test_a_lesson_runs_on_the_gpu(number, tmp_path, found):
-    from tests.run_notebooks import FOLDER, execute  # papermill: every rank above imports this module
+    from tests.tools.run_notebooks import FOLDER, execute  # papermill: every rank above imports this module
 
     (lesson,) = FOLDER.glob(f"{number}_*.ipynb")
     begin = time.monotonic()

@@ -22,8 +22,8 @@ from torch.nn.functional import cross_entropy
 import labkit
 from course import strategies, transformer
 from labkit.comparison import benchmark
-from tests import prefork
 from tests.pretended_gpu import recorded
+from tests.support import prefork
 
 CALLS: dict[str, Any] = {}
 GPUS = torch.cuda.device_count()

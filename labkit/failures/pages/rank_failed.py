@@ -9,9 +9,9 @@ has gone, and that is not their fault.
     rank 0 failed: ValueError: bad batch (after logging step 5)
 
     Traceback (most recent call last):
-      File "<project>/tests/failures.py", line 217, in work
+      File "<project>/tests/support/failures.py", line 217, in work
         return ROWS[row].fails(worker)
-      File "<project>/tests/failures.py", line 61, in raises
+      File "<project>/tests/support/failures.py", line 61, in raises
         raise ValueError("bad batch")
     ValueError: bad batch
 

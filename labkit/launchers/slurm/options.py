@@ -1,7 +1,7 @@
 """Which options of `sbatch` a `Slurm` takes: one table of all, and how they are written into the batch script.
 
-tests/test_slurm_options.py holds the table against `sbatch --help`, so that an option of another version is noticed.
-Those that are not in it are passed on: `sbatch` refuses what it does not know.
+tests/launchers/test_slurm_options.py holds the table against `sbatch --help`, so that an option of another version is
+noticed. Those that are not in it are passed on: `sbatch` refuses what it does not know.
 """
 
 from __future__ import annotations

@@ -1,0 +1,319 @@
+"""The live view in a real JupyterLab in a real Chromium. Screenshots are kept in build/screenshots; look at them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import pytest
+
+from tests.support.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
+from tests.tools.run_notebooks import FOLDER, LIMIT_BYTES
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+
+STAYS = ".jp-RenderedPlotly.js-plotly-plot .scatterlayer .trace"
+"""A curve of a chart that needs no kernel."""
+
+HAS_A_PICTURE = "() => JSON.stringify(jupyterapp.shell.currentWidget.content.model.toJSON()).includes('image/png')"
+"""JupyterLab adds the picture of a chart that it has drawn, for everything that has no Plotly."""
+
+LAST_STEP = """() => {
+    const plot = document.querySelector('.js-plotly-plot');
+    return plot?._fullData?.length ? Math.max(...plot._fullData.map(trace => trace.x[trace.x.length - 1])) : 0;
+}"""
+
+SLOWLY = {
+    "epochs = 15": "epochs = 5000",
+    "batch_size = 48": "batch_size = 480",
+    "optimizer.step()": "optimizer.step(), __import__('time').sleep(0.2)",
+}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    for notebook in FOLDER.glob("*.ipynb"):
+        shutil.copy(notebook, folder)
+    with lab_and_its_end(folder) as jupyterlab:
+        jupyterlab.folder = folder
+        yield jupyterlab
+
+
+def screenshot(page, name):
+    page.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+
+def test_a_click_on_a_heading_sorts_a_table(page):
+    source = (
+        "import course, pandas as pd\n"
+        "course.sortable(pd.DataFrame({'ms': [2.5, 10, 1], 'way': ['b', 'a', 'c']}, index=list('xyz')))"
+    )
+    write(page.folder, "table.ipynb", source)
+    page.open("table.ipynb")
+    page.run_cell(0)
+    heading = page.page.locator("th.col_heading", has_text="ms")
+    heading.wait_for()
+    rows = page.page.locator(".jp-OutputArea tbody th")
+    assert rows.all_text_contents() == ["x", "y", "z"]
+    heading.click()
+    assert rows.all_text_contents() == ["z", "x", "y"], "by number, not by text"
+    assert heading.get_attribute("aria-sort") == "ascending"
+    page.page.locator(".jp-OutputArea table").focus()  # as by the tab key; it hands on to its first heading
+    page.page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert rows.all_text_contents() == ["y", "x", "z"]
+    page.page.locator("th.col_heading", has_text="way").click()
+    assert rows.all_text_contents() == ["y", "x", "z"]
+    assert page.real_errors() == []
+
+
+def test_curves_grow_while_the_cell_runs_and_stop_is_obeyed(page):
+    """Lesson 00 with many epochs, of a few steps that mostly wait: a page that draws ten times a second, and ranks that
+    compute, would take all cores. Cells 0 to 4 are parameters, imports, the machine, the function, the launch."""
+    lesson = (page.folder / "00_start_here.ipynb").read_text()
+    for line, instead in SLOWLY.items():
+        assert lesson.count(line) == 1
+        lesson = lesson.replace(line, instead)
+    (page.folder / "long.ipynb").write_text(lesson)
+    page.open("long.ipynb")
+    for index in range(4):
+        page.run_cell(index)
+    page.wait_until_run(3)
+    launched = time.monotonic()
+    page.run_cell(4)
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    drawn_s = time.monotonic() - launched
+    assert drawn_s < 5 * page.opened_s, "two ranks' curves in a few times what it takes to open a notebook"
+    for _ in range(4):  # the curves grow, and keep growing
+        before = page.page.evaluate(LAST_STEP)
+        page.wait_for(f"before => ({LAST_STEP})() > before", before)
+    assert page.is_running(4)
+    labels = page.page.locator(".js-plotly-plot .legendtext").all_text_contents()
+    assert labels == ["rank 0", "rank 1", "mean"]
+    page.page.locator(".lm-TabBar-tabLabel", has_text="rank 1").click()
+    page.page.locator("pre:visible", has_text="epoch 0").wait_for()
+    screenshot(page, "1_running")
+    asked = time.monotonic()
+    page.page.locator("button.jupyter-button", has_text="Stop").click()
+    page.wait_until_run(4)
+    took = time.monotonic() - asked
+    page.page.locator("b", has_text="train: stopped").wait_for()
+    page.page.locator(STAYS).first.wait_for()
+    screenshot(page, "2_stopped")
+    assert took < drawn_s, "sooner than ranks start and their first curves are drawn"
+    assert page.page.locator("button.jupyter-button", has_text="Stop").count() == 0, "what stays needs no kernel"
+    assert page.real_errors() == []
+
+
+def test_the_first_lesson_runs_by_itself_and_the_saved_file_is_small(page):
+    page.open("00_start_here.ipynb")
+    page.run_all()
+    last = page.page.locator(".jp-CodeCell").count() - 1
+    page.wait_until_run(last, timeout_s=5 * LONG_S)
+    page.page.locator("text=ready: 2 ranks trained and talked").wait_for()
+    page.cell(4).scroll_into_view_if_needed()
+    page.page.locator(STAYS).first.wait_for(state="attached")
+    screenshot(page, "3_first_lesson")
+    page.wait_for(HAS_A_PICTURE)
+    page.save(page.folder / "00_start_here.ipynb")
+    saved = (page.folder / "00_start_here.ipynb").read_text()
+    assert len(saved.encode()) <= LIMIT_BYTES
+    assert "widget-view+json" not in saved
+    assert page.real_errors() == []
+
+
+def test_a_background_run_and_a_failure_are_shown_readably(page):
+    write(
+        page.folder,
+        "failure.ipynb",
+        "import time, labkit, torch.distributed as dist",
+        "def forever(worker):\n    while True:\n        worker.log(loss=1.0)\n"
+        "        time.sleep(0.2)\n        dist.barrier()",
+        "run = labkit.launch(forever, wait=False)",
+        "6 * 7",
+        "def train(worker):\n    for step in range(40):\n        worker.log(loss=1 / (1 + step))\n"
+        "        if worker.rank == 1 and step == 30:\n            raise ValueError('image 17 has no label')\n"
+        "        dist.barrier()\nlabkit.launch(train)",
+    )
+    page.open("failure.ipynb")
+    for index in range(3):
+        page.run_cell(index)
+    page.wait_until_run(2)
+    page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.run_cell(3)
+    page.wait_until_run(3)
+    before = page.page.evaluate(LAST_STEP)
+    # The live view goes on after another cell has run.
+    page.wait_for(f"before => ({LAST_STEP})() > before", before)
+    page.page.locator("button.jupyter-button", has_text="Stop").click()
+    page.page.locator("b", has_text="forever: stopped").wait_for()
+    page.run_cell(4)
+    page.wait_until_run(4)
+    shown = page.cell(4)
+    shown.locator("text=rank 1 failed: ValueError: image 17 has no label").first.wait_for()
+    text = shown.inner_text()
+    assert "Cell In[5], line 5, in train" in text
+    assert "raise ValueError('image 17 has no label')" in text
+    assert "labkit/monitor/run.py" not in text
+    shown.locator("summary", has_text="what became of the other rank").click()
+    became = re.compile("rank 0 (lost its connection as a consequence|was still running and was ended)")
+    shown.locator("li", has_text=became).wait_for()
+    shown.scroll_into_view_if_needed()
+    screenshot(page, "4_failure")
+    assert page.real_errors() == []
+
+
+STUCK = """
+import time, labkit, torch.distributed as dist
+
+def train(worker):
+    for step in range(20):
+        worker.log(loss=1 / (1 + step))
+    if worker.rank == 0:
+        print("rank 0 never joins the others")
+        time.sleep(1e6)
+    dist.barrier()
+"""
+
+
+def test_stop_frees_a_cell_whose_ranks_are_stuck_in_a_collective(page):
+    write(page.folder, "stuck.ipynb", STUCK.strip(), "labkit.launch(train, world_size=2)")
+    page.open("stuck.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    launched = time.monotonic()
+    page.run_cell(1)
+    shown = page.cell(1)
+    shown.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    drawn_s = time.monotonic() - launched
+    shown.locator("pre", has_text="rank 0 never joins").wait_for()
+    assert page.is_running(1)
+    asked = time.monotonic()
+    shown.locator("button.jupyter-button", has_text="Stop").click()
+    page.wait_until_run(1)
+    assert time.monotonic() - asked < drawn_s, "sooner than ranks start and their first curves are drawn"
+    shown.locator("b", has_text="train: stopped").wait_for()
+    shown.locator(STAYS).first.wait_for()
+    assert shown.locator("button.jupyter-button", has_text="Stop").count() == 0
+    screenshot(page, "5_stop_stuck")
+    assert page.real_errors() == []
+
+
+def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
+    write(page.folder, "hang.ipynb", STUCK.strip(), "labkit.launch(train, world_size=3, timeout_s=2)")
+    page.open("hang.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    page.run_cell(1)
+    page.wait_until_run(1)
+    shown = page.cell(1)
+    shown.locator("b", has_text="train: failed").wait_for()
+    text = shown.inner_text()
+    assert "rank 0 has not entered barrier #1 (default group; ranks 1 and 2 wait in it at Cell In[1], line 9)" in text
+    assert "rank 0 is in time.sleep at Cell In[1], line 8" in text
+    assert "time.sleep(1e6)" in text
+    assert "Rank 0 stood apart" in text
+    assert "labkit/monitor/run.py" not in text
+    shown.locator("summary", has_text="what became of the other 2 ranks").click()
+    shown.locator("li", has_text="rank 1 waits in barrier at Cell In[1], line 9").wait_for()
+    shown.scroll_into_view_if_needed()
+    screenshot(page, "6_hang")
+    assert page.real_errors() == []
+
+
+EXPLORE = """
+import plotly.graph_objects as go
+from course.explore import explore
+
+
+def bars(batch_size=128, bandwidth_gb_s=10, latency_us=10):
+    return go.Figure(go.Bar(x=["batch", "latency"], y=[batch_size, latency_us]), {"title": f"batch {batch_size}"})
+
+
+explore(bars, batch_size=[64, 128, 256], bandwidth_gb_s=[1, 10], latency_us=[1, 10, 100])
+"""
+SHOWN = "() => document.querySelector('.jp-OutputArea-output .gtitle')?.textContent"
+
+
+def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
+    write(page.folder, "explore.ipynb", EXPLORE)
+    page.open("explore.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+    page.wait_for(f"() => ({SHOWN})() == 'batch 128'")
+    page.page.locator(".noUi-handle").first.focus()
+    page.page.keyboard.press("ArrowRight")
+    page.wait_for(f"() => ({SHOWN})() == 'batch 256'")
+    page.page.locator(".jp-RenderedPlotly").nth(1).wait_for(state="detached")  # the last one
+    assert page.page.locator(".jp-RenderedPlotly").count() == 1
+    assert page.page.locator(".widget-readout").first.inner_text() == "256"
+    screenshot(page, "explore")
+    page.save(page.folder / "explore.ipynb")
+    assert (page.folder / "explore.ipynb").stat().st_size < 50_000
+    assert page.real_errors() == []
+
+
+SESSION = (
+    """
+import os, time, torch, torch.distributed as dist, labkit
+ranks = labkit.Session(2, idle_s=3600)
+ranks
+""",
+    """
+def train(worker, steps=100_000):
+    for step in range(steps):
+        total = torch.tensor(float(worker.rank))
+        dist.all_reduce(total)
+        worker.log(loss=1 / (1 + step))
+        time.sleep(0.1)
+run = labkit.launch(train, on=ranks, wait=False)
+""",
+    "run.stop()\nrun.status, run.states",
+    """
+def die(worker):
+    if worker.rank == 1:
+        os._exit(3)
+    dist.barrier()
+try:
+    labkit.launch(die, on=ranks, live=False)
+except labkit.WorkerFailed as failure:
+    print(failure.diagnosis.headline)
+""",
+    "print(labkit.launch(train, 3, on=ranks, live=False).status)",
+    "labkit.processes()",
+)
+
+
+def test_a_session_shows_its_ranks_idle_busy_and_replaced_until_it_is_closed(page):
+    write(page.folder, "session.ipynb", *SESSION)
+    page.open("session.ipynb")
+    page.run_cell(0)
+    view = page.cell(0).locator(".jp-OutputArea").last
+    view.locator("text=/idle · end in 60 min/").wait_for()
+    for rank in (0, 1):
+        view.locator(f"text=/rank {rank} ?idle/").or_(view.locator("b", has_text=f"rank {rank}")).first.wait_for()
+    screenshot(page, "session_idle")
+    page.run_cell(1)
+    view.locator("text=/busy with train/").wait_for()
+    view.locator("td", has_text="running").first.wait_for()
+    page.page.locator(".js-plotly-plot").first.wait_for()
+    screenshot(page, "session_busy")
+    page.run_cell(2)
+    page.wait_until_run(2)
+    page.run_cell(3)
+    page.wait_until_run(3)
+    assert "rank 1 died (exit code 3)" in page.cell(3).inner_text()
+    view.locator("td", has_text="after exit code 3").wait_for()
+    page.run_cell(4)
+    page.wait_until_run(4)
+    view.scroll_into_view_if_needed()
+    screenshot(page, "session_replaced")
+    page.run_cell(5)
+    page.cell(5).locator("text=/session/").first.wait_for()
+    screenshot(page, "processes")
+    view.locator("button", has_text="Close").click()
+    page.cell(0).locator("text=/gone: they were closed/").wait_for()
+    screenshot(page, "session_closed")
+    assert page.real_errors() == []

@@ -1,0 +1,328 @@
+"""Every kind of chart in a real JupyterLab: it is alive at once, and fits its cell, at three widths and in both themes.
+
+Screenshots, of two of the widths, are kept in build/screenshots; look at them.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.support.browser import LATE, LONG_S, SCREENSHOTS, lab_and_its_end, write
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+SETTLED_S = 15
+"""How long charts may take to fit a window that has changed, on a machine that is busy."""
+
+PICTURED = (800, 1280)
+"""The widths at which screenshots are taken: the narrowest, and that of most windows."""
+
+PREPARE = """
+import labkit, plotly.express as px, time
+from course.explore import explore
+
+def train(worker, names, steps, pause_s=0.02):
+    for step in range(steps):
+        worker.log(**{name: 1000 / (1 + step + worker.rank) for name in names})
+        print("step", step)
+        time.sleep(pause_s)
+
+def learn(worker, steps):
+    import torch
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.ReLU(), torch.nn.Linear(400, 10))
+    if worker.world_size > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        model(torch.ones(16, 300)).square().mean().backward()
+        optimizer.step()
+        worker.log(loss=1 / (1 + step))
+    return getattr(model, "module", model).state_dict()
+
+names = ["loss", "accuracy", "gradient_norm", "learning_rate", "loss_of_validation", "time_of_a_step_ms"]
+ranks = labkit.Session(2, idle_s=3600)
+one = six = None
+ranks
+"""
+LIVE = {
+    "a live view of one panel": """
+if one:
+    one.stop()
+one = labkit.launch(train, names[:1], 10**6, 0.5, on=ranks, wait=False)
+one
+""",
+    "a live view of six panels": """
+if one:
+    one.stop()
+six = labkit.launch(train, names, 10**6, 0.5, on=ranks, wait=False)
+six
+""",
+}
+STILL = {
+    "a run of one panel": """
+if six:
+    six.stop()
+run = labkit.launch(train, names[:1], 20, on=ranks)
+""",
+    "a run of six panels": "many = labkit.launch(train, names, 20, on=ranks, name='a name that is rather long')",
+    "run.figure()": "run.figure()",
+    "labkit.show": "labkit.show(px.scatter(x=[1, 2, 3], y=[3, 1, 2], title='three points'))",
+    "bars": "labkit.charts.bars(['steps of one rank', 'steps of all ranks'], [1234.5, 2], 'ms', 'a long title ' * 9)",
+    "parts": "labkit.charts.stacked({way: dict.fromkeys(labkit.profiling.PARTS, 1) for way in ('DDP', 'ZeRO')}, 'ms')",
+    "labkit.compare": "labkit.compare({'one process': run, 'distributed data parallel': many})",
+    "labkit.compare of functions": """
+ways = {'one process': learn, 'distributed': learn}
+compared = labkit.compare(ways, world_size={'one process': 1}, on=ranks, steps=14)
+""",
+    "explore": """
+def draw(batch_size=128, latency_us=10):
+    return px.line(x=[1, batch_size], y=[latency_us, 1], title=f"batch {batch_size}")
+
+explore(draw, batch_size=[64, 128, 256], latency_us=[1, 10, 100])
+""",
+}
+CHARTS = {"a session": PREPARE, **LIVE, **STILL}
+
+TOO_WIDE = """cell => {
+    const wrong = [];
+    for (const output of cell.querySelectorAll('.jp-OutputArea-output')) {
+        const room = output.getBoundingClientRect(), right = Math.min(room.right, innerWidth);
+        for (const part of output.querySelectorAll('.jupyter-widgets, .widget-html-content'))
+            if (part.getBoundingClientRect().right > right + 1)
+                wrong.push(`${part.className} to ${part.getBoundingClientRect().right} in ${right}`);
+        if (output.scrollWidth > output.clientWidth + 1 && !output.querySelector('th.col_heading'))
+            wrong.push(`${output.className} scrolls: ${output.scrollWidth} px in ${output.clientWidth}`);
+        const plots = [...output.querySelectorAll('.js-plotly-plot')];
+        if (output.matches('.js-plotly-plot')) plots.push(output);
+        for (const plot of plots) {
+            if (plot.querySelector('.main-svg').clientHeight < 150) wrong.push('is squashed');
+            for (const part of plot.querySelectorAll('.main-svg, .legend, .gtitle, .xtitle, .ytitle, .xtick, .ytick')) {
+                const box = part.getBoundingClientRect();
+                if (box.width && (box.left < room.left - 1 || box.right > right + 1))
+                    wrong.push(`${part.classList} from ${box.left} to ${box.right} in ${room.left} to ${right}`);
+            }
+        }
+    }
+    return wrong;
+}"""
+LIES_OVER = """cell => {
+    const wrong = [];
+    for (const plot of cell.querySelectorAll('.js-plotly-plot')) {
+        const panels = [...plot.querySelectorAll('.nsewdrag')];
+        for (const part of plot.querySelectorAll('.legend, .gtitle, .xtitle, .ytitle'))
+            for (const panel of panels) {
+                const a = part.getBoundingClientRect(), b = panel.getBoundingClientRect();
+                const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                if (a.width && x > 2 && y > 2) wrong.push(`${part.classList} lies ${x} x ${y} px over a panel`);
+            }
+    }
+    return wrong;
+}"""
+
+HARD_TO_READ = """cell => {
+    const probe = document.body.appendChild(document.createElement('div'));
+    probe.style.background = 'var(--jp-layout-color0)';
+    const numbers = color => color.match(/[\\d.]+/g).map(Number);
+    const ground = numbers(getComputedStyle(probe).backgroundColor);
+    probe.remove();
+    const luminance = color => {
+        const linear = part => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+        const [r, g, b] = color.map(part => linear(part / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const contrast = color => {
+        const alpha = color[3] ?? 1, seen = [0, 1, 2].map(i => alpha * color[i] + (1 - alpha) * ground[i]);
+        const [low, high] = [luminance(seen), luminance(ground)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const wrong = [], words = '.xtick text, .ytick text, .legendtext, .gtitle, .xtitle, .ytitle';
+    for (const plot of cell.querySelectorAll('.js-plotly-plot')) {
+        const paper = numbers(getComputedStyle(plot.querySelector('.main-svg')).backgroundColor);
+        if (paper[3] !== 0) wrong.push(`lies on a ground of its own: ${paper}`);
+        for (const text of plot.querySelectorAll(words)) {
+            const ratio = contrast(numbers(getComputedStyle(text).fill));
+            if (ratio < 4.5) wrong.push(`${text.classList} ${text.textContent}: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+        for (const line of plot.querySelectorAll('.scatterlayer path.js-line')) {
+            const ratio = contrast(numbers(getComputedStyle(line).stroke));
+            if (ratio < 2.2) wrong.push(`a curve: ${ratio.toFixed(1)} : 1 on ${ground}`);
+        }
+    }
+    return wrong;
+}"""
+"""Words of less than 4.5 : 1, which WCAG 2 asks of small text, and charts that are not transparent. Of curves, the
+palest of Okabe and Ito's colours, the orange, has 2.2 : 1 on white."""
+
+
+HAS_PLOTLY = "() => globalThis.labkitsPlotly !== undefined"
+TOO_LATE = """() => {
+    const timeout = AbortSignal.timeout.bind(AbortSignal);
+    window.isBusy = true;
+    AbortSignal.timeout = ms => timeout(window.isBusy ? 0 : ms);
+}"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    write(folder, "charts.ipynb", *(source.strip() for source in CHARTS.values()))
+    with lab_and_its_end(folder) as jupyterlab:
+        jupyterlab.large = []
+        jupyterlab.page.on("websocket", lambda socket: socket.on("framereceived", large(jupyterlab.large)))
+        jupyterlab.open("charts.ipynb")
+        jupyterlab.run_cell(0)
+        jupyterlab.wait_until_run(0)
+        yield jupyterlab
+
+
+def large(found):
+    """Return what notes those messages that only Plotly's five megabytes can be."""
+    return lambda message: found.append(len(message)) if len(message) > 3_000_000 else None
+
+
+def settle(page, index):
+    """Scroll a cell into view, wait until its charts fit (or for `SETTLED_S`), and return the cell."""
+    cell = page.cell(index)
+    cell.locator(".jp-OutputArea").last.scroll_into_view_if_needed()
+    deadline, before = time.monotonic() + SETTLED_S, None
+    while time.monotonic() < deadline:
+        now = cell.evaluate(f"cell => [({TOO_WIDE})(cell), ({LIES_OVER})(cell), cell.offsetHeight]")
+        if now == before and not now[0] and not now[1]:
+            break
+        before = now
+        page.page.wait_for_timeout(250)  # Plotly itself waits for 100 ms
+    return cell
+
+
+def look_at(page, kinds):
+    """At every width, and in the dark: nothing of these charts is wider than its cell, lies over a panel, or is pale.
+
+    First in a window of the same width that is only higher: no chart may lose its height for that.
+    """
+    wrong = []
+    for theme, widths in (("Light", (1280, 800, 1100, 1600)), ("Dark", (800,))):
+        page.command("apputils:change-theme", theme=f"JupyterLab {theme}")
+        for kind in kinds:  # nobody changes both at once; a chart may then stay as wide as it was
+            settle(page, list(CHARTS).index(kind))
+        for width in widths:
+            page.page.set_viewport_size({"width": width, "height": 1300})
+            for kind in kinds:
+                cell = settle(page, list(CHARTS).index(kind))
+                is_labkits = kind not in ("labkit.show", "explore")  # Plotly Express has a look of its own
+                for test in (TOO_WIDE, LIES_OVER, *[HARD_TO_READ] * is_labkits):
+                    wrong += [f"{kind}, {theme}, {width} px: {what}" for what in cell.evaluate(test)]
+                if width in PICTURED:
+                    name = kind.replace(" ", "_").replace("()", "")
+                    # With the caret as it is: hiding it has the page's style computed anew, twice.
+                    cell.screenshot(path=SCREENSHOTS / f"chart_{name}_{width}_{theme}.png", caret="initial")
+    assert wrong == []
+
+
+DRAWN_AT = """plot => {
+    const {left, top} = plot.getBoundingClientRect();
+    return plot._fullData.map((trace, i) => {
+        const axis = id => plot._fullLayout[id[0] + 'axis' + id.slice(1)];
+        const x = axis(trace.xaxis || 'x'), y = axis(trace.yaxis || 'y'), points = plot.calcdata[i];
+        const point = points[Math.floor(points.length / 2)];
+        const [a, b] = trace.type != 'bar' ? [point.x, point.y]
+            : trace.orientation == 'h' ? [(point.b + point.s) / 2, point.p] : [point.p, (point.b + point.s) / 2];
+        return [left + x._offset + x.c2p(a), top + y._offset + y.c2p(b)];
+    }).filter(place => place.every(Number.isFinite));
+}"""
+"""Where the middle point of each trace is drawn, in px."""
+
+
+def hover(page, index):
+    """Point at one trace of a chart after another until it says what is there."""
+    cell = page.cell(index)
+    plot = cell.locator(".js-plotly-plot").first
+    plot.scroll_into_view_if_needed()
+    for _ in range(3):  # a live chart moves on
+        for x, y in plot.evaluate(DRAWN_AT):
+            page.page.mouse.move(x - 3, y)
+            page.page.mouse.move(x, y)
+            page.page.wait_for_timeout(200)
+            if cell.locator(".hoverlayer .hovertext, .hoverlayer .legend").count():
+                return True
+    return False
+
+
+def test_a_chart_for_which_plotly_came_too_late_is_made_again(page):
+    """anywidget gives a model two seconds to load; here none, as on a machine that is busy, until there is another.
+    Such a chart has no curve and does not hear of any."""
+    page.page.evaluate(TOO_LATE)
+    page.run_cell(1)
+    cell = page.cell(1)
+    deadline = time.monotonic() + LONG_S
+    while not any(LATE in error for error in page.errors) and time.monotonic() < deadline:
+        page.page.wait_for_timeout(100)
+    page.page.evaluate("() => { window.isBusy = false; }")
+    cell.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    assert cell.locator(".js-plotly-plot").count() == 1, "in the place of the empty one"
+    assert any(LATE in error for error in page.errors), "it was too late once"
+    page.errors.clear()  # Plotly could not draw curves that it had not been told of
+
+
+@pytest.mark.parametrize("kind", LIVE)
+def test_a_live_view_fits_its_cell(page, kind):
+    index = list(CHARTS).index(kind)
+    has_plotly, page.large[:] = page.page.evaluate(HAS_PLOTLY), []
+    page.run_cell(index)
+    cell = page.cell(index)
+    cell.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    assert len(page.large) == (0 if has_plotly else 1), "a page gets Plotly once"
+    look_at(page, [kind])
+    assert cell.locator(".legendtext").all_text_contents() == ["rank 0", "rank 1", "mean"]
+    assert hover(page, index)
+    assert page.real_errors() == []
+
+
+def test_a_chart_that_stays_is_alive_at_once_and_fits_its_cell(page):
+    indices = [list(CHARTS).index(kind) for kind in STILL]
+    for index in indices:
+        page.run_cell(index)
+        page.wait_until_run(index)
+        page.cell(index).locator(".jp-RenderedPlotly.js-plotly-plot .main-svg").first.wait_for()
+        assert page.cell(index).locator(".jp-RenderedPlotly img:visible").count() == 0, "no picture in its place"
+    page.errors.clear()  # those of the short runs' live views: another test looks at live views
+    look_at(page, ["a session", *STILL])
+    assert [kind for kind, index in zip(STILL, indices, strict=True) if not hover(page, index)] == []
+    # A short run is over, and its live view taken away, while a slow browser still makes its parts.
+    of_taken_away = ("Could not add child view to box", "no comm channel defined", "null (reading 'widgets')")
+    # And JupyterLab's Plotly says this of a chart that it is drawing anew when the window changes; it is whole after.
+    harmless = (*of_taken_away, "This element is not a Plotly plot")
+    assert [error for error in page.real_errors() if not any(words in error for words in harmless)] == []
+
+
+def test_a_comparison_draws_the_runs_that_are_ticked(page):
+    index = list(CHARTS).index("labkit.compare of functions")
+    cell = page.cell(index)
+    if not cell.locator(".js-plotly-plot").count():  # this test alone
+        page.run_cell(index)
+        page.wait_until_run(index)
+    cell.locator(".jp-RenderedPlotly.js-plotly-plot .main-svg").nth(3).wait_for()
+    rows = (
+        "() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(p => p._fullLayout?.yaxis?._categories ?? [])"
+    )
+
+    def wait_for_rows(*wanted):
+        deadline = time.monotonic() + LONG_S
+        while not {"one process", "distributed"} & {*wanted} <= {*page.page.evaluate(rows)} or (
+            "one process" not in wanted and "one process" in page.page.evaluate(rows)
+        ):
+            assert time.monotonic() < deadline, page.page.evaluate(rows)
+            page.page.wait_for_timeout(100)
+
+    wait_for_rows("one process", "distributed")
+    box = cell.locator("label.widget-label-basic, .widget-checkbox label", has_text="one process").first
+    box.click()
+    wait_for_rows("distributed")
+    cell.locator("th.row_heading", has_text="one process").wait_for(state="detached")  # nor in the table
+    cell.screenshot(path=SCREENSHOTS / "chart_compare_one_ticked_off.png")
+    box.click()
+    wait_for_rows("one process", "distributed")
+    cell.locator("button", has_text="this machine's clock").click()
+    cell.locator(".gtitle", has_text="this machine's clock").first.wait_for()

@@ -1,0 +1,362 @@
+"""What stays of a run in a real JupyterLab: after a reload, in other widgets, after a restart, in another environment.
+
+Screenshots are kept in build/screenshots; look at them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
+
+pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+
+PREPARE = """
+import time, labkit, course
+import ipywidgets as widgets
+from IPython.display import display
+
+def train(worker, steps=60, then="returns"):
+    for step in range(steps):
+        worker.log(loss=1 / (1 + step) + worker.rank)
+    if then == "fails" and worker.rank == 1:
+        raise ValueError("image 17 has no label")
+    while then == "stands still":
+        time.sleep(0.1)
+    while then == "goes on":
+        step += 1
+        worker.log(loss=1 / (1 + step) + worker.rank)
+        time.sleep(0.2)
+
+def fails():
+    try:
+        labkit.launch(train, then="fails")
+    except labkit.WorkerFailed:
+        pass
+"""
+
+DRAWN = """cell => [...cell.querySelectorAll('.js-plotly-plot')]
+    .filter(plot => plot.offsetParent && plot._fullData)
+    .map(plot => plot._fullData.map(trace => [trace._length, trace.mode]))"""
+"""Of each chart that can be seen, how many points each curve has, and how it is drawn."""
+
+WHOLE = [[[60, "lines"]] * 3]
+"""One chart: two ranks and their mean, all points of each, and no markers."""
+
+IDLE = "text=/\\| Idle/"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab")
+    with lab_and_its_end(folder) as jupyterlab:
+        jupyterlab.folder = folder
+        yield jupyterlab
+
+
+def opened(page, name, *cells):
+    """Open a notebook of these cells, below the first, which has run."""
+    write(page.folder, f"{name}.ipynb", PREPARE.strip(), *(cell.strip() for cell in cells))
+    page.open(f"{name}.ipynb")
+    page.run_cell(0)
+    page.wait_until_run(0)
+
+
+def screenshot(page, name):
+    page.page.screenshot(path=SCREENSHOTS / f"stays_{name}.png")
+
+
+def wait_until_drawn(page, index, wanted=WHOLE):
+    """Wait until what can be seen of a cell's charts is this."""
+    for _ in range(10 * LONG_S):
+        if (found := page.cell(index).evaluate(DRAWN)) == wanted:
+            return
+        page.page.wait_for_timeout(100)
+    raise AssertionError(f"drawn is {found}, not {wanted}")
+
+
+def says(page, index, words):
+    """Wait until a cell's output says this."""
+    page.cell(index).locator(".jp-OutputArea b:visible", has_text=words).first.wait_for()
+
+
+def reopen(page, name):
+    """Close the notebook and open it again; its kernel goes on."""
+    page.page.evaluate("() => jupyterapp.shell.currentWidget.close()")
+    page.page.locator(".jp-Notebook").wait_for(state="detached")
+    page.page.evaluate("name => jupyterapp.commands.execute('docmanager:open', {path: name})", f"{name}.ipynb")
+    page.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+
+
+def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
+    """Saved while they ran, so that the file has the views of widgets: running, standing still, finished, failed."""
+    going = 'labkit.launch(train, then="{}", wait=False, name="{}")'
+    opened(
+        page,
+        "reload",
+        f"still = {going.format('stands still', 'still')}",
+        f"ends = {going.format('goes on', 'ends')}",
+        "labkit.launch(train, wait=False, name='short')",
+        "fails()",
+        "labkit.launch(train, then='goes on', name='blocking')",
+    )
+    for index in range(1, 5):
+        page.run_cell(index)
+        page.wait_until_run(index)
+    page.cell(2).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.save(page.folder / "reload.ipynb")
+    page.reload()
+    wait_until_drawn(page, 1)  # of a run that stands still, all points
+    assert page.cell(1).locator("button", has_text="Stop").is_enabled()
+    screenshot(page, "reloaded_running")
+    page.cell(2).locator("button", has_text="Stop").click()
+    says(page, 2, "ends: stopped")
+    says(page, 3, "short: finished")
+    page.cell(3).locator(".jp-RenderedPlotly:visible").wait_for()  # as the file has it
+    page.cell(4).locator("b:visible", has_text="rank 1 failed: ValueError: image 17 has no label").first.wait_for()
+    page.cell(4).scroll_into_view_if_needed()
+    screenshot(page, "reloaded_failed")
+    # While a cell runs, a kernel answers nothing to a page that has just been loaded; once it has ended, all is there.
+    page.run_cell(5)
+    page.cell(5).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.save(page.folder / "reload.ipynb")
+    page.reload()
+    page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
+    says(page, 5, "blocking: stopped")
+    page.cell(5).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    assert page.cell(5).locator("button", has_text="Stop").count() == 0
+    page.cell(5).scroll_into_view_if_needed()
+    screenshot(page, "reloaded_stopped")
+    page.save(page.folder / "reload.ipynb")
+    reopen(page, "reload")
+    for index, words in ((2, "ends: stopped"), (3, "short: finished"), (5, "blocking: stopped")):
+        says(page, index, words)
+    wait_until_drawn(page, 1)
+    screenshot(page, "reopened")
+    assert page.real_errors() == []
+
+
+WITHIN = {
+    "Output": "out = widgets.Output()\ndisplay(out)\nwith out:\n    labkit.launch(train)",
+    "Output, failing": "out = widgets.Output()\ndisplay(out)\nwith out:\n    fails()",
+    "Tab": """
+outs = [widgets.Output(), widgets.Output()]
+display(widgets.Tab(outs, selected_index=1))
+with outs[1]:
+    labkit.launch(train)
+""",
+    "Accordion": """
+out = widgets.Output()
+display(widgets.Accordion([out], selected_index=0))
+with out:
+    labkit.launch(train)
+""",
+    "on_click": """
+out, button = widgets.Output(), widgets.Button(description="launch")
+def clicked(_):
+    with out:
+        labkit.launch(train)
+button.on_click(clicked)
+display(button, out)
+""",
+    "interact": "widgets.interact(lambda steps: labkit.launch(train, steps), steps=widgets.Dropdown(options=[60]))",
+}
+
+
+def test_within_other_widgets_a_run_leaves_what_stays(page):
+    opened(page, "within", *WITHIN.values())
+    for index, kind in enumerate(WITHIN, 1):
+        page.run_cell(index)
+        page.wait_until_run(index)
+        if kind == "on_click":
+            page.cell(index).locator("button", has_text="launch").click()
+
+    def all_stays(when):
+        for index, kind in enumerate(WITHIN, 1):
+            page.cell(index).scroll_into_view_if_needed()
+            if "failing" in kind:
+                page.cell(index).locator("b:visible", has_text="rank 1 failed: ValueError: image 17").first.wait_for()
+                says(page, index, "train: failed")
+            else:
+                says(page, index, "train: finished")
+                wait_until_drawn(page, index)
+            assert page.cell(index).locator("button", has_text="Stop").count() == 0
+            screenshot(page, f"within_{kind.replace(', ', '_')}_{when}")
+
+    all_stays("at once")
+    page.save(page.folder / "within.ipynb")
+    page.reload()
+    all_stays("reloaded")
+    assert page.real_errors() == []
+
+
+def test_controls_work_after_a_reload(page):
+    """Boxes to tick, sliders, predictions, the views of a session and of processes; nothing old stays in sight."""
+    opened(
+        page,
+        "controls",
+        "runs = {name: labkit.launch(train, name=name, live=False) for name in ('one', 'two')}\nlabkit.compare(runs)",
+        """
+import plotly.graph_objects as go
+from course.explore import explore
+def bars(batch_size=128):
+    return go.Figure(go.Bar(x=["batch"], y=[batch_size]), {"title": f"batch {batch_size}"})
+explore(bars, batch_size=[64, 128, 256])
+""",
+        'guess = course.predict("Which rank is first?", "rank 0", "rank 1")\nguess',
+        "ranks = labkit.Session(2, idle_s=3600)\nranks",
+        "labkit.processes()",
+        'guess.reveal("rank 1")',
+        "ranks.close()",
+    )
+    for index in range(1, 6):
+        page.run_cell(index)
+        page.wait_until_run(index)
+    titles = """cell => [...cell.querySelectorAll('.js-plotly-plot')].filter(plot => plot.offsetParent)
+        .map(plot => plot.querySelector('.gtitle')?.textContent)"""
+    page.cell(2).locator(".gtitle", has_text="batch 128").wait_for()
+    page.page.wait_for_timeout(2500)  # longer than a page waits for outputs to change
+    assert page.cell(2).evaluate(titles) == ["batch 128"], "once, as an output"
+    page.save(page.folder / "controls.ipynb")
+    page.reload()
+    page.page.locator(IDLE).first.wait_for()
+    page.cell(2).locator(".noUi-handle").first.focus()
+    page.page.keyboard.press("ArrowRight")
+    page.cell(2).locator(".gtitle:visible", has_text="batch 256").first.wait_for()
+    assert page.cell(2).evaluate(titles) == ["batch 256"]
+    screenshot(page, "explore_reloaded")
+
+    def legend():
+        return page.cell(1).locator(".legendtext:visible").all_text_contents()
+
+    page.cell(1).scroll_into_view_if_needed()
+    page.cell(1).locator(".widget-checkbox label", has_text="one").first.click()
+    for _ in range(10 * LONG_S):
+        if "one" not in legend() and page.cell(1).locator("th.row_heading:visible").all_text_contents() == ["two"]:
+            break
+        page.page.wait_for_timeout(100)
+    else:
+        raise AssertionError(legend())
+    screenshot(page, "compare_reloaded")
+    for index in (6, 7):
+        page.run_cell(index)
+        page.wait_until_run(index)
+    page.cell(3).locator("span:visible", has_text="rank 1").first.wait_for()
+    assert page.cell(3).locator("button:visible").count() == 0
+    page.cell(4).locator("text=/gone: they were closed/").wait_for()
+    page.cell(5).locator("td:visible", has_text="ended").first.wait_for()
+    page.cell(4).scroll_into_view_if_needed()
+    screenshot(page, "session_reloaded")
+    assert page.real_errors() == []
+
+
+def test_after_a_restart_of_the_kernel_a_view_says_that_its_run_has_ended(page):
+    opened(page, "restart", "labkit.launch(train, then='goes on', wait=False)")
+    page.run_cell(1)
+    view = page.cell(1)
+    view.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    assert view.locator("button", has_text="Stop").is_enabled()
+    page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    view.locator("text=The kernel has been restarted: this run has ended with it.").wait_for()
+    assert view.locator("button", has_text="Stop").is_disabled()
+    screenshot(page, "restarted")
+
+
+BUTTONS = """() => [...new Set([...document.querySelectorAll('.js-plotly-plot .modebar-btn')]
+    .map(button => button.getAttribute('data-title')))]"""
+
+
+def test_charts_have_names_for_screen_readers_gaps_and_no_button_that_uploads_them(page):
+    opened(
+        page,
+        "charts",
+        """
+def gaps(worker):
+    for step in range(100_000):
+        worker.log(loss=float("nan") if 40_000 <= step < 60_000 else float("inf") if step == 90_000 else 1 / (1 + step))
+    while True:
+        time.sleep(0.1)
+run = labkit.launch(gaps, world_size=1, wait=False)
+""",
+        "labkit.charts.bars(['steps'], [2.0], 'ms', 'a title')",
+    )
+    for index in (1, 2):
+        page.run_cell(index)
+    page.cell(2).locator(".jp-RenderedPlotly[role=figure]").wait_for()
+    assert page.cell(2).locator(".jp-RenderedPlotly").get_attribute("aria-label") == "a title: steps 2"
+    view = page.cell(1)
+    page.wait_for(
+        """() => {
+            const [curve] = document.querySelector('.labkit-chart .js-plotly-plot')?._fullData ?? [];
+            return curve?.x[curve._length - 1] == 99999;
+        }"""
+    )
+    lines = view.locator(".scatterlayer .js-line").first.get_attribute("d")
+    assert lines.count("M") >= 3, "what is not finite is a gap"
+    assert "loss rank 0 from 1 to 1e-05" in view.locator(".labkit-chart[role=figure]").get_attribute("aria-label")
+    view.locator(".js-plotly-plot").first.hover()
+    screenshot(page, "gaps")
+    buttons = page.page.evaluate(BUTTONS)
+    assert any("Download" in button for button in buttons), buttons
+    assert not [button for button in buttons if "cloud" in button.lower() or "share" in button.lower()], buttons
+    took_ms = page.page.evaluate(
+        """async () => {
+            const Plotly = await globalThis.labkitPlotly.values().next().value.there;
+            const plot = document.querySelector('.labkit-chart .js-plotly-plot'), took = [];
+            for (const type of ['linear', 'log', 'linear', 'log']) {
+                const began = performance.now();
+                await Plotly.react(plot, plot.data, {...plot.layout, yaxis: {...plot.layout.yaxis, type}});
+                took.push(performance.now() - began);
+            }
+            return took;
+        }"""
+    )
+    print("redraws of 100,000 points, linear and logarithmic, in ms:", took_ms)
+    assert page.real_errors() == []
+
+
+@pytest.fixture(scope="module", params=["anywidget and plotly", "plotly", "all widgets"])
+def another(request, tmp_path_factory):
+    """JupyterLab in an environment that lacks what the kernel's has."""
+    lacks = {
+        "anywidget and plotly": ["anywidget", "jupyterlab-plotly"],
+        "plotly": ["jupyterlab-plotly"],
+        "all widgets": ["@jupyter-widgets/jupyterlab-manager", "anywidget", "jupyterlab-plotly"],
+    }
+    folder = tmp_path_factory.mktemp("lab")
+    with lab_and_its_end(folder, without=lacks[request.param]) as jupyterlab:
+        jupyterlab.folder, jupyterlab.lacks = folder, request.param
+        yield jupyterlab
+
+
+def test_a_page_of_another_environment_shows_pictures_and_says_what_it_lacks(another):
+    page = another
+    opened(page, "another", "labkit.launch(train, then='goes on')", "labkit.charts.bars(['a'], [1.0], 's', 'bars')")
+    page.run_cell(1)
+    view = page.cell(1)
+    says_missing = {
+        "anywidget and plotly": "pip install anywidget plotly",
+        "plotly": "pip install plotly",
+        "all widgets": "pip install ipywidgets anywidget plotly",
+    }[page.lacks]
+    view.locator(f"text={says_missing}").first.wait_for()
+    if page.lacks == "plotly":
+        view.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    elif page.lacks == "anywidget and plotly":
+        view.locator("img").first.wait_for()
+    else:
+        view.locator("text=/train: running · 2 ranks · step/").first.wait_for()
+    assert view.locator("text=javascript error").count() == 0
+    screenshot(page, f"another_running_{page.lacks.replace(' ', '_')}")
+    if page.lacks == "all widgets":
+        page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
+    else:
+        view.locator("button", has_text="Stop").click()
+    page.wait_until_run(1)
+    says(page, 1, "train: stopped")
+    if page.lacks != "plotly":
+        view.locator("img").first.wait_for()
+    page.run_cell(2)
+    page.cell(2).locator("img").first.wait_for()
+    assert "<Chart" not in page.cell(1).inner_text() + page.cell(2).inner_text()
+    screenshot(page, f"another_{page.lacks.replace(' ', '_')}")

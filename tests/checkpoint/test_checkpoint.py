@@ -1,0 +1,887 @@
+"""Checkpoints: resumed bit for bit, whole or not there at all, and clear when something is wrong."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import gc
+import hashlib
+import io
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import resource
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import labkit
+from labkit import profiling
+from labkit.checkpoint import CheckpointError, agreement, checkpoints, commit, files, load, saving, shards
+from labkit.system.windows import Windows
+from tests.conftest import shared_session
+from tests.support import resumable
+
+
+class Training:
+    """One process, no process group."""
+
+    def __init__(self, folder, order="sampler", keep=3, seed=5):
+        self.model = resumable.network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 2])
+        dataset = resumable.data()
+        self.sampler = DistributedSampler(dataset, 1, 0) if order == "sampler" else None
+        own = torch.Generator().manual_seed(9) if order == "generator" else None
+        self.loader = DataLoader(dataset, 16, shuffle=self.sampler is None, sampler=self.sampler, generator=own)
+        self.checkpoint = labkit.Checkpoint(
+            folder, keep=keep, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler
+        )
+        torch.manual_seed(seed)
+        random.seed(seed)
+
+    def run(self, epochs=3, stop_at=None, every=4):
+        """Train; stop in the middle of a step, without a word, after `stop_at` of them."""
+        for epoch in range(self.checkpoint.epoch, epochs):
+            if self.sampler:
+                self.sampler.set_epoch(epoch)
+            for images, labels in self.checkpoint.batches(self.loader):
+                if self.checkpoint.step == stop_at:
+                    return None
+                loss = nn.functional.cross_entropy(self.model(images * random.random()), labels)
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                if self.checkpoint.step % every == 0:
+                    self.checkpoint.save(loss=loss.item())
+            self.scheduler.step()
+            self.checkpoint.save()
+        everything = (self.model.state_dict(), self.optimizer.state_dict(), self.scheduler.state_dict())
+        return resumable.fingerprint(*everything, labkit.checkpoint.random_state())
+
+
+@pytest.fixture
+def three(tmp_path):
+    """A folder with three checkpoints, of steps 4, 6 and 8."""
+    Training(tmp_path / "runs").run(stop_at=9)
+    return tmp_path / "runs"
+
+
+# Going on
+
+
+@pytest.mark.parametrize("order", ["sampler", "shuffle", "generator"])
+@pytest.mark.parametrize("stop_at", [3, 6, 11])  # before the first checkpoint, at the end of an epoch, in the middle
+def test_a_resumed_training_is_bit_identical_to_one_that_never_stopped(order, stop_at, tmp_path):
+    expected = Training(tmp_path / "whole", order).run()
+    Training(tmp_path / "broken", order).run(stop_at=stop_at)
+    again = Training(tmp_path / "broken", order, seed=5 if stop_at == 3 else 77)
+    progress = again.checkpoint.resume()
+    assert progress.get("step", 0) == {3: 0, 6: 4, 11: 8}[stop_at]
+    assert again.run() == expected
+    assert (again.checkpoint.epoch, again.checkpoint.step) == (3, 18)
+
+
+@pytest.mark.spawns
+def test_worker_processes_that_draw_random_numbers_give_the_same_after_resuming(tmp_path):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return index + torch.rand(1)
+
+    def seen(folder, stop_at):
+        torch.manual_seed(3)
+        state = nn.Linear(1, 1)
+        checkpoint = labkit.Checkpoint(folder, model=state)
+        checkpoint.resume()
+        batches = []
+        for batch in checkpoint.batches(DataLoader(Noisy(), 2, shuffle=True, num_workers=2)):
+            batches.append(batch)
+            if checkpoint.step == stop_at:
+                checkpoint.save()
+                break
+        return batches
+
+    whole = seen(tmp_path / "a", None)
+    parts = seen(tmp_path / "b", 4) + seen(tmp_path / "b", None)
+    assert torch.equal(torch.stack(whole), torch.stack(parts))
+
+
+def test_there_is_nothing_to_resume_at_first_and_the_values_come_back_later(tmp_path):
+    assert Training(tmp_path).checkpoint.resume() == {}
+    Training(tmp_path).checkpoint.save(accuracy=0.1 + 0.2, curve=[1, 2.5], note="é")
+    found = Training(tmp_path).checkpoint.resume()
+    assert found == {"epoch": 0, "step": 0, "accuracy": 0.1 + 0.2, "curve": [1, 2.5], "note": "é"}
+
+
+def test_a_loop_of_another_kind_sets_the_step_itself(tmp_path):
+    model = nn.Linear(2, 2)
+    checkpoint = labkit.Checkpoint(tmp_path, model=model)
+    checkpoint.step = 41
+    checkpoint.save()
+    again = labkit.Checkpoint(tmp_path, model=model)
+    assert again.resume()["step"] == again.step == 41
+
+
+def test_an_epoch_that_was_cut_short_counts_when_the_next_begins(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    for _ in range(3):
+        list(itertools.islice(checkpoint.batches(range(10)), 4))
+    assert (checkpoint.epoch, checkpoint.step) == (2, 12)
+
+
+def test_generators_and_samplers_are_saved_as_objects_too(tmp_path):
+    def make():
+        things = {"dice": torch.Generator().manual_seed(1), "sampler": DistributedSampler(range(9), 1, 0)}
+        return things, labkit.Checkpoint(tmp_path, **things)
+
+    things, checkpoint = make()
+    torch.rand(5, generator=things["dice"])
+    things["sampler"].set_epoch(4)
+    checkpoint.save()
+    expected = torch.rand(3, generator=things["dice"])
+    again, checkpoint = make()
+    checkpoint.resume()
+    assert torch.equal(torch.rand(3, generator=again["dice"]), expected)
+    assert again["sampler"].epoch == 4
+
+
+def test_the_last_k_are_kept_and_listed(tmp_path):
+    Training(tmp_path, keep=2).run()
+    found = checkpoints(tmp_path)
+    assert [(s.epoch, s.step, s.world_size, s.damage) for s in found] == [(2, 16, 1, ""), (3, 18, 1, "")]
+    assert found[0].values["loss"] > 0
+    assert found[0].bytes > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == [s.path.name for s in found]
+
+
+def test_numbers_go_on_though_older_ones_are_gone(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, keep=1, model=nn.Linear(1, 1))
+    assert [checkpoint.save().name for _ in range(3)][-1] == "checkpoint-000003"
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000003"]
+
+
+# Reading
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, lambda model: torch.compile(nn.DataParallel(model))])
+def test_keys_are_clean_and_a_bare_model_loads(wrap, tmp_path):
+    path = labkit.Checkpoint(tmp_path, model=wrap(resumable.network(1))).save()
+    state = load(tmp_path)["model"]
+    assert set(state) == set(resumable.network().state_dict())
+    bare = resumable.network(2)
+    bare.load_state_dict(state)
+    plain = torch.load(path / "state.pt", weights_only=True)["model"]  # without labkit
+    expected = resumable.fingerprint(resumable.network(1).state_dict())
+    assert resumable.fingerprint(bare.state_dict()) == resumable.fingerprint(plain) == expected
+    assert state._metadata == plain._metadata == resumable.network().state_dict()._metadata, "versions of its modules"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit(path):
+    path.write_text(path.read_text().replace('"step": 8', '"step": 9'))
+
+
+DAMAGE = {
+    "truncated": ("state.pt", cut, r"state\.pt has 1,000 bytes of the [\d,]+ that were written"),
+    "one bit flipped": ("rank-0.pt", flip, r"rank-0\.pt is damaged: its SHA-256 is \w{12}…, written was \w{12}…"),
+    "a file is missing": ("state.pt", Path.unlink, r"state\.pt is missing"),
+    "no manifest": ("manifest.json", Path.unlink, r"is not a checkpoint of labkit: there is no manifest\.json in it"),
+    "half a manifest": ("manifest.json", lambda p: p.write_bytes(p.read_bytes()[:90]), "is truncated or damaged"),
+    "an edited manifest": ("manifest.json", edit, "does not match its own checksum"),
+    "another format": ("manifest.json", lambda p: p.write_text('{"format": "x 2"}'), "says format 'x 2'; this version"),
+    "something else": ("manifest.json", lambda p: p.write_text("[1]"), "says format None; this version of labkit"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_and_the_newest_good_one_offered(how, three):
+    name, harm, said = DAMAGE[how]
+    newest = checkpoints(three)[-1].path
+    harm(newest / name)
+    with pytest.raises(CheckpointError, match=rf"{said}.*\. The newest that is whole is .*000002 \(epoch 1, step 6\)"):
+        load(newest)
+    assert re.search(said, checkpoints(three)[-1].damage)
+    again = Training(three)
+    with pytest.warns(UserWarning, match=rf"{said}.*Going on from .*checkpoint-000002 instead"):
+        assert again.checkpoint.resume()["step"] == 6
+    with pytest.warns(UserWarning, match=rf"{said}.*This is .*checkpoint-000002 instead"):
+        assert load(three)["scheduler"]["last_epoch"] == 1
+    assert again.checkpoint.save().name == "checkpoint-000004"
+    assert Training(three).checkpoint.resume()["step"] == 6
+
+
+def test_it_does_not_begin_anew_when_no_checkpoint_is_whole(three):
+    for saved in checkpoints(three):
+        cut(saved.path / "state.pt")
+    training = Training(three)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole: .*; .*; .*Move them away to begin anew"):
+        training.checkpoint.resume()
+    with pytest.raises(CheckpointError, match="There is no whole checkpoint beside it"):
+        load(three / "checkpoint-000001")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, r"elsewhere does not exist; a checkpoint of labkit is a folder with a manifest\.json"),
+        (lambda path: torch.save({}, path), "elsewhere is a file; a checkpoint of labkit is a folder"),
+        (lambda path: path.mkdir(), r"elsewhere is not a checkpoint of labkit: there is no manifest\.json in it"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_by_name(make, said, tmp_path):
+    make(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=said):
+        load(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="there is no folder .*nowhere; checkpoints are made by"):
+        checkpoints(tmp_path / "nowhere")
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_no_code_is_run_from_a_file_though_its_checksums_are_right(three, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = checkpoints(three)[-1].path
+    torch.save({"model": Evil()}, path / "state.pt")
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    manifest["files"]["state.pt"] = files.facts_of(path / "state.pt")
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": files.checksum_of(manifest)}))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        load(path)
+    index = tmp_path / "index"
+    index.write_bytes(pickle.dumps(Evil()))
+    with index.open("rb") as file, pytest.raises(CheckpointError, match=r"asks for posix\.mkdir, which describes no"):
+        shards._Metadata(file).load()
+    assert not (tmp_path / "executed").exists()
+
+
+class AsPython3112:
+    """Pickles what `getattr` gives, as older Pythons do for the member of an enumeration."""
+
+    def __init__(self, owner, name):
+        self.asks = getattr, (owner, name)
+
+    def __reduce__(self):
+        return self.asks
+
+
+def test_an_index_written_by_an_older_python_is_read():
+    def read(value):
+        return shards._Metadata(io.BytesIO(pickle.dumps(value))).load()
+
+    encoding = dcp_metadata._MEM_FORMAT_ENCODING
+    assert read(AsPython3112(encoding, "TORCH_PRESERVE_FORMAT")) is encoding.TORCH_PRESERVE_FORMAT
+    with pytest.raises(CheckpointError, match="asks for '__init__' of <class .*Metadata'>, which describes no tensor"):
+        read(AsPython3112(dcp_metadata.Metadata, "__init__"))
+
+
+def test_other_objects_than_were_saved_are_refused(three):
+    checkpoint = labkit.Checkpoint(three, model=resumable.network())
+    with pytest.raises(CheckpointError, match="it holds model, optimizer, scheduler, but this Checkpoint has model"):
+        checkpoint.resume()
+    other = labkit.Checkpoint(three, model=nn.Linear(1, 1), optimizer=nn.Linear(1, 1), scheduler=nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=r"(?s)rank 0 could not resume from .*Missing key"):
+        other.resume()
+
+
+# Writing
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(*args, **kwargs):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.mark.parametrize("breaks", ["write", "fsync", "rename", "mkdir"])
+def test_a_full_disk_is_said_and_costs_nothing_that_was_saved(breaks, three, monkeypatch):
+    before = {path: path.stat().st_mtime_ns for path in three.rglob("*")}
+    training = Training(three)
+    training.checkpoint.resume()
+    place = {"fsync": (os, "fsync"), "rename": (Path, "rename"), "mkdir": (Path, "mkdir")}
+    if breaks == "write":  # as the system says it, below torch.save
+        monkeypatch.setattr(files, "open", lambda *a, **k: Full(*a, **k), raising=False)
+    else:
+        monkeypatch.setattr(*place[breaks], no_space)
+    with pytest.raises(
+        CheckpointError, match=r"rank 0 could not (write|finish|prepare) a checkpoint.*No space left.*Make r"
+    ):
+        training.checkpoint.save()
+    monkeypatch.undo()
+    assert {path: path.stat().st_mtime_ns for path in three.rglob("*")}.keys() == before.keys()
+    assert [saved.damage for saved in checkpoints(three)] == [""] * 3
+    assert training.checkpoint.save().name == "checkpoint-000004"
+
+
+class Full:
+    """A file on a disk that has room for 2,000 bytes."""
+
+    def __init__(self, path, mode, **kwargs):
+        self._file, self._left = open(path, mode, **kwargs), 2000  # noqa: SIM115
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, data):
+        self._left -= len(data)
+        return no_space() if self._left < 0 else self._file.write(data)
+
+
+def test_a_file_size_limit_of_the_system_is_said_likewise(three):
+    training = Training(three)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"rank 0 could not write .*File too large.*Make room"):
+            training.checkpoint.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(checkpoints(three)) == len(list(three.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*file/runs: NotADirectoryError.*Choose a f"):
+        labkit.Checkpoint(tmp_path / "file" / "runs", model=nn.Linear(1, 1))
+    monkeypatch.setattr(saving.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(CheckpointError, match=r"rank 0 could not write to .*Read-only file system\. Choose"):
+        labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+
+
+def test_missing_folders_are_made(tmp_path):
+    assert labkit.Checkpoint(tmp_path / "a" / "b", model=nn.Linear(1, 1)).save().parent == tmp_path / "a" / "b"
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".checkpoint-000007.writing", ".checkpoint-000001.removing", ".mine", "checkpoint-old", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    training = Training(tmp_path)
+    assert training.checkpoint.resume() == {}
+    assert training.checkpoint.save().name == "checkpoint-000001"
+    assert {path.name for path in tmp_path.iterdir()} == {".mine", "checkpoint-old", "notes", "checkpoint-000001"}
+
+
+def test_two_runs_that_share_a_folder_leave_alone_what_the_other_is_writing(tmp_path):
+    one = commit.make_aside(tmp_path)
+    (one.path / "state.pt").write_bytes(b"half")
+    with pytest.warns(
+        UserWarning, match=r"another run \(process \d+ on \S+\) is writing checkpoints into .*a folder of its"
+    ):
+        other = commit.make_aside(tmp_path)
+    (other.path / "state.pt").write_bytes(b"whole")
+    facts = {"files": {"state.pt": {"bytes": 5}}}
+    assert commit.commit(other, facts, keep=3).name == "checkpoint-000001"
+    assert (one.path / "state.pt").read_bytes() == b"half"
+    (one.path / "state.pt").write_bytes(b"other")
+    assert commit.commit(one, facts, keep=3).name == "checkpoint-000002", "not over the other's"
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-000001", "checkpoint-000002"}
+
+
+def test_a_save_that_was_broken_off_is_removed_by_the_same_training_or_once_that_is_gone(tmp_path):
+    training = Training(tmp_path)
+    training.checkpoint._writing = commit.make_aside(tmp_path)  # a `Stopped` came in the midst
+    training.checkpoint.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+    training.checkpoint._writing = commit.make_aside(tmp_path)
+    del training
+    gc.collect()
+    assert commit.remove_unfinished(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+@pytest.mark.parametrize(
+    ("writer", "age_s", "is_kept"),
+    [("this process", 1e6, True), ("a dead process", 0, False), ("elsewhere", 0, True), ("elsewhere", 1e6, False)],
+)
+def test_without_locks_a_writer_counts_while_its_process_lives_or_it_wrote_lately(
+    tmp_path, monkeypatch, writer, age_s, is_kept
+):
+    monkeypatch.setattr(commit, "host", Windows())
+    writing = commit.Writing(tmp_path)
+    said = {"machine": socket.gethostname(), "pid": os.getpid()}
+    said |= {"a dead process": {"pid": 2**22 + 1}, "elsewhere": {"machine": "node7", "pid": 1}}.get(writer, {})
+    writing.path.with_suffix(".lock").write_text(json.dumps(said))
+    os.utime(writing.path, (time.time() - age_s,) * 2)
+    assert bool(commit.remove_unfinished(tmp_path)) is is_kept
+    assert writing.path.exists() is is_kept
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"best": [self.value]}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (print, r"mine\.best\.0 is a builtins\.builtin_function_or_method; a checkpoint holds tensors, plain numbers"),
+        (torch.rand(2).numpy()[0], r"mine\.best\.0 is a numpy\.float32"),
+        (Path(), r"mine\.best\.0 is a pathlib\.\w*Path"),
+        (collections.namedtuple("Best", "step")(3), r"mine\.best\.0 is a tests\.checkpoint\.test_checkpoint\.Best"),
+    ],
+)
+def test_what_could_not_be_read_back_is_refused_when_saving(value, said, tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, mine=Holds(value))
+    with pytest.raises(CheckpointError, match=f"rank 0 could not prepare a checkpoint: TypeError: {said}"):
+        checkpoint.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_of_no_use_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="keep is how many checkpoints to keep, at least 1; got 0"):
+        labkit.Checkpoint(tmp_path, keep=0, model=nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="needs something to save"):
+        labkit.Checkpoint(tmp_path)
+    with pytest.raises(TypeError, match=r"epoch is a int, which has no state_dict\(\)"):
+        labkit.Checkpoint(tmp_path, epoch=3)
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"the checkpoint counts epoch itself; set checkpoint\.epoch"):
+        checkpoint.save(epoch=3)
+    with pytest.raises(CheckpointError, match=r"save\(loss=…\) is a Tensor; save takes plain numbers"):
+        checkpoint.save(loss=torch.ones(1))
+    checkpoint.save()
+    with pytest.raises(ValueError, match="was saved by ranks 0 to 0; there is no rank 1"):
+        load(tmp_path, rank=1)
+
+
+def test_pieces_of_different_tensors_under_one_name_are_refused():
+    piece, other = (("model", "w"), (0,)), (("model", "w"), (1,))
+    assert agreement.claimed_twice([[piece], [piece, other], [piece]]) == {piece}
+    with pytest.raises(CheckpointError, match=r"model\.w is cut over ranks, but ranks 0 and 2 hold different values"):
+        agreement.check_pieces([{piece: digest} for digest in ("a", "a", "b")])
+
+
+# With ranks
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(3) as ranks:
+        yield ranks
+
+
+def launch(function, *args, on, world_size=2, **kwargs):
+    return labkit.launch(function, *args, world_size=world_size, on=on, live=False, **kwargs).results
+
+
+@pytest.mark.spawns
+def test_killed_at_any_moment_it_resumes_bit_identically(tmp_path, ranks):
+    world_size = 3  # from three on, sums depend on how DDP has cut its buckets
+    expected = launch(resumable.train, tmp_path / "whole", world_size=world_size, on=ranks)
+    folder = tmp_path / "killed"
+    dice = random.Random(1)
+    for rank in (0, 2):  # in the middle of writing
+        assert resumable.kill(folder, world_size, on=ranks, die=(rank, dice.randrange(100, 500)))
+    assert resumable.kill(folder, world_size, on=ranks, ranks=range(world_size), after_steps=2)
+    results = launch(resumable.train, folder, world_size=world_size, on=ranks)
+    assert [fingerprint for fingerprint, _ in results] == [fingerprint for fingerprint, _ in expected]
+    for (_, losses), (_, all_losses) in zip(results, expected, strict=True):
+        assert 0 < len(losses) < len(all_losses)
+        assert losses == all_losses[-len(losses) :]
+    assert all(not saved.damage for saved in checkpoints(folder))
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def save_with_a_full_rank(worker, folder):
+    checkpoint = labkit.Checkpoint(folder, model=nn.Linear(2, 2))
+    checkpoint.save()
+    if worker.rank == 1:
+        saving.write_tensors = no_space
+    try:
+        checkpoint.save()
+    finally:
+        saving.write_tensors = files.write_tensors
+
+
+@pytest.mark.spawns
+def test_a_rank_that_cannot_write_is_named_and_no_other_waits_for_it(tmp_path, ranks):
+    said = "rank 1 failed: .*rank 1 could not write a checkpoint in .*No space left on device"
+    with pytest.raises(labkit.WorkerFailed, match=said):
+        launch(save_with_a_full_rank, tmp_path, on=ranks)
+    assert [saved.damage for saved in checkpoints(tmp_path)] == [""]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001"]
+
+
+def take_steps(model, optimizer, batch, steps):
+    for _ in range(steps):
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def shard_and_step(worker, folder, kind, steps):
+    """Resume, take some steps on the same batch on every rank, save; give the whole weights before and after."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+    batch = torch.randn(4, 6, dtype=torch.float64)
+    if kind == "FSDP2":
+        for layer in (model[0], model[2]):
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    elif kind == "ZeRO-1":
+        model = DistributedDataParallel(model)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+    else:  # a part of its own on every rank
+        with torch.no_grad():
+            model[0].weight += worker.rank
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    checkpoint.resume()
+    take_steps(model, optimizer, batch, steps)
+    checkpoint.step += steps
+    checkpoint.save()
+    weights = getattr(model, "module", model).state_dict()
+    whole = {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).clone() for name, w in weights.items()}
+    dist.barrier()
+    return whole
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("kind", ["FSDP2", "ZeRO-1", "a part each"])
+def test_what_is_cut_over_ranks_resumes(kind, tmp_path, ranks):
+    def step(folder, world_size, steps):
+        return launch(shard_and_step, tmp_path / folder, kind, steps, world_size=world_size, on=ranks)
+
+    expected = resumable.fingerprint(*step("whole", 2, 4))
+    first = step("parts", 2, 3)
+    same = [load(tmp_path / "parts", rank=rank)["model"] for rank in range(2)]
+    assert resumable.fingerprint(*same) == resumable.fingerprint(*first)
+    assert resumable.fingerprint(*step("parts", 2, 1)) == expected
+    if kind == "a part each":
+        said = "ranks held different parts of model, optimizer, so it takes 2 ranks to resume; there are 1"
+        with pytest.raises(labkit.WorkerFailed, match=said):
+            step("parts", 1, 1)
+        return
+    everything = resumable.fingerprint(load(tmp_path / "parts"))
+    for world_size in (1, 3):  # however many ranks there are now, all is the same when put together
+        step("parts", world_size, 0)
+        assert checkpoints(tmp_path / "parts")[-1].world_size == world_size
+        assert resumable.fingerprint(load(tmp_path / "parts")) == everything
+
+
+def count_the_rest(worker, folder, stop_at=None):
+    """Give the samples that this rank sees, from where the last run was."""
+    sampler = DistributedSampler(range(48), seed=1)
+    model = DistributedDataParallel(nn.BatchNorm1d(1))
+    with torch.no_grad():
+        model.module.running_mean += worker.rank
+    checkpoint = labkit.Checkpoint(folder, model=model)
+    checkpoint.resume()
+    seen = []
+    for batch in checkpoint.batches(DataLoader(range(48), 4, sampler=sampler)):
+        seen += batch.tolist()
+        if checkpoint.step == stop_at:
+            checkpoint.save()
+            break
+    return seen, model.module.running_mean.item(), torch.rand(1).item()
+
+
+@pytest.mark.spawns
+def test_with_another_number_of_ranks_the_epoch_goes_on_with_the_samples_that_are_left(tmp_path, ranks):
+    first = launch(count_the_rest, tmp_path, stop_at=3, on=ranks)
+    run = labkit.launch(count_the_rest, tmp_path, on=ranks, live=False)
+    assert sorted(s for seen, *_ in [*first, *run.results] for s in seen) == list(range(48))
+    assert [mean for _, mean, _ in run.results] == [0, 0, 0]  # as on rank 0, which is what DDP broadcasts
+    assert [dice for *_, dice in run.results][:2] == [dice for *_, dice in first]
+    assert "was saved by 2 ranks and goes on with 3: weights and optimizer are the same" in " ".join(run.output)
+    again = launch(count_the_rest, tmp_path, on=ranks)
+    assert [mean for _, mean, _ in again] == [0, 1]  # with as many ranks, each gets its own back
+
+
+class Counted:
+    """SHA-256 that counts the bytes it is given in this process."""
+
+    real = hashlib.sha256
+    bytes = 0
+
+    def __init__(self, data=b""):
+        self._sha = Counted.real()
+        self.update(data)
+
+    def update(self, data):
+        Counted.bytes += memoryview(data).nbytes
+        self._sha.update(data)
+
+    def hexdigest(self):
+        return self._sha.hexdigest()
+
+
+def count_hashed(worker, folder, kind):
+    """Save once; return the bytes hashed on this rank, and those of the model's and the optimizer's tensors here."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Linear(512, 64))
+    if kind == "FSDP2":
+        model = fully_shard(network)
+    else:
+        model = DistributedDataParallel(network) if kind != "by hand" else network
+    optimizer = torch.optim.AdamW(model.parameters())
+    if kind == "ZeRO-1":
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    take_steps(model, optimizer, torch.randn(8, 64), 1)
+    checkpoint = labkit.Checkpoint(folder / kind, model=model, optimizer=optimizer)
+    hashlib.sha256 = Counted
+    Counted.bytes = 0
+    try:
+        checkpoint.save()
+    finally:
+        hashlib.sha256 = Counted.real
+    return Counted.bytes, profiling.size_bytes(network.parameters()) * 3
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2", "ZeRO-1", "by hand"])
+def test_what_is_equal_by_design_is_hashed_only_as_it_is_written(kind, tmp_path, ranks):
+    """Of DDP, rank 0's two files; of DTensors nothing, as `torch.distributed.checkpoint` writes them."""
+    (hashed_0, bytes_0), (hashed_1, bytes_1) = launch(count_hashed, tmp_path, kind, on=ranks)
+    around = 40_000  # buffers, random states, the files' own frames
+    written = 0 if kind == "FSDP2" else bytes_0
+    compared = bytes_0 if kind == "by hand" else 0
+    assert abs(hashed_0 - written - compared) < around
+    assert abs(hashed_1 - compared) < around
+    assert bytes_0 > 5 * around
+
+
+def drift(worker, folder):
+    """Take steps within `no_sync`, each rank on a batch of its own; return the weights that are saved, or resumed."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    if not checkpoint.resume():
+        with model.no_sync():
+            take_steps(model, optimizer, torch.ones(4, 3) * (1 + worker.rank), 2)
+        checkpoint.save()
+    return resumable.fingerprint(model.module.state_dict(), optimizer.state_dict())
+
+
+@pytest.mark.spawns
+def test_weights_that_ddp_should_keep_equal_and_does_not_are_saved_for_each_rank(tmp_path, ranks):
+    saved = launch(drift, tmp_path, on=ranks)
+    assert saved[0] != saved[1]
+    assert launch(drift, tmp_path, on=ranks) == saved
+
+
+def test_the_sum_of_bits_sees_any_one_of_them():
+    tensor = torch.randn(41)[1:]
+    digest = agreement.digest_of(tensor, is_equal=lambda path: True)
+    assert digest != agreement.digest_of(tensor)
+    for index in range(40):
+        other = tensor.clone()
+        assert agreement.digest_of(other, is_equal=lambda path: True) == digest
+        other.view(torch.int32)[index] ^= 1
+        assert agreement.digest_of(other, is_equal=lambda path: True) != digest
+    other = torch.randn(7).to(torch.bfloat16)  # 14 bytes
+    changed = other.clone()
+    changed.view(torch.int16)[-1] ^= 1
+    same, differs = (agreement.digest_of(t, is_equal=lambda path: True) for t in (other, changed))
+    assert same != differs
+
+
+# Every kind of value
+
+
+def tensors_of_every_kind():
+    dtypes = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+    for name, dtype in dtypes.items():
+        try:
+            yield name, torch.arange(6).to(dtype).reshape(2, 3)
+        except (RuntimeError, TypeError):  # bits8, quint4x2 …
+            continue
+    dense = torch.tensor([[0.0, 1, 0, 2], [3, 0, 0, 0]])
+    yield "sparse", dense.to_sparse()
+    yield "sparse, not coalesced", torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
+    yield "CSR", dense.to_sparse_csr()
+    yield "CSC", dense.to_sparse_csc()
+    yield "BSR", dense.to_sparse_bsr((1, 2))
+    yield "BSC", dense.to_sparse_bsc((1, 2))
+    yield "conjugate", torch.tensor([1 + 2j]).conj()
+    yield "negative", torch.tensor([1 + 2j]).conj().imag
+    yield "quantized", torch.quantize_per_tensor(dense, 0.1, 3, torch.quint8)
+    yield "empty", torch.empty(0, 3)
+    yield "a number", torch.tensor(3.5)
+    yield "transposed", torch.arange(6.0).reshape(2, 3).T
+    yield "expanded", torch.ones(1).expand(5)
+    yield "a parameter", nn.Parameter(torch.ones(2))
+    yield "channels last", torch.ones(1, 2, 3, 4).to(memory_format=torch.channels_last)
+    yield "with infinities", torch.tensor([float("nan"), float("inf"), -0.0])
+
+
+TENSORS = dict(tensors_of_every_kind())
+PLAIN_VALUES = {
+    "none": None,
+    "large": 2**200,
+    "complex": 1 + 2j,
+    "text": "é\n",
+    "bytes": b"\0",
+    "set": {1, 2},
+    "counter": collections.Counter("aab"),
+    "size": torch.Size([1, 2]),
+    "dtype": torch.bfloat16,
+    "device": torch.device("cpu"),
+    "ordered": collections.OrderedDict(b=1, a=(2, [3])),
+    "keys": {1: "a", (2, 3): "b", None: 0.1 + 0.2},
+}
+
+
+class Kept:
+    """An object with a state."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def told(value):
+    """A value and all that a tensor is, as text."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    whole = value.detach()
+    dense = whole.dequantize() if value.is_quantized else whole.to_dense() if whole.layout != torch.strided else whole
+    dense = dense.resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
+    bits = dense.view(torch.uint8).tolist()
+    return f"{value.dtype} {tuple(value.shape)} {value.layout} {bits}"
+
+
+@pytest.mark.parametrize("kind", [*TENSORS, *PLAIN_VALUES])
+def test_what_is_saved_is_read_back(kind, tmp_path):
+    value = TENSORS[kind] if kind in TENSORS else PLAIN_VALUES[kind]
+    labkit.Checkpoint(tmp_path, mine=Kept(value)).save()
+    again = Kept()
+    labkit.Checkpoint(tmp_path, mine=again).resume()
+    assert told(again.value) == told(load(tmp_path)["mine"]["value"]) == told(value)
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_the_digest_of_a_tensor_is_of_its_values(kind):
+    value = TENSORS[kind]
+    digest = agreement.digest_of({"w": value})
+    assert digest == agreement.digest_of({"w": value.clone()})
+    if value.dtype in (torch.float32, torch.int64) and value.numel() and not value.is_quantized:
+        assert digest != agreement.digest_of({"w": value.detach() * 0})
+
+
+def test_a_nested_tensor_is_refused_by_name(tmp_path):
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+    checkpoint = labkit.Checkpoint(tmp_path, mine=Kept([nested]))
+    with pytest.raises(CheckpointError, match=r"mine\.value\.0 is a tensor \(nested\) that torch\.load does not"):
+        checkpoint.save()
+    assert list(tmp_path.iterdir()) == []
+
+
+VALUES = {
+    "number keys": {2: 0.5, 10: 0.7},
+    "mixed keys": {"a": {1: {2.5: [None, True]}}, "b": {None: 1, False: 2}},
+    "what JSON writes otherwise": [float("inf"), -0.0, 1e-300, 2**80, "é\ud800"],
+    "what stands for such keys": {files.ITEMS: 3},
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_values_come_back_as_they_were_given(kind, tmp_path):
+    labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).save(recall=VALUES[kind])
+    found = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1)).resume()
+    assert repr(found["recall"]) == repr(VALUES[kind])
+    assert repr(checkpoints(tmp_path)[0].values) == repr({"recall": VALUES[kind]})
+
+
+def test_a_value_that_cannot_be_saved_is_named(tmp_path):
+    checkpoint = labkit.Checkpoint(tmp_path, model=nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=r"save\(recall=…\) has the key \(1, 2\); keys are texts or numbers"):
+        checkpoint.save(recall={(1, 2): 3})
+    with pytest.raises(CheckpointError, match=r"save\(best=…\)\[1\]\.w is a Tensor; save takes plain numbers"):
+        checkpoint.save(best=[0, {"w": torch.ones(1)}])
+
+
+class InParts(nn.Module):
+    """A module of which a part is compiled."""
+
+    def __init__(self, is_compiled):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.head = nn.Linear(2, 1)
+        if is_compiled:
+            self.encoder = torch.compile(self.encoder)
+
+
+@pytest.mark.parametrize(("saves", "resumes"), [(True, True), (True, False), (False, True)])
+def test_a_part_that_is_compiled_keeps_its_names(saves, resumes, tmp_path):
+    saved, again = InParts(saves), InParts(resumes)
+    labkit.Checkpoint(tmp_path, model=saved).save()
+    state = load(tmp_path)["model"]
+    assert set(state) == set(InParts(False).state_dict())
+    assert state._metadata == InParts(False).state_dict()._metadata
+    labkit.Checkpoint(tmp_path, model=again).resume()
+    assert resumable.fingerprint(*again.parameters()) == resumable.fingerprint(*saved.parameters())
+
+
+def save_of_every_kind(worker, folder):
+    """Save tensors of every kind that are the same on all ranks, and some that are not."""
+    mine = dict(TENSORS)
+    mine["own"] = torch.tensor([0.0, 1 + worker.rank]).to_sparse()
+    checkpoint = labkit.Checkpoint(folder, mine=Kept(mine))
+    checkpoint.save()
+    again = Kept()
+    labkit.Checkpoint(folder, mine=again).resume()
+    return {name: told(value) for name, value in again.value.items()}
+
+
+@pytest.mark.spawns
+def test_two_ranks_save_tensors_of_every_kind(tmp_path, ranks):
+    expected = {name: told(tensor) for name, tensor in TENSORS.items()}
+    for rank, found in enumerate(launch(save_of_every_kind, tmp_path, on=ranks)):
+        own = found.pop("own")
+        assert own == told(torch.tensor([0.0, 1 + rank]).to_sparse())
+        assert found == expected

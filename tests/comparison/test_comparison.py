@@ -1,0 +1,146 @@
+import time
+from array import array
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+
+import labkit
+from labkit.engines.base import Engine
+from labkit.protocol.events import Exit, Log, Memory, Result
+from labkit.run import Run
+from labkit.ui import kernel
+from tests.conftest import LONG_S
+from tests.support.fake_engine import A_JOB
+
+MIB = 2**20
+
+
+class Recorded(Engine):
+    """An engine without processes: what its ranks send is known beforehand."""
+
+    pids: list[int] = []
+    stacks_s = 1.0
+
+    def __init__(self, records):
+        self._records = records
+
+    def start(self, job): ...
+
+    def poll(self, timeout_s):
+        records, self._records = self._records, []
+        return records
+
+    def ask_to_stop(self): ...
+
+    def ask_for_stacks(self):
+        return []
+
+    def kill(self): ...
+
+    def killed(self, rank):
+        return False
+
+    def close(self): ...
+
+
+def log(rank, times_s, **columns):
+    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
+    return Log(rank, tuple(columns), array("q", range(len(times_s))), array("d", times_s), array("d", rows.ravel()))
+
+
+def run_of(*records, world_size=2, codes=(0, 0)):
+    codes = codes[:world_size]
+    returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
+    ends = [Exit(rank, code) for rank, code in enumerate(codes)]
+    run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
+    run.start(A_JOB._replace(start_s=time.time()))
+    assert run.over.wait(LONG_S)
+    return run
+
+
+@pytest.fixture
+def two_ranks():
+    """Ten calls per rank in 0.9 s; 32 samples each."""
+    times_s = np.arange(10) / 10 + 5
+    losses = [np.linspace(2, 0.5, 10), np.linspace(2, 0.7, 10)]
+    logs = [log(rank, times_s, loss=losses[rank], samples=[32] * 10) for rank in (0, 1)]
+    return run_of(*logs, Memory(0, 300 * MIB, 0), Memory(1, 500 * MIB, 0))
+
+
+@pytest.fixture
+def one_rank():
+    return run_of(log(0, [1, 2], loss=[2, 1], accuracy=[0.5, 0.75]), Memory(0, 900 * MIB, 100 * MIB), world_size=1)
+
+
+def test_the_table_has_a_row_per_run_in_the_order_given(two_ranks, one_rank):
+    table = labkit.compare({"DDP": two_ranks, "one process": one_rank}).frame()
+    assert list(table.index) == ["DDP", "one process"]
+    assert list(table.columns) == [
+        "ranks",
+        "status",
+        "final loss",
+        "accuracy",
+        "loss off by",
+        "seconds",
+        "samples_per_s",
+        "peak_mib",
+    ]
+    assert table["ranks"].tolist() == [2, 1]
+    assert table["status"].tolist() == ["finished", "finished"]
+    assert table["final loss"].tolist() == pytest.approx([0.6, 1])  # mean over ranks of the last value
+    assert table["accuracy"].tolist() == pytest.approx([float("nan"), 0.75], nan_ok=True)
+    assert table["seconds"].tolist() == [two_ranks.elapsed_s, one_rank.elapsed_s]
+    # The first call's samples were worked on before the span began: 9 × 32 in 0.9 s, on two ranks.
+    assert table["samples_per_s"].tolist() == pytest.approx([2 * 9 * 32 / 0.9, float("nan")], nan_ok=True)
+    assert table["peak_mib"].tolist() == [500, 100]  # the greatest of a rank; on the GPU if it has one
+
+
+def test_accuracy_is_a_column_only_if_it_was_logged(two_ranks):
+    assert "accuracy" not in labkit.compare({"DDP": two_ranks}).frame()
+
+
+def test_another_name_may_be_compared(one_rank):
+    assert labkit.compare({"one": one_rank}, "accuracy").frame()["final accuracy"].tolist() == [0.75]
+
+
+def test_a_failed_run_and_one_that_logged_nothing_have_their_rows(two_ranks):
+    died = run_of(log(0, [1], loss=[3]), codes=(0, 3))
+    table = labkit.compare({"DDP": two_ranks, "died": died, "silent": run_of()}).frame()
+    assert table["status"].tolist() == ["finished", "failed", "finished"]
+    assert table["final loss"].tolist() == pytest.approx([0.6, 3, float("nan")], nan_ok=True)
+    assert table["samples_per_s"].isna().tolist() == [False, True, True]
+
+
+def test_the_figure_lays_the_means_over_each_other(two_ranks, one_rank):
+    figure = labkit.compare({"DDP": two_ranks, "one process": one_rank}).figure()
+    assert [trace.name for trace in figure.data] == ["DDP", "one process"]
+    assert list(figure.data[0].y) == pytest.approx(np.linspace(2, 0.6, 10), rel=1e-6)
+    assert figure.layout.yaxis.title.text == "loss"
+
+
+def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
+    shown = []
+    monkeypatch.setattr(kernel, "display", shown.append)
+    labkit.compare({"DDP": two_ranks})._ipython_display_()
+    figure, table = shown
+    assert isinstance(figure, labkit.charts.Chart)
+    assert isinstance(table, pd.io.formats.style.Styler)
+    assert "0.6000" in table.to_html()
+
+
+@pytest.mark.parametrize(
+    ("runs", "name", "error", "said"),
+    [
+        (lambda run: [run], "loss", TypeError, "mapping of title to run.*got list"),
+        (lambda run: run, "loss", TypeError, "mapping of title to run.*got Run"),
+        (lambda run: {"DDP": run.history}, "loss", TypeError, "takes runs and functions, got a DataFrame for 'DDP'"),
+        (lambda run: {}, "loss", ValueError, "at least one run or function, got none"),
+        (lambda run: {"DDP": run}, "los", ValueError, "no run has logged 'los'; logged were: loss, samples"),
+        (lambda run: {"DDP": run_of()}, "loss", ValueError, "logged were: nothing"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_was_found(two_ranks, runs, name, error, said):
+    with pytest.raises(error, match=said):
+        labkit.compare(runs(two_ranks), name)

@@ -1,0 +1,324 @@
+"""One rank's process as the notebook holds it, and the queue that it fills."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from labkit.engines.local import LocalEngine
+from labkit.engines.spawn import RankProcess, spawn
+from labkit.launchers.tcp_store import open_store
+from labkit.rank import process_group
+from labkit.rank.channels import EventQueue
+from labkit.rank.device import Settled
+from labkit.run import Run
+from tests.conftest import LONG_S, wait_until
+from tests.support.fake_engine import A_JOB as A_SMALL_JOB
+
+
+class ClosableProcess:
+    """What `multiprocessing.Process` is once it has been closed: every question raises."""
+
+    pid, exitcode = 2**22 + 1, None  # no process has such a pid
+
+    def __init__(self):
+        self.is_closed, self.asked = False, []
+        self.sentinel, self._open = Pipe(duplex=False)
+
+    def __getattribute__(self, name):
+        if name in ("is_alive", "kill", "join") and object.__getattribute__(self, "is_closed"):
+            raise ValueError("process object is closed")
+        return object.__getattribute__(self, name)
+
+    def is_alive(self):
+        return self.exitcode is None
+
+    def kill(self):
+        self.exitcode = -9
+
+    def join(self):
+        pass
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def rank():
+    ends = [end for _ in range(3) for end in Pipe(duplex=False)]
+    queue = EventQueue()
+    yield RankProcess(ClosableProcess(), ends[1], queue, ends[2], ends[4])
+    for end in (*ends, queue):
+        with contextlib.suppress(OSError):
+            end.close()
+
+
+def test_a_rank_that_is_done_just_when_it_is_ended_is_gone_before_it_is_given_back(rank, monkeypatch):
+    engine, order = LocalEngine(1), []
+    engine._ranks = [rank]
+
+    def kill():
+        engine._done.add(0)  # what it had said comes now
+        order.append("ended")
+
+    monkeypatch.setattr(rank, "kill", kill)
+    monkeypatch.setattr(rank, "wait_for_exit", lambda: order.append("gone"))
+    monkeypatch.setattr(engine, "_give_back", lambda ranks: order.append("given back"))
+    engine.close()
+    assert order == ["ended", "gone", "given back"]
+
+
+def test_whoever_asks_a_rank_that_has_been_let_go_gets_an_answer(rank):
+    rank.close()
+    assert not rank.is_alive
+    assert not rank.ask_for_stacks()
+    rank.kill()
+    rank.say("stop")
+    rank.close()
+
+
+def test_a_rank_may_be_asked_and_ended_while_it_is_let_go(rank):
+    """The reader's thread asks; the run's, which closes, may be anywhere meanwhile."""
+    errors, is_over = [], threading.Event()
+
+    def ask():
+        try:
+            while not is_over.is_set():
+                _, _, _ = rank.is_alive, rank.ask_for_stacks(), rank.kill()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    rank.close()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+@pytest.fixture
+def no_resource_tracker(monkeypatch):
+    """None has been started yet, as in a notebook before its first launch."""
+    tracker = resource_tracker._resource_tracker
+    monkeypatch.setattr(tracker, "_fd", None)
+    monkeypatch.setattr(tracker, "_pid", None)
+    yield
+    tracker._stop()
+
+
+@pytest.mark.spawns
+@pytest.mark.cold
+@pytest.mark.skipif(sys.platform != "linux", reason="signals are looked up in /proc")
+def test_the_notebooks_interrupt_does_not_reach_a_rank_that_imports_in_the_first_launch(no_resource_tracker):
+    (rank,) = spawn(1)
+    status = dict(line.split(":\t") for line in Path(f"/proc/{rank.pid}/status").read_text().splitlines())
+    rank.close()
+    assert (int(status["SigBlk"], 16) | int(status["SigIgn"], 16)) >> (signal.SIGINT - 1) & 1
+
+
+A_JOB = b"x" * 2**20
+"""More than a pipe holds."""
+
+
+def make_hard_to_reach(rank, how):
+    """Have it take a while until a rank that does not read gets a word; return what it finds before."""
+    if how == "a job is being sent":
+        threading.Thread(target=rank.send, args=(A_JOB,), daemon=True).start()
+        wait_until(lambda: rank._inbox_lock.locked() and not rank._has_room())
+        return [A_JOB]
+    before = []
+    while how == "there is no room" and rank._has_room():
+        before.append("what others have asked")
+        rank.send(before[-1])
+    if how == "a word is being sent":
+        rank._inbox_lock.acquire()
+        threading.Thread(target=lambda: (time.sleep(0.001), rank._inbox_lock.release())).start()
+    return before
+
+
+@pytest.mark.parametrize("how", ["nothing is sent", "a word is being sent", "a job is being sent", "there is no room"])
+def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
+    for _ in range(25):
+        reader, writer = Pipe(duplex=False)
+        rank = RankProcess(ClosableProcess(), writer, None, None, None)
+        before = make_hard_to_reach(rank, how)
+        asking = [threading.Thread(target=rank.say, args=(word,)) for word in ("details", "stop")]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(LONG_S)
+            assert not thread.is_alive(), "it waits for a rank that does not read"
+        found = []
+        while len(found) < len(before) + 2:
+            assert reader.poll(LONG_S), f"one of two words never came, of {len(found)} that did"
+            found.append(reader.recv())
+        assert found[: len(before)] == before
+        assert sorted(found[len(before) :]) == ["details", "stop"]
+        reader.close()
+        writer.close()
+
+
+def test_the_queue_of_a_rank_needs_no_name_in_the_system():
+    """What has a name, as the semaphores of multiprocessing's own queues have, stays when all are killed at once."""
+    before = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    queue = EventQueue()
+    named = [lock for lock in vars(queue).values() if hasattr(lock, "_semlock")]
+    assert named == []
+    assert not before or set(os.listdir("/dev/shm")) - before == set()
+    queue.put("well")
+    assert queue.receive() == ["well"]
+    assert queue.receive() == []
+    queue.close_writer()
+    with pytest.raises(EOFError):
+        queue.receive()
+    queue.close()
+
+
+def test_the_queue_is_inherited_by_a_process_and_not_sent_elsewhere():
+    import pickle
+
+    queue = EventQueue()
+    with pytest.raises(RuntimeError, match="should only be shared between processes through inheritance"):
+        pickle.dumps(queue)
+    queue.close()
+
+
+def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monkeypatch):
+    monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
+    rank.process._popen = SimpleNamespace(returncode=None)
+    rank.wait_for_exit()
+    assert rank.process._popen.returncode == 255
+
+
+@pytest.fixture
+def held_rank(rank, monkeypatch):
+    """A process that the system does not let go, though it is killed: in uninterruptible sleep, say."""
+    monkeypatch.setattr("labkit.engines.spawn.GONE_S", 0.3)
+    monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
+    monkeypatch.setattr("labkit.engines.listener.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("labkit.engines.spawn.psutil.pid_exists", lambda pid: True)
+    monkeypatch.setattr(rank.process, "kill", lambda: None)
+    rank.process._popen = SimpleNamespace(returncode=None)
+    return rank
+
+
+def test_a_process_that_the_system_holds_is_not_waited_for_without_end(held_rank):
+    held_rank.kill()
+    began_s = time.monotonic()
+    held_rank.close()
+    assert time.monotonic() - began_s < LONG_S / 4
+    assert held_rank.process._popen.returncode == 255
+    assert held_rank.process.is_closed
+
+
+def test_a_run_is_over_though_the_system_holds_a_rank_and_its_report_says_so(held_rank, monkeypatch):
+    engine = LocalEngine(1)
+    monkeypatch.setattr(engine, "_take", lambda: [held_rank])
+    monkeypatch.setattr(engine, "_give_back", lambda ranks: held_rank.close())
+    run = Run(engine, 1, "train")
+    run.start(A_SMALL_JOB._replace(world_size=1, start_s=time.time()))
+    run.stop(0)
+    assert run.status == "stopped"
+    (said,) = run.warnings
+    assert said.startswith(
+        f"rank 0 was killed, and its process {held_rank.pid} is still there: the system holds it (state "
+    )
+
+
+def test_a_rank_whose_exit_code_another_has_taken_has_ended(rank):
+    """What it has forked keeps its sentinel open, and somebody has waited for every child of this process."""
+    assert rank.has_ended
+
+
+@pytest.mark.spawns  # multiprocessing\'s resource tracker, where no test before has
+def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
+    """Too many open files, say: those that began end when their channels close."""
+    opened = []
+
+    def start(main, args, nprocs, join):
+        opened.extend(args[0])
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("labkit.engines.spawn.mp.spawn", start)
+    with pytest.raises(OSError, match="Too many open files"):
+        spawn(2)
+    assert all(end.closed for ends in opened for end in (ends.inbox, ends.output, ends.stacks))
+    assert all(ends.queue.reader.closed for ends in opened)
+
+
+ON_CPU = Settled(torch.device("cpu"), "gloo", "cpu")
+
+
+def test_a_rank_has_joined_when_all_have(monkeypatch):
+    """One that goes on, fails and is gone closes connections that another is making: its group could not be made."""
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    store, joined = dist.HashStore(), []
+
+    def join(rank):
+        process_group.join(SimpleNamespace(rank=rank, world_size=2), ON_CPU, store)
+        joined.append(rank)
+
+    thread = threading.Thread(target=join, args=(1,))
+    thread.start()
+    thread.join(0.2)
+    assert joined == []
+    join(0)
+    thread.join(LONG_S)
+    assert sorted(joined) == [0, 1]
+
+
+def test_a_rank_whose_store_has_left_meanwhile_has_joined(monkeypatch):
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    keeper = [open_store(2)]
+    mine = dist.TCPStore("127.0.0.1", keeper[0].port, 2, is_master=False)
+    thread = threading.Thread(target=process_group.join, args=(SimpleNamespace(rank=1, world_size=2), ON_CPU, mine))
+    thread.start()
+    wait_until(lambda: keeper[0].add("labkit/joined", 0) == 1, LONG_S)
+    keeper.clear()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
+    store, left = dist.HashStore(), []
+    job = SimpleNamespace(world_size=2, port=1)
+    process_group.leave_together(job, SimpleNamespace(rank=0), store, True, lambda: left.append("of the failed"))
+    process_group.leave_together(job, SimpleNamespace(rank=1), store, False, lambda: left.append("alone"))
+    assert left == []
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_rank_is_sent_its_own_ends_only_however_many_there_are(count, monkeypatch):
+    """All ranks' ends in each would be four times their number: more than the 256 open files of macOS, from 60 on."""
+    sent = []
+    real = multiprocessing.util.spawnv_passfds
+    monkeypatch.setattr(
+        multiprocessing.util,
+        "spawnv_passfds",
+        lambda path, args, passfds: sent.append(len(passfds)) or real(path, args, passfds),
+    )
+    for process in spawn(count):
+        process.close()
+    assert len(sent) == count
+    assert max(sent) <= OWN_ENDS + FOR_EACH_PROCESS
+
+
+OWN_ENDS = 4
+
+FOR_EACH_PROCESS = 3
+"""What multiprocessing gives each: its resource tracker's pipe, and two by which it reads what it is to do."""

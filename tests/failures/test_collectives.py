@@ -1,0 +1,396 @@
+"""Which collective ranks missed each other in, from calls written by hand; the last part has real ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import labkit
+from labkit.failures.missed import Call, RankCalls, content, differing, find
+from labkit.launchers.run_directory.records import decoded
+from labkit.launchers.run_directory.sender import FileSender
+from labkit.monitor.stack_query import StackQuery
+from labkit.protocol.events import Attached
+from labkit.rank import recorder
+from labkit.rank.channels import Channel
+from labkit.rank.recorder import Collectives
+from labkit.rank.report_collectives import ReportCollectives
+from labkit.rank.waiting import ReportWaits
+from labkit.system import host
+from tests.conftest import shared_session, wait_for_step
+from tests.support import hangs, workloads
+
+WORLD = ("0", "default_pg", (0, 1, 2))
+HALF = ("1", "undefined", (1, 2))
+OTHER = ("2", "metrics", (0, 1, 2))
+
+
+def call(number, kind="all_reduce", shape=(1,), dtype="float32", done=True, group="0"):
+    return (group, number, kind, () if kind == "barrier" else (shape,), dtype, done)
+
+
+def pending(number, kind="all_reduce", **rest):
+    return call(number, kind, done=False, **rest)
+
+
+def rank(number, *calls, doing="is in f at Cell In[3], line 9", place="Cell In[3], line 14", **said):
+    return RankCalls(number, Collectives(number, calls, (WORLD, HALF, OTHER), **said), place, doing)
+
+
+def silent(number, doing="did not answer"):
+    return RankCalls(number, None, "", doing)
+
+
+def waits(number, *calls, **rest):
+    return rank(number, *calls, doing="waits in all_reduce at Cell In[3], line 14", **rest)
+
+
+BIG = pending(412, shape=(1024, 1024))
+CASES = {
+    "one has not come": (
+        [waits(0, BIG), rank(1, call(411, "broadcast")), waits(2, BIG)],
+        [1],
+        "rank 1 has not entered all_reduce #412 (4 MiB float32 [1024, 1024], default group; ranks 0 and 2 wait in it "
+        "at Cell In[3], line 14); its last was broadcast #411, and it is in f at Cell In[3], line 9",
+    ),
+    "one has returned": (
+        [waits(0, pending(2)), rank(1, call(1), doing="has returned"), waits(2, pending(2))],
+        [1],
+        "rank 1 has not entered all_reduce #2 (float32 [1], default group; ranks 0 and 2 wait in it at "
+        "Cell In[3], line 14); its last was all_reduce #1, and it has returned",
+    ),
+    "one has never called any": (
+        [waits(0, pending(1)), rank(1), waits(2, pending(1))],
+        [1],
+        "rank 1 has not entered all_reduce #1 (float32 [1], default group; ranks 0 and 2 wait in it at "
+        "Cell In[3], line 14); it has called none, and it is in f at Cell In[3], line 9",
+    ),
+    "two have not come": (
+        [waits(0, pending(5)), rank(1, call(4)), rank(2, call(3, "barrier"))],
+        [1, 2],
+        "ranks 1 and 2 have not entered all_reduce #5 (float32 [1], default group; rank 0 waits in it at "
+        "Cell In[3], line 14); rank 1's last was all_reduce #4, and it is in f at Cell In[3], line 9; "
+        "rank 2's last was barrier #3, and it is in f at Cell In[3], line 9",
+    ),
+    "an asynchronous one is missed": (
+        [waits(0, call(2), pending(3), pending(4)), rank(1, call(2)), waits(2, call(2), pending(3), pending(4))],
+        [1],
+        "rank 1 has not entered all_reduce #3 (float32 [1], default group; ranks 0 and 2 wait in it at "
+        "Cell In[3], line 14); its last was all_reduce #2, and it is in f at Cell In[3], line 9",
+    ),
+    "kind against kind": (
+        [waits(0, call(1), pending(2)), waits(1, call(1), pending(2, "barrier")), waits(2, call(1), pending(2))],
+        [1],
+        "ranks differ in call #2 of the default group: rank 1 is in barrier #2 at Cell In[3], line 14; "
+        "ranks 0 and 2 are in all_reduce #2 (float32 [1]) at Cell In[3], line 14",
+    ),
+    "kind against kind, though calls after it are what they wait in": (
+        [waits(0, call(1), pending(2)), waits(1, call(1, "broadcast"), pending(2)), waits(2, call(1), pending(2))],
+        [1],
+        "ranks differ in call #1 of the default group: rank 1 is in broadcast #1 (float32 [1]) at Cell In[3], line 14; "
+        "ranks 0 and 2 are in all_reduce #1 (float32 [1]) at Cell In[3], line 14",
+    ),
+    "shape against shape": (
+        [waits(0, pending(7)), waits(1, pending(7, shape=(20,))), waits(2, pending(7))],
+        [1],
+        "ranks differ in call #7 of the default group, by type or size: rank 1 is in all_reduce #7 (float32 [20]) at "
+        "Cell In[3], line 14; ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
+    ),
+    "type against type": (
+        [waits(0, pending(7)), waits(1, pending(7, dtype="float64")), waits(2, pending(7))],
+        [1],
+        "ranks differ in call #7 of the default group, by type or size: rank 1 is in all_reduce #7 (float64 [1]) at "
+        "Cell In[3], line 14; ranks 0 and 2 are in all_reduce #7 (float32 [1]) at Cell In[3], line 14",
+    ),
+    "order against order": (
+        [waits(0, pending(1), pending(2, "broadcast")), waits(1, pending(1, "broadcast"), pending(2))],
+        [],
+        "ranks differ in call #1 of the default group (the same calls in another order): rank 0 is in all_reduce #1 "
+        "(float32 [1]) at Cell In[3], line 14; rank 1 is in broadcast #1 (float32 [1]) at Cell In[3], line 14",
+    ),
+    "a group of some": (
+        [rank(0), waits(1, pending(3, group="1")), rank(2, call(2, group="1"))],
+        [2],
+        "rank 2 has not entered all_reduce #3 (float32 [1], group of ranks 1 and 2; rank 1 waits in it at "
+        "Cell In[3], line 14); its last was all_reduce #2, and it is in f at Cell In[3], line 9",
+    ),
+    "two groups in different orders": (
+        [waits(0, call(8), pending(9)), waits(1, call(8), pending(1, group="2")), waits(2, call(8), pending(9))],
+        [1],
+        "rank 1 has not entered all_reduce #9 (float32 [1], default group; ranks 0 and 2 wait in it at "
+        "Cell In[3], line 14); its last was all_reduce #8, and it waits in all_reduce at Cell In[3], line 14 "
+        "(all_reduce #1); and ranks 0 and 2 have not entered all_reduce #1 (float32 [1], group 'metrics'; rank 1 waits "
+        "in it at Cell In[3], line 14); rank 0 has called none, and it waits in all_reduce at Cell In[3], line 14 "
+        "(all_reduce #9); rank 2 has called none, and it waits in all_reduce at Cell In[3], line 14 (all_reduce #9); "
+        "use groups in the same order on every rank",
+    ),
+    "a ring of receivers": (
+        [rank(r, transfer=("recv", (r + 1) % 3, (4,), "float32")) for r in range(3)],
+        [],
+        "ranks 0, 1 and 2 wait for each other in a ring, 0 → 1 → 2 → 0: rank 0 waits for float32 [4] from rank 1 at "
+        "Cell In[3], line 14; rank 1 waits for float32 [4] from rank 2 at Cell In[3], line 14; rank 2 waits for "
+        "float32 [4] from rank 0 at Cell In[3], line 14",
+    ),
+    "one receives from who does not send": (
+        [rank(0, transfer=("recv", 1, (4,), "int64")), rank(1), rank(2)],
+        [1],
+        "rank 0 waits for int64 [4] from rank 1 at Cell In[3], line 14; rank 1 is in f at Cell In[3], line 9",
+    ),
+    "one sends to who does not receive": (
+        [rank(0, transfer=("send", 2, (4,), "int64")), rank(1), rank(2)],
+        [2],
+        "rank 0 waits to send int64 [4] to rank 2 at Cell In[3], line 14; rank 2 is in f at Cell In[3], line 9",
+    ),
+    "one receives while the other is in a collective": (
+        [rank(0, call(1), transfer=("recv", 1, (4,), "int64")), waits(1, pending(2)), waits(2, pending(2))],
+        [0],
+        "rank 0 has not entered all_reduce #2 (float32 [1], default group; ranks 1 and 2 wait in it at "
+        "Cell In[3], line 14); its last was all_reduce #1, and it waits for int64 [4] from rank 1 "
+        "at Cell In[3], line 14",
+    ),
+    "one does not answer": (
+        [waits(0, pending(2)), silent(1), waits(2, pending(2))],
+        [1],
+        "ranks 0 and 2 are in all_reduce #2 (float32 [1], default group) at Cell In[3], line 14; rank 1 did not answer",
+    ),
+    "all have come": (
+        [waits(0, pending(2)), waits(1, pending(2)), waits(2, pending(2))],
+        [],
+        "ranks 0, 1 and 2 are in all_reduce #2 (float32 [1], default group) at Cell In[3], line 14; every rank of the "
+        "group has entered it: the transfer itself does not end",
+    ),
+    "nobody waits": ([rank(0, call(3)), rank(1, call(2)), rank(2, call(2))], [], ""),
+    "nobody says": ([silent(0), silent(1)], [], ""),
+}
+
+
+@pytest.mark.parametrize(("ranks", "blamed", "text"), CASES.values(), ids=CASES)
+def test_it_says_which_call_ranks_missed_each_other_in_and_who_stands_apart(ranks, blamed, text):
+    found = find(ranks)
+    assert found.text == text
+    assert found.blamed == blamed
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [silent(0, "has returned"), waits(1, pending(2, group="1")), waits(2, pending(2, group="1"))],
+        [silent(0, "has returned"), rank(1, transfer=("recv", 2, (1,), "float32")), rank(2)],
+        [silent(0, "has returned"), *(rank(r, transfer=("recv", 3 - r, (1,), "float32")) for r in (1, 2))],
+    ],
+)
+def test_only_ranks_that_wait_or_are_waited_for_may_be_to_blame(ranks):
+    assert sorted(find(ranks).concerned) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([rank(0), silent(1)], "rank 1 called is not known: it did not answer: its process is stopped, or native code"),
+        ([rank(0), silent(1, "has returned")], ""),
+        ([rank(0), silent(1, "is still starting")], ""),
+        (
+            [
+                rank(0, unknown="PyTorch 2.11 records no calls of gloo"),
+                rank(1, unknown="PyTorch 2.11 records no calls of gloo"),
+            ],
+            "Which collectives ranks 0 and 1 called is not known: PyTorch 2.11 records no calls of gloo.",
+        ),
+    ],
+)
+def test_it_says_what_could_not_be_known(ranks, said):
+    unknown = find(ranks).unknown
+    assert said in unknown
+    assert bool(said) == bool(unknown)
+
+
+def test_where_a_rank_brings_nothing_by_right_sizes_are_not_compared():
+    ranks = [rank(0, pending(1, "scatter", shape=(6,))), rank(1, pending(1, "scatter", shape=(0,)))]
+    assert differing(ranks) is None
+
+
+def test_an_equal_number_of_elements_in_another_shape_is_no_difference():
+    assert differing([rank(0, pending(1, shape=(2, 3))), rank(1, pending(1, shape=(6,)))]) is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "words"),
+    [
+        (((3, 5),), "float32", "float32 [3, 5]"),
+        (((),), "int64", "int64 []"),
+        (((1024, 1024),), "bfloat16", "2 MiB bfloat16 [1024, 1024]"),
+        (((2**20,), (2**20,)), "float32", "2 tensors, 8 MiB float32"),
+        (((3 * 2**28,),), "float32", "3 GiB float32 [805306368]"),
+        ((), "", ""),
+    ],
+)
+def test_tensors_are_said_in_words(shapes, dtype, words):
+    assert content(shapes, dtype) == words
+
+
+# Reading the recorder
+
+
+ENTRY = {
+    "process_group": ["0", "default_pg"],
+    "collective_seq_id": 3,
+    "profiling_name": "gloo:all_reduce",
+    "input_sizes": [[3, 5]],
+    "input_dtypes": ["Float"],
+    "state": "scheduled",
+    "retired": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "read"),
+    [
+        ({}, Call("0", 3, "all_reduce", ((3, 5),), "float32", False)),
+        ({"retired": True}, Call("0", 3, "all_reduce", ((3, 5),), "float32", True)),
+        (
+            {"profiling_name": "nccl:_all_gather_base", "state": "completed", "input_dtypes": ["BFloat16"]},
+            Call("0", 3, "all_gather_base", ((3, 5),), "bfloat16", True),
+        ),
+        (
+            {"profiling_name": "gloo:barrier", "input_sizes": [], "input_dtypes": []},
+            Call("0", 3, "barrier", (), "", False),
+        ),
+    ],
+)
+def test_an_entry_of_the_recorder_is_read_whichever_backend_made_it(changed, read):
+    assert recorder._call(ENTRY | changed) == read
+
+
+def test_without_a_process_group_nothing_is_known():
+    assert recorder.look(1) == Collectives(1, unknown="it is in no process group")
+
+
+def alone(body):
+    """Call `body` as the one rank of a group in this process."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        return body()
+    finally:
+        dist.destroy_process_group()
+
+
+needs_recorder = pytest.mark.skipif(not hangs.is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+
+
+@needs_recorder
+def test_the_recorder_tells_kind_number_shape_type_and_group():
+    def calls():
+        recorder.forget()
+        dist.all_reduce(torch.ones(3, 5))
+        dist.barrier()
+        dist.broadcast(torch.ones(2, dtype=torch.long), 0, group=dist.new_group([0], group_desc="mine"))
+        return recorder.look(0)
+
+    said = alone(calls)
+    assert said.unknown == ""
+    assert [Call(*each)[:5] for each in said.calls] == [
+        ("0", 1, "all_reduce", ((3, 5),), "float32"),
+        ("0", 2, "barrier", (), ""),
+        ("1", 1, "broadcast", ((2,),), "int64"),
+    ]
+    assert said.groups == (("0", "default_pg", (0,)), ("1", "mine", (0,)))
+    assert alone(lambda: recorder.forget() or recorder.look(0)).calls == (), "what was forgotten is gone"
+
+
+def test_where_this_pytorch_has_no_recorder_the_reason_is_said(monkeypatch):
+    def older(**_):
+        raise TypeError("unexpected keyword argument 'backend'")
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", older, raising=False)
+    assert alone(lambda: recorder.look(0)).unknown == f"PyTorch {torch.__version__} records no calls of gloo"
+
+
+def test_groups_that_a_rank_is_not_in_are_left_to_those_that_are(monkeypatch):
+    def groups():
+        known = distributed_c10d._world.pg_group_ranks
+        monkeypatch.setitem(known, dist.GroupMember.NON_GROUP_MEMBER, {1: 0, 2: 1})  # as after new_group([1, 2])
+        found = recorder.look(0).groups
+        monkeypatch.undo()
+        return found
+
+    assert alone(groups) == (("0", "default_pg", (0,)),)
+
+
+def test_a_rank_that_cannot_answer_one_question_hears_the_next(monkeypatch, capsys):
+    channel, sent = Channel(), []
+    channel.send = sent.append
+    channel.hooks = (ReportCollectives(), ReportWaits())
+    monkeypatch.setattr(recorder, "look", lambda rank, trace=None: {}["what a library has done to PyTorch"])
+    channel.receive("details")
+    assert "KeyError: 'what a library has done to PyTorch'" in capsys.readouterr().err
+    channel.receive("stop")
+    assert channel.stop_asked_s
+    assert [getattr(event, "kind", type(event).__name__) for event in sent] == ["Answered", "waits"]
+
+
+def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
+    said = rank(1, call(411, "broadcast"), pending(412), transfer=("recv", 0, (4,), "int64")).said
+    monkeypatch.setattr(recorder, "look", lambda rank, trace=None: said)
+    channel, sender = Channel(), FileSender(tmp_path / "1.0.records")
+    channel.rank, channel.send = 1, lambda event: sender.send(event, is_last=True)
+    ReportCollectives().receive("details", channel)
+    (line,) = (tmp_path / "1.0.records").read_bytes().splitlines()
+    event = decoded(line)
+    assert isinstance(event, Attached)
+    heard = StackQuery()
+    heard.take(event)
+    assert heard._said == {1: said}
+
+
+# With real ranks
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    with shared_session(3) as session:
+        yield session
+
+
+@needs_recorder
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    "row", ["a collective hidden in DDP", "uneven inputs", "sleeps", "two groups", "a ring of receivers"]
+)
+def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, three_ranks):
+    error = hangs.report(row, 3, odd=2, before=7, on=three_ranks)
+    assert all(hangs.judge(row, 3, 2, 7, error)), str(error)
+
+
+def asked_when_a_call_has_failed(worker):
+    """Be asked for stacks between a system call that fails and the look why it did."""
+    system = ctypes.CDLL(None, use_errno=True)
+    ctypes.set_errno(errno.ENOENT)
+    getattr(system, "raise")(host.stacks_signal)
+    return ctypes.get_errno()
+
+
+@pytest.mark.spawns
+def test_a_question_for_stacks_leaves_the_reason_alone_why_a_call_has_failed(three_ranks):
+    """Else what looks for a file that is not there gets "OSError: [Errno 0] Error" now and then, and fails."""
+    assert labkit.launch(asked_when_a_call_has_failed, on=three_ranks, live=False).results == [errno.ENOENT] * 3
+
+
+@pytest.mark.spawns
+def test_ranks_that_are_asked_again_and_again_live(three_ranks):
+    """While a thread reads the recorder a signal has the main thread's stack written: only that one's."""
+    run = labkit.launch(
+        workloads.go_astray, "sleeps", world_size=3, on=three_ranks, wait=False, live=False, backend="gloo"
+    )
+    wait_for_step(run, 0)
+    for _ in range(1000):  # of all threads' stacks, one in some hundreds crashed a rank
+        run.engine.ask_for_stacks()
+        time.sleep(0.002)
+    assert not run.over.is_set(), str(run.error)
+    run.stop(0)

@@ -1,0 +1,387 @@
+"""The pages of errors: every message that ends a run, or refuses one, names its page; each page has a real example."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pkgutil
+import pydoc
+import re
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import labkit
+import labkit.failures.pages
+from labkit.debugger.hooks import NobodyAnswers, PromptHook, _Installed
+from labkit.engines.arguments import naming
+from labkit.exporting import statements
+from labkit.failures.diagnosis import diagnose_own_error
+from labkit.failures.facts import RankFacts
+from labkit.failures.first_to_fail import diagnose
+from labkit.failures.stacks import Frame, RankStack
+from labkit.launchers.directory_engine import folder_gone
+from labkit.launchers.job_events import JobEnded
+from labkit.launchers.launcher_job import RanksSeen
+from labkit.launchers.ray.driver import never_placed
+from labkit.launchers.ray.orders import Orders
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import endings as slurm_endings
+from labkit.launchers.slurm.queue import JobState
+from labkit.launchers.torchrun import TorchrunJob
+from labkit.monitor.stack_query import StackQuery
+from labkit.monitor.state import RunState
+from labkit.protocol.events import Failure
+from labkit.protocol.pages import help_hint
+from labkit.rank import device as devices
+from labkit.rank.recorder import Collectives
+from labkit.run import Run
+from labkit.session.turns import Turns
+from tests.exporting.test_export import Notebook
+from tests.failures import messages
+from tests.failures.test_collectives import WORLD, call, pending
+from tests.failures.test_diagnosis import CLOSED, GLOO_SIZES, died, lost, raised, returned
+from tests.rank.test_nan import a_worker
+from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.whole.test_launch import takes_steps, uses_a_lock
+
+PACKAGE = Path(labkit.__file__).parent
+PAGES = sorted(module.name for module in pkgutil.iter_modules(labkit.failures.pages.__path__))
+NAMED = re.compile(r'help\("labkit\.failures\.pages\.(\w+)"\)')
+HEADINGS = ["## An example", "## What to do"]
+
+
+def text_of(page):
+    return importlib.import_module(f"labkit.failures.pages.{page}").__doc__
+
+
+# Messages, each as its reader meets it
+
+
+def failed(diagnosis):
+    return str(labkit.WorkerFailed(diagnosis, Run(FakeEngine(), 2, "train")))
+
+
+def refused(kind, function, *arguments, **options):
+    with pytest.raises(kind) as error:
+        function(*arguments, **options)
+    return str(error.value)
+
+
+def out_of_memory(_):
+    killed = died(1, 1.0, -signal.SIGKILL, last_step=5, peak_bytes=int(11.5 * 2**30), out_of_memory="killed")
+    return failed(diagnose([lost(0, 1.1), killed]))
+
+
+def returned_early(_):
+    return failed(diagnose([returned(0), lost(1, 1.1)]))
+
+
+def different_collectives(_):
+    said = StackQuery()
+
+    def stood(rank, line, shape, summary):
+        calls = (*(call(number) for number in range(1, 6)), pending(6, shape=shape))
+        stack = RankStack(rank, [Frame("<library>", 1, "all_reduce"), Frame("failures.py", line, "work")], {})
+        said._said[rank] = Collectives(rank, calls, (WORLD,))
+        return raised(rank, 1 + rank, summary, stack=stack)
+
+    ranks = [stood(0, 221, (1,), CLOSED), stood(1, 92, (100_000,), GLOO_SIZES), stood(2, 221, (1,), CLOSED)]
+    return failed(diagnose(ranks, [said.explain_failure]))
+
+
+def not_a_number(_):
+    worker, batcher, _channel = a_worker(watches_nan=True)
+    worker.log(loss=1.0)
+    said = refused(FloatingPointError, worker.log, loss=float("nan"))
+    batcher.close()
+    return said
+
+
+def still_going(_):
+    run = Run(FakeEngine(), 2, "train")
+    run.start(A_JOB)
+    said = refused(TimeoutError, run.wait, 0.01)
+    run.kill()
+    assert run.over.wait(60)
+    return said
+
+
+def bad_argument(_):
+    return refused(ValueError, labkit.launch, takes_steps, 1, world_size=0)
+
+
+def cannot_be_sent(_):
+    return refused(ValueError, labkit.launch, uses_a_lock)
+
+
+def cannot_be_exported(folder):
+    notebook = Notebook()
+    notebook.run("import threading\nLOCK = threading.Lock()")
+    notebook.run("def train(worker):\n    with LOCK:\n        return worker.rank")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statements.kernel, "cells", lambda: notebook.cells)
+        return refused(ValueError, labkit.export, notebook.names["train"], folder)
+
+
+def tpu(_):
+    return refused(ValueError, labkit.launch, takes_steps, 1, backend="xla")
+
+
+def gpu(_):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch.cuda, "device_count", lambda: 1)
+        patched.setattr(devices, "_said", set())
+        patched.setattr(devices, "_asked", lambda *_: devices.judge({"version": 12040, "count": 1}, 1, "13.2"))
+        with pytest.warns(UserWarning, match="cannot be used") as warned:
+            devices.usable_gpus()
+    return str(warned[0].message)
+
+
+def nobody_answers(_):
+    channel = SimpleNamespace(rank=0, stop_asked_s=None, listen=None)
+    hook = PromptHook("the notebook runs headless", False)
+    with _Installed(hook, A_JOB, channel), pytest.raises(NobodyAnswers) as error:
+        breakpoint()
+    return str(error.value)
+
+
+def checkpoint(folder):
+    saved = labkit.Checkpoint(folder, model=torch.nn.Linear(1, 1))
+    for _ in range(2):
+        saved.epoch, saved.step = saved.epoch + 1, saved.step + 3
+        path = saved.save()
+    (path / "state.pt").write_bytes(b"truncated.")
+    return refused(labkit.checkpoint.CheckpointError, labkit.checkpoint.load, path).replace(str(folder), "…")
+
+
+def session(_):
+    turns = Turns(None, lambda: None)
+    turns.of("train").take(FakeEngine())
+    return refused(RuntimeError, turns.of("again").take, FakeEngine())
+
+
+def ended_with(ended):
+    state = RunState(2, 0.0, 0.0)
+    state.take(ended, 0.0, 0.0)
+    return failed(state.ended)
+
+
+def slurm(_):
+    seen = RanksSeen({}, [0, 1], {0, 1})
+    ended = slurm_endings.ending("5", JobState("TIMEOUT", "", "debug", ""), seen, Path("/nowhere"), "python", False)
+    return ended_with(ended)
+
+
+def torchrun(folder):
+    job = TorchrunJob(2, RunDirectory(folder), {}, labkit.Torchrun())
+    job._agent = SimpleNamespace(wait=lambda: -signal.SIGKILL)
+    (folder / "torchrun.out").touch()
+    return ended_with(job.ending(RanksSeen({}, [0, 1], {0, 1})))
+
+
+def ray(_):
+    orders = Orders("", "auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {}, "train")
+    ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
+    return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
+
+
+def run_folder(_):
+    return ended_with(folder_gone(Path("/home/me/labkit-runs/20260301-101500-train-1f2e")))
+
+
+def labkit_failed(_):
+    return failed(diagnose_own_error(OSError(28, "No space left on device"), "", ""))
+
+
+MADE = {
+    function.__name__: function
+    for function in (
+        *(out_of_memory, returned_early, different_collectives, not_a_number, still_going, bad_argument),
+        *(cannot_be_sent, cannot_be_exported, tpu, gpu, nobody_answers, checkpoint, session, slurm, torchrun, ray),
+        *(run_folder, labkit_failed),
+    )
+}
+"""By page; the others' messages are kept by test_failures.py and test_hangs.py, from real ranks."""
+
+
+@pytest.mark.parametrize("page", MADE)
+def test_a_message_ends_with_its_page_and_of_a_run_with_the_cause_once_more_and_is_as_it_was_kept(page, tmp_path):
+    said = MADE[page](tmp_path)
+    first, *_, last = said.splitlines()
+    if last.startswith("WorkerFailed: "):  # which is all that pytest and nbmake show
+        assert last == f"WorkerFailed: {first}"
+        assert said.splitlines()[-3] == help_hint(page)
+    else:
+        assert last == help_hint(page)
+    assert len(NAMED.findall(said)) == 1
+    messages.assert_as_kept(f"error {page}", said)
+
+
+def test_every_page_has_a_message_that_was_kept():
+    lines = {line for file in messages.HERE.glob("*.txt") for line in file.read_text().splitlines()}
+    assert {help_hint(page) for page in PAGES} <= lines
+
+
+def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
+    said = not_a_number(None)
+    traceback = f"Traceback (most recent call last):\nFloatingPointError: {said}\n"
+    rank = RankFacts(0, failure=Failure(0, 1.0, "running", f"FloatingPointError: {said.splitlines()[0]}", traceback))
+    assert NAMED.findall(failed(diagnose([rank]))) == ["not_a_number"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "page"),
+    [
+        (labkit.compare, {}, "bad_argument"),
+        (labkit.Slurm, {"nodes": 0}, "bad_argument"),
+        (labkit.Torchrun, {"nnodes": 2}, "bad_argument"),
+        (labkit.Ray, {"placement": "anywhere"}, "bad_argument"),
+        (labkit.Session, {"world_size": 0}, "bad_argument"),
+    ],
+)
+def test_whatever_a_notebook_calls_names_a_page_for_an_argument_of_no_use(function, arguments, page):
+    assert refused(ValueError, function, **arguments).splitlines()[-1] == help_hint(page)
+
+
+def test_what_cannot_be_followed_again_names_its_page(tmp_path):
+    (tmp_path / "run.json").write_text('{"launcher": "torchrun"}')
+    assert refused(ValueError, labkit.attach, tmp_path).splitlines()[-1] == help_hint("slurm")
+
+
+def test_an_error_from_inside_a_launch_keeps_the_readers_traceback():
+    try:
+        with naming("bad_argument"):
+            int("no number")
+    except ValueError as error:
+        frames = list(_functions(error.__traceback__))
+        said = str(error)
+    assert said.endswith(help_hint("bad_argument"))
+    assert frames == ["test_an_error_from_inside_a_launch_keeps_the_readers_traceback"]
+
+
+def _functions(trace):
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_name
+        trace = trace.tb_next
+
+
+# Pages
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_says_what_it_is_about_shows_a_message_as_it_was_kept_and_what_to_do(page):
+    title, *_ = text_of(page).splitlines()
+    assert title.endswith(".")
+    assert len(title) <= 110
+    assert re.findall("^## .*", text_of(page), re.MULTILINE) == HEADINGS
+    example = text_of(page).partition(HEADINGS[0])[2].partition(HEADINGS[1])[0]
+    shown = messages.plain("\n".join(line.removeprefix("    ") for line in example.strip("\n").splitlines()))
+    parts = [part.strip("\n") for part in re.split("^…$", shown, flags=re.MULTILINE)]
+    kept = [file.name for file in messages.HERE.glob("*.txt") if all(part in file.read_text() for part in parts)]
+    assert kept, shown
+    advice = text_of(page).partition(HEADINGS[1])[2]
+    assert len(re.findall(r"^\* ", advice, re.MULTILINE)) >= 2
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_shown_by_pythons_own_help(page):
+    (asked_for,) = re.findall(r'help\("(.*)"\)', help_hint(page))
+    shown = pydoc.plain(pydoc.render_doc(asked_for))
+    assert f"{asked_for} - {text_of(page).splitlines()[0]}" in shown
+    assert "## What to do" in shown
+
+
+def test_the_first_page_lists_every_page_with_what_it_is_about():
+    listed = re.findall(
+        r"^\* `labkit\.failures\.pages\.(\w+)`: (.*(?:\n  .*)*)", labkit.failures.pages.__doc__, re.MULTILINE
+    )
+    assert {name: " ".join(what.split()) for name, what in listed} == {
+        page: text_of(page).splitlines()[0] for page in PAGES
+    }
+
+
+# What of the code names a page
+
+
+@functools.cache
+def trees():
+    """Return the package's modules as trees of syntax, by their paths."""
+    paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent.name != "pages"]
+    return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
+
+
+def named_by(node):
+    """The pages that a part of the code names."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.findall(r'help\("labkit\.failures\.pages\.(\w+)"\)', node.value)
+    returned = node.value if isinstance(node, ast.Return) else None
+    if isinstance(returned, ast.Tuple) and returned.elts:  # a finding, whose last part is its page
+        last = returned.elts[-1]
+        parts = [last.body, last.orelse] if isinstance(last, ast.IfExp) else [last]
+        return [part.value for part in parts if isinstance(part, ast.Constant) and part.value in PAGES]
+    if not isinstance(node, ast.Call):
+        return []
+    called = ast.unparse(node.func).rpartition(".")[2]
+    if called in ("help_hint", "naming", "JobEnded", "Diagnosis"):
+        last = [key.value for key in node.keywords if key.arg == "page"] or node.args[-1:]
+        return [part.value for part in last if isinstance(part, ast.Constant)]
+    return []
+
+
+def test_every_page_is_named_by_a_message_and_every_named_page_is_there():
+    named = {page for tree in trees().values() for node in ast.walk(tree) for page in named_by(node)}
+    assert named == set(PAGES)
+
+
+ENDINGS = {"RuntimeError", "TimeoutError", "FloatingPointError", "NobodyAnswers"}
+"""Kinds of errors that refuse a run, or end one. A TypeError or ValueError of `launch` names its page in `naming`."""
+
+SAY_IT_ALL = {
+    "exporting/script.py": "an exported training is without pages",
+    "engines/in_process.py": "one line each",
+    "rank/device.py": "a GPU that has gone since: the message has every step",
+    "launchers/rank_entry.py": "said by a rank, in a failure that names rank_failed",
+    "rank/channels.py": "said by a rank, in a failure that names rank_failed",
+    "launchers/torchrun.py": "for torchrun itself",
+}
+
+
+def test_what_ends_or_refuses_a_run_names_its_page():
+    without = [
+        f"{file}:{node.lineno}"
+        for file, tree in trees().items()
+        if file not in SAY_IT_ALL
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in ENDINGS
+        if not any("help_hint(" in ast.unparse(part) for part in node.exc.args)
+    ]
+    assert without == []
+
+
+def test_every_class_of_errors_that_a_reader_meets_has_a_page():
+    kinds = {
+        node.name
+        for tree in trees().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and any(re.search(r"Error$|Exception$", ast.unparse(base)) for base in node.bases)
+    }
+    named = {"WorkerFailed", "CheckpointError", "NobodyAnswers"}
+    inside = {
+        "SlurmError",  # becomes "SLURM did not take the job", or a notice
+        "CannotConnectError",  # "the ranks cannot be given to Ray"
+        "NotThereError",  # a file that is looked for again
+        "NotWrittenError",  # a piece that is written later
+        "Garbled",  # ends a rank, whose failure says what has come
+        "Ended",  # JobEnded, on its way to the notebook
+        "Told",
+        "Left",
+        "Wrong",  # these of an exercise: its result says what is wrong
+        "Stopped",  # no error: the way a run ends that was asked to
+    }
+    assert named <= kinds <= named | inside

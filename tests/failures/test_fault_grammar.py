@@ -1,0 +1,82 @@
+"""Sixty faults drawn from the grammar of `tests/benchmarks/fault_grammar.py`: the right rank, on the right line.
+
+And healthy programs with pauses, of which nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+
+import pytest
+
+from labkit.failures.ledger import QUIET_S
+from tests.benchmarks import fault_grammar, healthy_programs
+from tests.conftest import shared_session
+from tests.support.hangs import is_recorded
+from tests.support.tiers import few
+
+SEED, COUNT = 43, 60
+
+
+def drawn():
+    """The cases; those on new ranks are few, for they cost their start."""
+    chance = random.Random(SEED)
+    return [fault_grammar.draw(chance, ("new",) if number % 20 == 0 else ("reserved",)) for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    with shared_session(4) as session:
+        yield session
+
+
+def test_every_program_of_the_grammar_can_be_pasted_and_marks_its_lines():
+    chance = random.Random(SEED)
+    for case in (fault_grammar.draw(chance) for _ in range(1000)):
+        ast.parse(case.source)
+        assert case.odd in case.members
+        assert case.right <= set(case.members)
+        marks = [mark for mark in ("FAULT", "WAIT") if f"# {mark}\n" in case.source]
+        assert fault_grammar.FAULTS[case.fault].line in (*marks, "")
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+@pytest.mark.parametrize("case", drawn(), ids=str)
+def test_a_fault_is_blamed_on_its_rank_and_line(case, four_ranks, tmp_path):
+    found = fault_grammar.try_out(case, four_ranks, tmp_path)
+    assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
+
+
+ROWS = [
+    *((fault, "default") for fault in ("returns", "leaves", "SIGKILL", "exits 0", "a time limit passes")),
+    ("returns", "subgroup"),  # and the ranks outside it have returned
+    ("another order", "default"),
+    ("sends more than is received", "pipeline"),
+    ("is deep in a recursion", "default"),
+    ("is missed in another thread", "default"),
+    ("fails in a thread", "default"),
+    ("fails in a communication hook", "default"),
+]
+"""What was once told wrongly: the fault, and the group."""
+
+
+def of_each_transport():
+    cases = ((row, transport) for row in ROWS for transport in fault_grammar.TRANSPORTS)
+    return few((fault_grammar.Case(*row, transport, 3, 1, "reserved") for row, transport in cases), 5)
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+@pytest.mark.parametrize("case", of_each_transport(), ids=str)
+def test_each_fault_is_blamed_rightly_whatever_carries_the_messages(case, four_ranks, tmp_path):
+    found = fault_grammar.try_out(case, four_ranks, tmp_path)
+    assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_said_of_a_healthy_program_whatever_pauses_it_makes(seed, four_ranks):
+    plan = healthy_programs.Plan(random.Random(seed), 3, longest_s=2 * QUIET_S)
+    assert healthy_programs.try_out(plan, four_ranks) == ""

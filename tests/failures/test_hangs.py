@@ -1,0 +1,272 @@
+"""Ranks that hang: what `timeout_s` and `run.stacks()` say of them, and how soon they stop. With real ranks."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import re
+import threading
+import time
+
+import pytest
+
+import labkit
+from labkit.system.linux import SLEEP
+from tests.conftest import LONG_S, lives, start_of, wait_until
+from tests.failures.messages import assert_as_kept, said_in
+from tests.support import workloads
+from tests.support.hangs import is_recorded
+
+pytestmark = pytest.mark.spawns
+
+
+def line_of(text):
+    """The number of the one line of `workloads.py` that has some text in it."""
+    lines = inspect.getsource(workloads).splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if text in line]
+    return number
+
+
+OTHERS = f"ranks 0 and 2 wait in all_reduce at workloads.py, line {line_of('the others are here')}"
+IN_IT = f"workloads.py, line {line_of('the others are here')}"
+ASTRAY = {
+    "sleeps": f"is in time.sleep at workloads.py, line {line_of('time.sleep(1e6)')}",
+    "loops": rf"is at workloads.py, line ({line_of('while True:  # rank 1')}|{line_of('n += 1')})",
+    "holds the lock": f"is in re.match at workloads.py, line {line_of('re.match')}",
+    "waits elsewhere": f"waits in barrier at workloads.py, line {line_of('of rank 1 alone')}",
+    "is suspended": "did not answer",
+}
+
+
+def missed(how):
+    """What the report says of the collective that rank 1 has missed, as a regular expression."""
+    if not is_recorded():
+        return f"rank 1 {ASTRAY[how]}; {OTHERS}"
+    if how == "waits elsewhere":
+        line = line_of("of rank 1 alone")
+        return (
+            rf"ranks differ in call #2 of the default group: rank 1 is in barrier #2 at workloads.py, line {line}; "
+            rf"ranks 0 and 2 are in all_reduce #2 \(float32 \[1\]\) at {IN_IT}"
+        )
+    if how in ("holds the lock", "is suspended"):  # and so cannot say which collectives it has called
+        said = rf"ranks 0 and 2 are in all_reduce #2 \(float32 \[1\], default group\) at {IN_IT}"
+        return f"{said}; rank 1 {ASTRAY[how]}"
+    return (
+        rf"rank 1 has not entered all_reduce #2 \(float32 \[1\], default group; ranks 0 and 2 wait in it at {IN_IT}\); "
+        f"its last was all_reduce #1, and it {ASTRAY[how]}"
+    )
+
+
+def launched(function, *args, world_size=2, logged=None):
+    """A run in the background, each of whose ranks has logged."""
+    run = labkit.launch(function, *args, world_size=world_size, wait=False, live=False)
+    wait_until(lambda: len(run.history) >= (logged or world_size) or run.over.is_set())
+    assert run.status == "running", run.error
+    return run
+
+
+def stacks_when(run, words):
+    """Where the ranks stand, as soon as that is something; rank 1 needs a moment to get there."""
+    found = []
+    wait_until(lambda: found.append(run.stacks()) or re.fullmatch(words, found[-1].in_words))
+    return found[-1]
+
+
+# A time limit
+
+
+@pytest.mark.parametrize("how", ASTRAY)
+def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(workloads.go_astray, how, world_size=3, timeout_s=1.5, live=False)
+    error = failure.value
+    said = re.escape("no rank logged, printed or returned anything for 1.5 s (timeout_s): ") + missed(how)
+    assert re.fullmatch(said, error.diagnosis.headline), error.diagnosis.headline
+    assert error.rank == 1
+    assert error.cause.startswith("Rank 1 stood apart")
+    assert "dist.all_reduce(total)  # the others are here" in error.cause, "the source line"
+    assert "in go_astray" in error.cause
+    silent = how in ("holds the lock", "is suspended") or not is_recorded()
+    assert ("called is not known" in error.cause) == silent
+    if how != "is suspended":
+        assert "ASTRAY[how]()" in error.cause, "who called it"
+    assert [line.split(" wait")[0] for line in error.diagnosis.others] == ["rank 0", "rank 2"]
+    assert error.run.states == ["ended", "failed", "ended"]
+    assert error.run.history["rank"].tolist() == [0, 1, 2], "what was logged is kept"
+    if how != "loops" and is_recorded():  # which is at one of two lines
+        assert_as_kept(f"hang, one {how}", said_in(error))
+
+
+@pytest.mark.cold
+def test_the_time_to_start_does_not_count():
+    start_s = start_of(labkit.launch(workloads.log_once, live=False))
+    assert labkit.launch(workloads.log_once, timeout_s=start_s / 4, live=False).results == [0, 1]
+
+
+def test_a_run_that_logs_now_and_then_is_not_ended():
+    def train(worker):
+        for step in range(8):
+            time.sleep(0.25)
+            worker.log(loss=1 / (1 + step))
+
+    run = labkit.launch(train, timeout_s=1.5, live=False)
+    assert (run.status, len(run.history)) == ("finished", 16)
+
+
+# While it goes on
+
+
+@pytest.mark.parametrize("how", ["sleeps", "holds the lock"])
+def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
+    run = launched(workloads.go_astray, how, world_size=3)
+    stacks = stacks_when(run, f"rank 1 {ASTRAY[how]}; {OTHERS}")
+    assert stacks.outliers == [1]
+    assert re.fullmatch(missed(how), stacks.missed) or not is_recorded()
+    assert str(stacks).startswith("\n\n".join(filter(None, [stacks.missed, stacks.in_words])))
+    assert "dist.all_reduce(total)  # the others are here" in str(stacks)
+    assert run.status == "running", "asking ends nothing"
+    pids = list(run.engine.pids)
+    assert run.stop().status == "stopped"
+    assert run.stop_outcome == ("late" if how == "holds the lock" or platform.machine() not in SLEEP else "deadlock")
+    assert not any(map(lives, pids))
+    assert len(run.history) == 3
+    again = run.stacks()
+    assert again.in_words == "ranks 0, 1 and 2 have ended (ended)"
+    assert again.outliers == []
+
+
+def test_asking_again_and_again_does_not_disturb_a_run():
+    run = launched(workloads.spin)
+    for _ in range(10):
+        stacks = run.stacks()
+        assert len(stacks) == 2
+        assert all("workloads.py" in where.place for where in stacks), str(stacks)
+    before = len(run.history)
+    wait_until(lambda: len(run.history) > before + 10)
+    run.stop()
+    assert run.status == "stopped"
+    assert run.results[0] == run.results[1] > 0
+    assert run.stacks().in_words == "ranks 0 and 1 have returned"
+
+
+def test_a_stop_comes_to_ranks_of_which_others_ask_things_all_the_time():
+    run, is_over = launched(workloads.spin), threading.Event()
+
+    def ask():
+        while not is_over.wait(0.001):
+            run.engine.ask_for_stacks()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    run.stop(grace_s=LONG_S)
+    is_over.set()
+    asking.join()
+    assert (run.status, run.stop_outcome) == ("stopped", "")
+    assert run.results[0] == run.results[1] > 0
+
+
+@pytest.mark.cold
+def test_a_run_that_is_starting_says_so():
+    run = labkit.launch(workloads.spin, wait=False, live=False)
+    assert run.stacks().in_words in ("ranks 0 and 1 are still starting", "ranks 0 and 1 did not answer")
+    assert run.stop().status == "stopped"
+
+
+# Stop
+
+
+@pytest.mark.parametrize("time_of_three", range(3))
+def test_a_run_that_logs_stops_by_itself_and_keeps_what_it_returns(time_of_three):
+    run = launched(workloads.spin, logged=20 * (1 + time_of_three))
+    run.stop()
+    assert (run.status, run.stop_outcome) == ("stopped", "")
+    assert run.results[0] == run.results[1] > 0, "both have taken equally many steps"
+    # Each logs once more than it counts: the call that said "stop".
+    steps = run.history.groupby("rank")["step"]
+    assert steps.max().tolist() == run.results
+    assert steps.count().tolist() == [steps_taken + 1 for steps_taken in run.results], "complete"
+
+
+KEPT = {
+    "long steps": ([0.9], "computes"),
+    "longer steps": ([2.0], "computes"),
+    "one rank sleeps": ([1.5], "one rank sleeps"),
+    "one rank sleeps as it never did": ([0.05] * 20 + [1.0], "one rank sleeps"),
+    "one rank's DataLoader takes time": ([1.5], "one rank loads"),
+    "one rank reads as it never did": ([0.05] * 20 + [1.0], "one rank reads"),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_ranks_that_go_on_logging_end_at_a_common_step_however_long_it_takes(what):
+    steps, how = KEPT[what]
+    run = launched(workloads.slow_steps, steps, how, logged=2 * len(steps) + 1)
+    run.stop()
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
+    assert run.results[0] == run.results[1] == run.progress(0)[0].steps - 1, "the call that said stop is the last"
+
+
+IN_VAIN = {
+    "collective": (workloads.stuck, "collective"),
+    "event": (workloads.stuck, "lock"),
+    "another collective": (workloads.go_astray, "waits elsewhere"),
+    "sleep": (workloads.go_astray, "sleeps"),
+    "backward": (workloads.stuck_in_backward,),
+}
+
+
+@pytest.mark.parametrize("what", IN_VAIN)
+def test_ranks_that_wait_for_what_cannot_come_are_ended_at_once_and_not_for_want_of_time(what):
+    if what == "sleep" and platform.machine() not in SLEEP:
+        pytest.skip("this system does not tell when a sleep ends")
+    run = launched(*IN_VAIN[what])
+    run.stop(grace_s=LONG_S)
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "deadlock")
+    assert len(run.history) == 2
+
+
+@pytest.mark.parametrize("how", ["loops", "holds the lock", "is suspended", "polls", "waits for a thread"])
+def test_ranks_of_which_something_could_still_come_are_given_all_of_the_grace(how):
+    run = launched(workloads.go_astray, how)
+    run.engine.stop_grace_s = 1.0
+    run.stop()
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "late")
+    assert len(run.history) == 2
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["rank 0", "rank 1"])
+def test_a_rank_that_logs_alone_returns_what_it_has(first):
+    def train(worker):
+        steps = 0
+        try:
+            while True:
+                if worker.rank == (0 if first else 1):
+                    worker.log(loss=1.0)
+                steps += 1
+                time.sleep(0.01)
+                if worker.stopping and worker.rank == (1 if first else 0):
+                    return steps
+        except labkit.Stopped:
+            return steps
+
+    run = launched(train, logged=3)
+    run.stop()
+    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
+
+
+@pytest.mark.parametrize(("seconds", "kept", "why"), [(4, [0, 1], ""), (1e6, [None, None], "in vain")])
+def test_ranks_that_sleep_are_ended_only_if_they_sleep_for_longer_than_they_are_given(seconds, kept, why):
+    if why and platform.machine() not in SLEEP:
+        pytest.skip("this system does not tell when a sleep ends")
+    run = launched(workloads.sleep_and_return, seconds)
+    run.stop(grace_s=LONG_S)
+    assert (run.status, run.results, run.stop_outcome) == ("stopped", kept, why)
+
+
+def test_stopping_again_with_another_grace_ends_the_run_now():
+    run = launched(workloads.go_astray, "loops")
+    run.ask_to_stop(grace_s=1e6)
+    assert run.stopping
+    assert not run.over.wait(0.2)
+    run.stop(grace_s=0)
+    assert (run.status, run.stop_outcome, run.stopping) == ("stopped", "late", False)

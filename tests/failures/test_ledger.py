@@ -1,0 +1,586 @@
+"""The rank that waits is never blamed: from facts written by hand, then with real ranks over each transport."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import time
+from array import array
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.failures import ledger, mismatch
+from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
+from labkit.failures.facts import Diagnosis, Left, RankFacts
+from labkit.failures.first_to_fail import diagnose
+from labkit.failures.ledger import CONFIRM_S, QUIET_S, Quiet, gone, stuck
+from labkit.failures.missed import RankCalls
+from labkit.failures.stacks import Frame, RankStack
+from labkit.failures.threads import name_dead_threads
+from labkit.monitor.stack_query import StackQuery
+from labkit.protocol.events import Attached, Failure, Log
+from labkit.protocol.job import Cell
+from labkit.rank import recorder
+from labkit.rank.failure import describe
+from labkit.rank.recorder import NO_GROUP, Collectives
+from labkit.rank.report_collectives import look_at_threads
+from tests.conftest import shared_session
+from tests.support import transports
+from tests.support.hangs import is_recorded
+
+TIMED_OUT = "RuntimeError: [/gloo/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+CLOSED = "RuntimeError: [/gloo/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:26010"
+WORLD, PAIR, SAME_PAIR = ("0", "default_pg", (0, 1, 2)), ("1", "undefined", (0, 1)), ("2", "undefined", (0, 1))
+
+
+def failed(rank, summary=CLOSED, time_s=4.0, **facts):
+    return RankFacts(rank, failure=Failure(rank, time_s, "running", summary, "Traceback"), exit_code=1, **facts)
+
+
+def aborted(rank, number=2, group="0", description="default_pg"):
+    said = transports.ABORTED.format(
+        rank=rank, number=number, kind="ALLREDUCE", limit_ms=600_000, group=group, description=description
+    )
+    return RankFacts(rank, exit_code=-signal.SIGABRT, exit_s=600.0, output_end=said)
+
+
+def running(rank, doing=None):
+    stack = RankStack(rank, [Frame("/home/me/train.py", 9, "train")], {}) if doing else None
+    return RankFacts(rank, stack=stack, ended_by_us=True, exit_code=-9)
+
+
+def returned(rank, returned_s=1.0):
+    return RankFacts(rank, returned=True, returned_s=returned_s, exit_code=0)
+
+
+def left(rank, **facts):
+    return RankFacts(rank, left=Left((), "train.py, line 5"), **facts)
+
+
+def call(number, kind="barrier", done=True, group="0", began_s=0.0):
+    return (group, number, kind, () if kind == "barrier" else ((4,),), "float32", done, began_s)
+
+
+def said(rank, *calls, groups=(WORLD, PAIR), is_blocked=False, doing="waits in barrier at train.py, line 12", **rest):
+    collectives = Collectives(rank, calls, groups, **rest)
+    return RankCalls(rank, collectives, "train.py, line 12", doing, is_blocked)
+
+
+def judge(ranks, calls):
+    """As a run that has failed is judged."""
+    found = diagnose(ranks, [lambda culprit, cause, ranks: ledger.explain(culprit, cause, ranks, calls)])
+    return found.rank, found.headline
+
+
+# A failure that only says that somebody was not there
+
+FAILED = {
+    "a time limit passes in the others' barrier": (
+        [running(0, "computes"), failed(1, TIMED_OUT), failed(2, TIMED_OUT)],
+        [said(0, call(1)), said(1, call(1), call(2)), said(2, call(1), call(2))],
+        0,
+        r"rank 0 did not come to barrier #2 within 3 s, where rank 1 waited at train.py, line 12; rank 0 is .*",
+    ),
+    "it came, but too late": (
+        [failed(0, CLOSED, 7.1), failed(1, TIMED_OUT), failed(2, TIMED_OUT)],
+        [
+            said(0, call(1), call(2, began_s=107.0)),
+            said(1, call(1), call(2, began_s=101.0)),
+            said(2, call(1), call(2, began_s=101.0)),
+        ],
+        0,
+        r"rank 0 did not come to barrier #2 within 3 s, where rank 1 waited at .*; rank 0 came 6\.0 s after it",
+    ),
+    "it returned only after the time limit": (
+        [returned(0, returned_s=4.2), failed(1, TIMED_OUT, 4.0), running(2)],
+        [said(0, call(1)), said(1, call(1), call(2)), said(2, call(1), call(2, done=False))],
+        0,
+        r"rank 0 did not come to barrier #2 within 3 s, where .*",
+    ),
+    "a rank has left its group": (
+        [left(0, ended_by_us=True, exit_code=-9), failed(1), failed(2)],
+        [said(0, call(1)), said(1, call(1), call(2)), said(2, call(1), call(2))],
+        0,
+        r"rank 0 left its process group \(destroy_process_group at train.py, line 5\) while rank 1 was still in "
+        r"barrier #2 with it",
+    ),
+    "a rank has left after the call, which a third has missed": (
+        [left(0, ended_by_us=True, exit_code=-9), failed(1, TIMED_OUT), running(2, "computes")],
+        [said(0, call(1), call(2)), said(1, call(1), call(2)), said(2, call(1))],
+        2,
+        r"rank 2 did not come to barrier #2 within 3 s, .*",
+    ),
+    "ranks outside the subgroup have returned": (
+        [returned(0), failed(1), returned(2)],
+        [said(0), said(1, call(1, "all_reduce", group="1")), said(2)],
+        0,
+        r"rank 0 returned while rank 1 was still in all_reduce #1 \(float32 \[4\], group of ranks 0 and 1\) with it.*",
+    ),
+    "NCCL's watchdog aborts the ranks that waited for one that computes": (
+        [running(0, "computes"), aborted(1), aborted(2)],
+        [said(0, call(1, "all_reduce"))],
+        0,
+        r"rank 0 did not come to all_reduce #2 within 600 s, where rank 1 waited; rank 0 is .*",
+    ),
+    "NCCL's watchdog aborts a rank that waited for one that has returned": (
+        [returned(0), aborted(1), running(2)],
+        [said(0, call(1, "all_reduce")), said(2, call(1, "all_reduce"), call(2, "all_reduce", done=False))],
+        0,
+        r"rank 0 returned while rank 1 was still in all_reduce #2 with it: .*",
+    ),
+    "NCCL's watchdog, in a subgroup": (
+        [running(0, "computes"), aborted(1, 7, "1", "undefined"), running(2, "computes")],
+        [said(0, call(6, "all_reduce", group="1")), said(2)],
+        0,
+        r"rank 0 did not come to all_reduce #7 \(group of ranks 0 and 1\) within 600 s, .*",
+    ),
+    "a rank that sends nothing": (
+        [running(0, "computes"), failed(1, TIMED_OUT), running(2)],
+        [said(0), said(1, transfer=("recv", 0, (4,), "float32")), said(2)],
+        0,
+        r"rank 0 did not send to rank 1 within 3 s: recv \(float32 \[4\]\), where rank 1 waited at .*",
+    ),
+    "one that was waited for waited for a third itself": (
+        [failed(0, TIMED_OUT, 4.1), failed(1, TIMED_OUT, 4.0), running(2, "computes")],
+        [said(0, call(1), transfer=("recv", 2, (4,), "float32")), said(1, call(1), call(2)), said(2, call(1))],
+        2,
+        r"rank 2 did not come to barrier #2 within 3 s, .*",
+    ),
+    "two groups of the same ranks in opposite orders": (
+        [failed(0, TIMED_OUT, 4.1), failed(1, TIMED_OUT, 4.0)],
+        [
+            said(0, call(1, group="1"), groups=(WORLD, PAIR, SAME_PAIR)),
+            said(1, call(1, group="2"), groups=(WORLD, PAIR, SAME_PAIR)),
+        ],
+        1,
+        r"ranks 0 and 1 waited for each other, rank 0 in barrier #1 \(first group of ranks 0 and 1\), rank 1 in "
+        r"barrier #1 \(second group of ranks 0 and 1\): use groups in the same order on every rank",
+    ),
+    "everybody was there: the network has failed": (
+        [failed(0, CLOSED, 4.1), failed(1, CLOSED, 4.0)],
+        [said(0, call(1), call(2)), said(1, call(1), call(2))],
+        1,
+        r"rank 1 failed: RuntimeError: Connection closed by peer .*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "calls", "blamed", "headline"), FAILED.values(), ids=FAILED)
+def test_the_rank_that_was_not_there_is_blamed(ranks, calls, blamed, headline):
+    rank, found = judge(ranks, calls)
+    assert re.fullmatch(headline, found), found
+    assert rank == blamed
+
+
+@pytest.mark.parametrize(
+    ("rank", "seconds"),
+    [
+        (failed(1, TIMED_OUT), 3.0),
+        (failed(1, "torch.distributed.DistStoreError: wait timeout after 1500ms, keys: /a"), 1.5),
+        (
+            failed(1, "torch.distributed.DistStoreError: Timed out after 11 seconds waiting for clients. 1/2 joined."),
+            11.0,
+        ),
+        (failed(1, "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 500 ms"), 0.5),
+        (aborted(1), 600.0),
+        (failed(1, CLOSED), None),
+    ],
+)
+def test_errors_that_name_another_rank_are_evidence_with_the_limit_that_passed(rank, seconds):
+    assert is_only_evidence(rank)
+    assert limit_s(rank) == seconds
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        failed(1, "ValueError: bad batch"),
+        failed(1, "TimeoutError: timed out"),
+        RankFacts(1, exit_code=-signal.SIGABRT, output_end="terminate called"),
+        RankFacts(1, exit_code=-signal.SIGKILL, output_end=transports.ABORTED),
+        returned(1),
+    ],
+)
+def test_other_errors_are_no_evidence_about_others(rank):
+    assert not is_only_evidence(rank)
+
+
+def test_the_watchdogs_words_say_in_which_call_a_rank_was():
+    assert watchdog_call(aborted(1, 7, "3", "mesh_tp")) == ("3", "mesh_tp", 7, "all_reduce")
+
+
+def test_who_has_gone_is_known_of_every_rank():
+    ranks = [returned(0), left(1), failed(2), RankFacts(3, exit_code=3), running(4), RankFacts(5)]
+    assert gone(ranks) == {0: "returned", 1: "left", 2: "failed", 3: "ended"}
+    assert gone([returned(0, returned_s=5.0)], by_s=4.0) == {}
+
+
+# A run that goes on
+
+
+def waiting(rank, *calls, **rest):
+    return said(rank, *calls, is_blocked=True, **rest)
+
+
+def alive(rank):
+    return RankFacts(rank)
+
+
+STUCK = {
+    "one has returned": (
+        [returned(0), alive(1), alive(2)],
+        [said(0, call(1)), waiting(1, call(1), call(2, done=False)), waiting(2, call(1), call(2, done=False))],
+        r"rank 0 returned while ranks 1 and 2 were still in barrier #2 with it: .*",
+    ),
+    "one has left": (
+        [left(0), alive(1), alive(2)],
+        [said(0, call(1)), waiting(1, call(1), call(2, done=False)), said(2, call(1))],
+        r"rank 0 left its process group \(.*\) while rank 1 was still in barrier #2 with it",
+    ),
+    "one receives from one that has returned": (
+        [returned(0), alive(1)],
+        [said(0), waiting(1, transfer=("recv", 0, (4,), "float32"))],
+        r"rank 0 returned while rank 1 was still in recv \(float32 \[4\]\) from it: .*",
+    ),
+    "nothing is recorded, and there is one group": (
+        [returned(0), alive(1)],
+        [
+            said(0, groups=(WORLD,), unknown="PyTorch 2.11 records no calls of gloo"),
+            waiting(1, groups=(WORLD,), unknown="PyTorch 2.11 records no calls of gloo"),
+        ],
+        r"rank 0 returned while rank 1 was still in a collective with it: .*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ranks", "calls", "headline"), STUCK.values(), ids=STUCK)
+def test_ranks_that_wait_for_one_that_has_gone_are_seen_to(ranks, calls, headline):
+    blamed, found, _, page = stuck(ranks, calls)
+    assert re.fullmatch(headline, found), found
+    assert (blamed, page) == (0, "returned_early")
+
+
+HEALTHY = {
+    "nobody has gone": ([alive(0), alive(1)], [said(0, call(1)), waiting(1, call(1), call(2, done=False))]),
+    "it computes": ([returned(0), alive(1)], [said(0, call(1)), said(1, call(1))]),
+    "a call is on its way while it computes": (
+        [returned(0), alive(1)],
+        [said(0, call(1)), said(1, call(1), call(2, done=False))],
+    ),
+    "who has returned had come to the call": (
+        [returned(0), alive(1), alive(2)],
+        [said(0, call(2)), waiting(1, call(2, done=False)), said(2, call(1))],
+    ),
+    "who has returned is in another group": (
+        [alive(0), alive(1), returned(2)],
+        [said(0), waiting(1, call(1, done=False, group="1")), said(2)],
+    ),
+    "nothing is recorded, and there are several groups": (
+        [returned(0), alive(1)],
+        [said(0, unknown="no recorder"), waiting(1, unknown="no recorder")],
+    ),
+    "who has returned has not said what it had called": (
+        [returned(0), alive(1), alive(2)],
+        [RankCalls(0), waiting(1, call(1), call(2, done=False)), said(2, call(1))],
+    ),
+    "nothing is recorded, and another computes": (
+        [returned(0), alive(1), alive(2)],
+        [
+            said(0, groups=(WORLD,), unknown="no recorder"),
+            waiting(1, groups=(WORLD,), unknown="no recorder"),
+            said(2, groups=(WORLD,), unknown="no recorder"),
+        ],
+    ),
+    "nobody has answered": ([returned(0), alive(1)], []),
+    "who waits has left itself, for a disk": ([returned(0), left(1)], [said(0), waiting(1, unknown=NO_GROUP)]),
+}
+
+
+@pytest.mark.parametrize(("ranks", "calls"), HEALTHY.values(), ids=HEALTHY)
+def test_a_rank_that_may_go_on_is_left_alone(ranks, calls):
+    assert stuck(ranks, calls) is None
+
+
+def test_a_rank_that_has_made_many_calls_since_is_known_to_have_come():
+    calls = [call(1, group="1"), call(2, group="1"), *(call(number) for number in range(1, 2 * recorder.KEPT))]
+    kept = recorder._newest(calls)
+    assert len(kept) == recorder.KEPT + 1
+    trio = (WORLD, ("1", "undefined", (0, 1, 2)))
+    has_come, waits = said(0, *kept, groups=trio), waiting(1, call(2, group="1", done=False), groups=trio)
+    computes = said(2, call(1, group="1"), groups=trio)
+    assert stuck([returned(0), alive(1), alive(2)], [has_come, waits, computes]) is None
+    assert stuck([returned(0), alive(1), alive(2)], [said(0, *kept[1:], groups=trio), waits, computes]) is not None
+
+
+def logs(rank, *times_s):
+    count = len(times_s)
+    return Log(rank, ("loss",), array("q", range(count)), array("d", times_s), array("d", [0.0] * count))
+
+
+def test_ranks_are_asked_only_once_one_has_gone_and_another_is_quiet():
+    quiet = Quiet()
+    quiet.take(logs(1, 1.0), 1.0)
+    assert not quiet.is_due({1}, set(), 100.0), "nobody has gone"
+    assert not quiet.is_due({1}, {0}, 1.0 + QUIET_S / 2)
+    assert quiet.is_due({1}, {0}, 1.1 + QUIET_S)
+    assert not quiet.is_due({1}, {0}, 1.2 + QUIET_S), "once"
+    assert quiet.is_due({1}, {0}, 1.3 + 2 * QUIET_S), "and after twice the time: it may wait by now"
+    assert quiet.is_due({1}, {0, 2}, 1.4 + 2 * QUIET_S), "and when another has gone"
+    quiet.take(logs(1, 8.0), 8.0)
+    assert not quiet.is_due({1}, {0, 2}, 8.1)
+    assert not quiet.is_due({3}, {0}, 100.0), "it has not begun"
+
+
+def test_patience_is_four_median_steps_of_the_rank():
+    quiet = Quiet()
+    quiet.take(logs(0, *range(0, 30, 3)), 27.0)
+    assert quiet.patience_s(0) == 12.0
+    assert quiet.patience_s(1) == QUIET_S
+
+
+# With real ranks
+
+LIMIT_S = 2.0
+
+
+def leaves(worker, group):
+    dist.destroy_process_group()
+    time.sleep(1e6)
+
+
+def returns(worker, group):
+    return
+
+
+def ends(worker, group):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def computes(worker, group):
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        torch.ones(100, 100) @ torch.ones(100, 100)
+
+
+FAULTS = {
+    "returns": (returns, r"rank 0 returned while (rank \d was|ranks 1 and 2 were) still in {call} with it: .*"),
+    "leaves": (
+        leaves,
+        r"rank 0 left its process group \(destroy_process_group at test_ledger.py, line {line}\) while "
+        r"(rank \d was|ranks 1 and 2 were) still in {call} with it",
+    ),
+    "ends": (ends, r"rank 0 died \(SIGKILL\) and left no traceback, after logging step 0 or later"),
+    "computes": (
+        computes,
+        r"rank 0 did not come to {call} within 2 s, where rank \d waited at test_ledger.py, line \d+; "
+        r"rank 0 is .* at test_ledger.py, line \d+",
+    ),
+}
+
+
+def miss(worker, how, path, has_watchdog):
+    """Meet once, over a transport; then rank 0 is not where the others wait for it."""
+    group = dist.new_group(timeout=timedelta(seconds=LIMIT_S)) if how == "computes" and not has_watchdog else None
+    dist.barrier(group)
+    if path:
+        transports.keep_open(path)
+    worker.log(loss=1.0)
+    if worker.rank == 0:
+        return FAULTS[how][0](worker, group)
+    if has_watchdog:
+        transports.abort_after(worker.rank, LIMIT_S, 2, "BARRIER")
+    dist.barrier(group)
+    return None
+
+
+def told(how, transport, ranks, **options):
+    """The error of a launch with this fault, and the words that are expected."""
+    with transports.holding() as path:
+        held = path if transport != "TCP" else None
+        with pytest.raises(labkit.WorkerFailed) as failure:
+            labkit.launch(miss, how, held, transport == "as NCCL", on=ranks, live=False, **options)
+    call = r"barrier #2( \(group of ranks 0, 1 and 2\))?" if is_recorded() else "a collective"
+    line = FAULTS[how][0].__code__.co_firstlineno + 1
+    return failure.value, FAULTS[how][1].format(call=call, line=line)
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    with shared_session(3) as session:
+        yield session
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("transport", ["TCP", "as libuv", "as NCCL"])
+def test_whatever_carries_the_messages_the_rank_that_was_not_there_is_blamed(how, transport, three_ranks):
+    error, headline = told(how, transport, three_ranks)
+    assert error.rank == 0, str(error)
+    assert re.fullmatch(headline, error.diagnosis.headline), error.diagnosis.headline
+    lasted_s = error.run.elapsed_s - error.run.history["time_s"].max()
+    assert lasted_s < 20 * (QUIET_S + CONFIRM_S + LIMIT_S), "long before the ten minutes of a time limit"
+
+
+def one_of_a_pair(worker, path, has_watchdog):
+    """Rank 2 returns at once and rank 0 soon, while rank 1 waits for rank 0 in a group of the two."""
+    pair = dist.new_group([0, 1])
+    if worker.rank != 2:
+        dist.all_reduce(torch.ones(4), group=pair)
+    if path:
+        transports.keep_open(path)
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        if has_watchdog:
+            transports.abort_after(1, LIMIT_S, 2, "ALLREDUCE", str(pair.group_name), "undefined")
+        dist.all_reduce(torch.ones(4), group=pair)
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+@pytest.mark.parametrize("transport", ["TCP", "as libuv", "as NCCL"])
+def test_of_ranks_that_have_returned_only_members_of_the_group_are_blamed(transport, three_ranks):
+    options = {"on": three_ranks, "live": False}
+    with transports.holding() as path, pytest.raises(labkit.WorkerFailed) as failure:
+        labkit.launch(one_of_a_pair, path if transport != "TCP" else None, transport == "as NCCL", **options)
+    assert failure.value.rank == 0
+    assert re.fullmatch(
+        r"rank 0 returned while rank 1 was still in all_reduce #2 \((float32 \[4\], )?group of ranks 0 and 1\) with it"
+        r": every rank must take part in the same collectives",
+        failure.value.diagnosis.headline,
+    )
+
+
+def cell_shows(ranks, code, monkeypatch, until):
+    """Run a cell until something like this is printed, then interrupt it; give what was printed."""
+    shown = []
+
+    def show(*words, **_):
+        shown.append(" ".join(words))
+        if until in shown[-1]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", show)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(code, title="Cell In[7]")
+    return shown
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+def test_in_a_cell_too_a_rank_that_has_returned_early_is_named(monkeypatch):
+    with labkit.Session(3) as ranks:
+        ranks.run("dist.barrier()")
+        code = "dist.barrier()\nif rank != 0:\n    dist.barrier()"
+        (said, *_) = cell_shows(ranks, code, monkeypatch, until="rank 0")
+    assert said == (
+        "rank 0 returned while ranks 1 and 2 were still in barrier #3 with it: every rank must take part in the same "
+        "collectives"
+    )
+
+
+def works_on_alone(worker):
+    """Rank 0 returns; the others compute, sleep, or wait for each other, for longer than the ledger is patient."""
+    pair = dist.new_group([1, 2])
+    dist.barrier()
+    worker.log(loss=1.0)
+    if worker.rank == 0:
+        return "early"
+    if worker.rank == 1:
+        time.sleep(2 * QUIET_S)
+    dist.barrier(pair)
+    time.sleep(QUIET_S)
+    return "late"
+
+
+@pytest.mark.spawns
+def test_ranks_that_go_on_without_one_that_has_returned_are_left_alone(three_ranks):
+    run = labkit.launch(works_on_alone, on=three_ranks, live=False)
+    assert run.results == ["early", "late", "late"]
+    assert run.notice == ""
+
+
+# The right line
+
+CELL = "/tmp/ipykernel_77/1.py"
+CELLS = {CELL: Cell("Cell In[3]", "\n".join(f"line {number}" for number in range(1, 40)))}
+
+
+def test_a_hooks_callback_that_fails_is_shown_with_its_cell_and_line():
+    error = RuntimeError(f"Got the following error when running the callback: ValueError: x\n\nAt:\n  {CELL}(11): cb\n")
+    summary, text, frames = describe(error, CELLS)
+    assert summary.endswith("ValueError: x (in cb at Cell In[3], line 11)")
+    assert "At:\n  Cell In[3], line 11, in cb" in text
+    assert frames == ()
+
+
+def test_a_thread_of_the_blamed_rank_that_has_died_is_named():
+    output = f'Exception in thread loader:\nTraceback (most recent call last):\n  File "{CELL}", line 7, in work\n'
+    output += "    raise\nValueError: no more batches\nand so on"
+    hang = Diagnosis(0, "rank 0 has not come", "why", [], "hang")
+    named = name_dead_threads(hang, output, CELLS)
+    said = "rank 0's thread loader ended by ValueError: no more batches at Cell In[3], line 7"
+    assert named.headline == f"rank 0 has not come; {said}"
+    assert said in named.cause
+    assert name_dead_threads(hang, "nothing of the kind", CELLS) == hang
+    assert name_dead_threads(hang._replace(page="rank_failed"), output, CELLS).headline == "rank 0 has not come"
+
+
+def test_frames_that_repeat_are_shown_once():
+    down = [Frame(CELL, 2, "down")] * 80
+    stack = RankStack(0, [Frame("/usr/lib/python3/copy.py", 1, "deepcopy"), *down, Frame(CELL, 9, "train")], CELLS)
+    assert "… 79 more times" in stack.details
+    assert stack.details.count("in down") == 1
+
+
+def deeply(count, then):
+    return deeply(count - 1, then) if count else then()
+
+
+def test_a_stack_too_deep_for_the_signals_handler_is_sent_with_both_ends():
+    (deep, other), (usual, _) = deeply(150, look_at_threads), look_at_threads()
+    assert [name for *_, name in deep[1:3]] == ["deeply", "deeply"]
+    assert deep[-1][2] in ("<module>", "_run_module_as_main"), "to its outermost frame"
+    assert len(usual) <= len(deep)
+    assert other == []
+
+
+def test_a_wait_in_another_thread_is_said_to_be_there():
+    library = "/usr/lib/python3/torch/distributed/distributed_c10d.py"
+    in_thread = RankStack(0, [Frame(library, 1, "all_reduce"), Frame(CELL, 5, "reduce")], CELLS)
+    stack = RankStack(
+        0, [Frame("/usr/lib/python3/threading.py", 1, "join"), Frame(CELL, 9, "train")], CELLS, "", in_thread
+    )
+    assert stack.waits_for_ranks
+    assert stack.place_of_wait == "Cell In[3], line 5 in another thread"
+    assert "Cell In[3], line 5, in reduce" in stack.details
+
+
+GLOO_P2P = "RuntimeError: [enforce fail at gloo/pair.cc:464] op.preamble.length <= op.nbytes. 512 vs 256. Received data"
+
+
+def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
+    receiver = failed(1, GLOO_P2P)
+    cells = {CELL: Cell("Cell In[3]", "dist.recv(x, 0)\n")}
+    receiver.stack = RankStack(1, [Frame("<library>", 1, "recv"), Frame(CELL, 1, "train")], cells)
+    calls = [said(0), said(1, transfer=("recv", 0, (4, 16), "float32"))]
+    rank, headline, _, page = mismatch.explain(receiver, "", [running(0), receiver], calls)
+    assert (rank, page) == (1, "different_collectives")
+    assert headline == (
+        "rank 1's recv (float32 [4, 16], 256 bytes) at Cell In[3], line 1 got 512 bytes from rank 0: sender and "
+        "receiver must agree on shape and type"
+    )
+
+
+def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later():
+    asking = StackQuery()
+    before = Collectives(1, (call(2),), (WORLD,))
+    asking.take(Attached(1, "collectives", pickle.dumps(tuple(before))))
+    asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
+    asking.take(Attached(1, "collectives", pickle.dumps(tuple(Collectives(1, unknown=NO_GROUP)))))
+    assert asking._last_said(1) == before

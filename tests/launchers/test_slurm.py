@@ -1,0 +1,424 @@
+"""Runs on a real SLURM of two nodes, started for these tests on this machine (`tests.support.cluster`)."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import labkit
+from labkit.failures.evidence import LOST_PEER
+from labkit.launchers.run_directory.directory import RunDirectory
+from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
+from tests.support import elsewhere, workloads
+
+REPOSITORY = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def launch(slurm, tmp_path):
+    """Launch on the cluster, in the background."""
+
+    def launch(fn, *args, nodes=2, ranks_per_node=1, timeout_s=None, name=None, **options):
+        on = labkit.Slurm(nodes, ranks_per_node, folder=tmp_path / "my runs, 100%", **options)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s, name=name)
+
+    return launch
+
+
+def job_of(run):
+    return run.engine.launched.job_id
+
+
+def logged(run):
+    wait_until(lambda: run.over.is_set() or not set(range(run.world_size)) - set(run.history["rank"]), LONG_S)
+    assert not run.over.is_set(), str(run.error)
+
+
+# A run
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_run_on_two_nodes_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    monkeypatch.setenv("SLURM_JOB_ID", "77777")  # as in a notebook that itself runs in a job
+    go = tmp_path / "go"
+    run = launch(elsewhere.fit_and_show, go, ranks_per_node=2, name="my first; run")
+    assert run.status == "queued"
+    assert run.states == ["queued"] * 4
+    wait_for_step(run, 9)
+    assert run.status == "running"
+    assert run.states == ["running"] * 4
+    outer = ": nodes of its own, not those of job 77777, in which it was launched"
+    assert run.notice == f"SLURM job {job_of(run)} on node[1-2]{outer}"
+    assert run.history.groupby("rank")["step"].apply(list).tolist() == [list(range(10))] * 4
+    assert len(run.figure().data) == 5, "a curve per rank and their mean"
+    go.touch()
+    run.wait(LONG_S)
+    assert (run.status, run.states) == ("finished", ["finished"] * 4)
+
+    local = labkit.launch(elsewhere.fit_and_show, world_size=4, live=False)
+    for rank, (weights, place, gpus) in enumerate(run.results):
+        for mine, other in zip(weights, local.results[rank][0], strict=True):
+            assert torch.equal(mine, other)
+        assert (place["rank"], place["local_rank"], place["world_size"]) == (rank, rank % 2, 4)
+        assert (place["backend"], place["sum"]) == ("gloo", 4)
+        assert place["heavy"] == []
+        assert gpus == "5,3", "what the notebook or the cluster says of GPUs is left alone"
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+    assert all(f"hello from {rank}\n" in output for rank, output in enumerate(run.output))
+    assert all(peak > 2**20 for peak in run.peak_bytes)
+
+    said = slurm.run("scontrol", "show", "job", job_of(run))
+    assert "JobName=my first; run" in said
+    for again in (labkit.attach(int(job_of(run)), wait=True), labkit.attach(run.folder, wait=True)):
+        assert (again.status, again.states, again.name) == ("finished", ["finished"] * 4, "my first; run")
+        assert again.history.equals(run.history)
+        assert again.output == run.output
+        assert torch.equal(again.results[3][0][0], run.results[3][0][0])
+        assert again.elapsed_s == pytest.approx(run.elapsed_s)
+    wait_until(lambda: not slurm.jobs(), LONG_S)
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm):
+    run = launch(workloads.spin)
+    logged(run)
+    slurm.update(NodeName="node2", State="DRAIN", Reason="maintenance")
+    again = labkit.attach(job_of(run))
+    logged(again)
+    stacks = run.stacks()
+    assert "workloads.py" in str(stacks)
+    assert "spin" in str(stacks)
+    assert run.status == "running", "a node that is drained lets its jobs go on"
+    again.stop()
+    end_of(run)
+    assert again.status == "stopped"
+    assert again.results[0] == again.results[1] > 0, "ranks that catch Stopped return what they have"
+    assert run.results == again.results
+    assert run.status == "stopped"
+    assert run.warnings[0].startswith(f"stopped by process {os.getpid()} on ")
+    later = labkit.attach(run.folder, wait=True)
+    assert (later.status, later.results) == ("stopped", run.results)
+
+
+@pytest.mark.wide
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path):
+    runs = [launch(elsewhere.fit_and_show, tmp_path / "go", name=name) for name in ("first", "second")]
+    for run in runs:
+        wait_for_step(run, 9)
+    slurm.run("scancel", job_of(runs[0]))
+    error = end_of(runs[0])
+    assert error.rank is None
+    assert str(error).startswith(f"SLURM job {job_of(runs[0])} was cancelled from outside (CANCELLED)\n\nIt was on n")
+    assert "rank 1 was still running and was ended after logging step 9" in str(error)
+    assert runs[0].states == ["ended", "ended"]
+    assert len(runs[0].history) == 20
+    (tmp_path / "go").touch()
+    assert end_of(runs[1]) is None
+    assert runs[1].status == "finished"
+
+
+# Failures
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_rank_that_raises_ends_the_job_though_the_other_waits_for_nothing(launch, slurm, tmp_path):
+    run = launch(elsewhere.fail, "raises", tmp_path / "go")
+    logged(run)
+    (tmp_path / "go").touch()
+    error = end_of(run)
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 failed: ValueError: bad batch (after logging step 0)")
+    assert 'throw(ValueError("bad batch"))' in error.cause
+    assert "rank 0 was still running and was ended after logging step 0" in str(error)
+    assert error.frames[0].rank == 1
+    assert "worker" in error.frames[-1].variables
+    assert run.states == ["ended", "failed"]
+    with pytest.raises(labkit.WorkerFailed, match="rank 1 failed: ValueError: bad batch"):
+        run.wait()
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_victims(launch, slurm, tmp_path):
+    run = launch(elsewhere.fail, "SIGKILL", tmp_path / "go")
+    logged(run)
+    (tmp_path / "go").touch()
+    error = end_of(run)
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 died (SIGKILL) and left no traceback, after logging step 0")
+    assert "rank 0" in str(error)
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+@pytest.mark.parametrize("late_s", [0, LONG_S], ids=["meet", "begin"])
+def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, late_s):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        'if os.environ.get("SLURM_PROCID") == "0" and "labkit.launchers.rank_entry" in " ".join(sys.orig_argv):\n'
+        '    print("no memory left")\n'
+        "    sys.stdout.flush()\n"
+        "    os._exit(5)\n"
+        'if os.environ.get("SLURM_PROCID") == "1" and "supervisor.py" in " ".join(sys.orig_argv):\n'
+        f"    time.sleep({late_s})\n"
+    )
+    run = launch(workloads.fit, setup=f"export PYTHONPATH={tmp_path / 'site'}")
+    error = end_of(run)
+    assert error.rank == 0
+    assert str(error).startswith("rank 0 died (exit code 5) and left no traceback")
+    assert "no memory left" in error.cause
+    assert run.states == ["failed", "ended"]
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
+    run = launch(workloads.go_astray, "sleeps", timeout_s=2)
+    error = end_of(run)
+    assert error.rank == 1
+    assert "printed or returned anything for 2 s (timeout_s): rank 1 has not entered all_reduce #2" in str(error)
+    assert "rank 1 is in time.sleep" in str(error)
+    assert "rank 0 waits in all_reduce" in str(error)
+    # On another node, rank 0 may see that rank 1 has gone before its own end comes.
+    saw_it_go = run.failures[0] is not None and LOST_PEER.search(run.failures[0].summary)
+    assert run.states == ["failed" if saw_it_go else "ended", "failed"]
+
+
+@pytest.mark.wide
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_the_time_limit_is_named(launch, slurm):
+    run = launch(workloads.spin, time="00:01:00")
+    logged(run)
+    slurm.update(JobId=job_of(run), EndTime=time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 2)))
+    error = end_of(run)
+    assert error.rank is None
+    assert "reached its time limit (TIMEOUT)" in str(error)
+    assert "Ask for more with time=" in str(error)
+    assert len(run.history) > 0
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_node_that_is_lost_is_named(launch, slurm):
+    run = launch(workloads.spin, requeue=False)
+    logged(run)
+    slurm.update(NodeName="node2", State="DOWN", Reason="fan is broken")
+    error = end_of(run)
+    assert error.rank is None
+    assert str(error).startswith(f"SLURM job {job_of(run)} lost a node (NODE_FAIL)")
+    assert "node2 is down (fan is broken)" in str(error)
+
+
+@pytest.mark.wide
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
+    run = launch(workloads.spin)
+    logged(run)
+    slurm.kill_node("node2")
+    try:
+        wait_until(lambda: run.states[0] == "failed", LONG_S)  # it lost its connection, and nobody knows why yet
+        wait_until(lambda: "waits" in run.notice and "[node2 is down (Not responding)]" in run.notice, LONG_S)
+        assert (run.status, run.states, run.error) == ("queued", ["queued"] * 2, None)
+        run.stop()
+        assert (run.status, run.error) == ("stopped", None)
+        assert len(run.history) > 0
+    finally:
+        slurm.start_node("node2")
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(launch, slurm, tmp_path):
+    run = launch(elsewhere.save_when_stopped, tmp_path)
+    wait_for_step(run, 5)
+    slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1")
+    wait_until(lambda: run.attempt == 1, LONG_S)
+    first, second = ((tmp_path / f"{rank}.0").read_text() for rank in (0, 1))
+    assert first == second, "at a common step"
+    wait_until(lambda: run.history["attempt"].max() == 1, LONG_S)
+    run.stop()
+    assert (run.status, run.states) == ("stopped", ["stopped"] * 2)
+
+
+@pytest.mark.wide
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
+    go = tmp_path / "go"
+    run = launch(elsewhere.resume, tmp_path / "kept", go, 12, (4, 7, 10))
+
+    def again(attempt, step, what_happens):
+        wait_for_step(run, step)
+        assert run.attempt == attempt
+        what_happens()
+        wait_until(lambda: run.status == "queued" or run.attempt > attempt, LONG_S)
+        (tmp_path / f"go.{step}").touch()
+
+    def a_node_fails():
+        slurm.update(NodeName="node2", State="DOWN", Reason="fan is broken")
+        wait_until(lambda: run.status == "queued", LONG_S)
+        slurm.update(NodeName="node2", State="RESUME")
+
+    again(0, 4, lambda: slurm.run("scontrol", "requeue", job_of(run)))
+    again(1, 7, a_node_fails)
+    again(2, 10, lambda: slurm.run("sbatch", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null", "--wrap=sleep 0.1"))
+    assert end_of(run) is None
+    assert (run.status, run.attempt, run.states) == ("finished", 3, ["finished"] * 2)
+    elsewhere.check_it_equals_a_local_run(run, tmp_path / "kept by the local run")
+    later = labkit.attach(run.folder, wait=True)
+    assert later.attempt == 3
+    assert later.history.equals(run.history)
+
+
+# The notebook
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, how):
+    script = f"""
+        import os, signal, time
+        import labkit
+        from tests.support import elsewhere
+        on = labkit.Slurm(2, 1, folder={str(tmp_path / "runs")!r})
+        run = labkit.launch(elsewhere.fit_and_show, {str(tmp_path / "go")!r}, on=on, wait=False, live=False)
+        print(run.engine.launched.job_id, flush=True)
+        if {how == "is killed"}:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == (-signal.SIGKILL if how == "is killed" else 0), done.stderr
+    job = done.stdout.strip()
+    run = labkit.attach(job)
+    wait_for_step(run, 9)
+    (tmp_path / "go").touch()
+    run.wait(LONG_S)
+    assert run.status == "finished"
+    assert run.name == "fit_and_show"
+    assert run.history.groupby("rank")["step"].apply(list).tolist() == [list(range(20))] * 2
+
+
+# The queue
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
+    slurm.update(NodeName="node2", State="DRAIN", Reason="bad disk")
+    first = launch(workloads.fit, timeout_s=0.1)
+    second = launch(workloads.fit, timeout_s=0.1)
+    wait_until(lambda: "place 2 of 2 in partition debug" in second.notice and "place 1 of 2" in first.notice, LONG_S)
+    wait_until(lambda: "[node2 is drained (bad disk)]" in first.notice, LONG_S)
+    time.sleep(0.5)
+    assert first.status == second.status == "queued", "time in the queue is no hang"
+    second.stop()
+    assert (second.status, second.error) == ("stopped", None)
+    assert slurm.jobs() == [job_of(first)]
+    first.stop()
+    wait_until(lambda: not slurm.jobs())
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
+    run = launch(workloads.fit, setup="echo the module is not there; exit 3")
+    error = end_of(run)
+    assert error.rank is None
+    assert str(error).startswith(f"SLURM job {job_of(run)} ended (FAILED) before any rank began")
+    assert "the module is not there" in str(error)
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
+    python = tmp_path / "python"
+    elsewhere_there = '[ "$SLURMD_NODENAME" = node2 ] && set -- "$1" /not/shared'
+    python.write_text(f'#!/bin/sh\n{elsewhere_there}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    error = end_of(run := launch(workloads.fit, python=str(python)))
+    assert error.rank is None
+    # Whether rank 0 had begun by then is a matter of milliseconds.
+    assert re.match(rf"SLURM job {job_of(run)} ended \(FAILED\) before (rank 1|any rank) began", str(error))
+    assert f"Every node must see {run.folder}" in str(error)
+    assert "rank 1: /not/shared cannot be seen on" in str(error)
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_a_folder_that_is_deleted_before_any_rank_begins(launch, slurm):
+    slurm.update(NodeName="node1,node2", State="DRAIN", Reason="wait")
+    run = launch(workloads.fit)
+    wait_until(lambda: "drained" in run.notice, LONG_S)
+    shutil.rmtree(run.folder)
+    slurm.update(NodeName="node1,node2", State="RESUME")
+    error = end_of(run)
+    assert str(error).startswith(f"the run's folder {run.folder} has gone")
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tmp_path):
+    with pytest.raises(
+        RuntimeError, match=r"SLURM did not take the job: .*invalid partition.*\. The partitions are: de"
+    ):
+        launch(workloads.fit, partition="gpu")
+    with pytest.raises(RuntimeError, match="SLURM did not take the job: .*(unrecognized|invalid) option.*partitoin"):
+        launch(workloads.fit, partitoin="debug")
+    run = launch(workloads.fit, nodes=3)
+    wait_until(lambda: "place 1 of 1 in partition debug: PartitionConfig" in run.notice, LONG_S)
+    run.stop()
+    shutil.rmtree(run.folder)
+    assert [each.name for each in (tmp_path / "my runs, 100%").iterdir()] == [".gitignore"], "no folder without a run"
+    (tmp_path / "file").touch()
+    on = labkit.Slurm(folder=tmp_path / "file")
+    with pytest.raises(OSError, match="cannot be made: Not a directory.*give another with folder="):
+        labkit.launch(workloads.fit, on=on, live=False)
+
+
+# attach
+
+
+@pytest.mark.spawns
+@pytest.mark.cluster
+def test_attach_says_what_it_cannot_find(slurm, tmp_path):
+    with pytest.raises(ValueError, match=r"SLURM does not say where job 4242 keeps its files .*Give the run's folder"):
+        labkit.attach(4242)
+    job = slurm.run("sbatch", "--parsable", "-o", "/dev/null", "--wrap=true").strip()
+    with pytest.raises(ValueError, match=f"SLURM job {job} was not launched by labkit"):
+        labkit.attach(job)
+    wait_until(lambda: not slurm.jobs())
+    with pytest.raises(ValueError, match="is not the folder of a run"):
+        labkit.attach(tmp_path)
+
+
+def test_attach_to_a_folder_of_another_kind(tmp_path, monkeypatch):
+    folder = RunDirectory(tmp_path / "run")
+    folder.path.mkdir()
+    folder.note({"launcher": "torchrun"})
+    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
+        labkit.attach(folder.path)
+    folder.note({"launcher": "slurm"})
+    monkeypatch.setattr("labkit.launchers.attaching.job_of", lambda path: "")
+    with pytest.raises(ValueError, match="is not known to have been given to SLURM: .*squeue does not list it"):
+        labkit.attach(folder.path)

@@ -1,0 +1,344 @@
+"""What goes wrong around a job on a real SLURM: answers that come late, signals, folders that go, other notebooks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.slurm import commands, job
+from tests.conftest import LONG_S, end_of, wait_until
+from tests.support import elsewhere, workloads
+
+pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def launch(slurm, tmp_path):
+    """Launch on the cluster, in the background."""
+
+    def launch(fn, *args, nodes=2, ranks_per_node=1, timeout_s=None, **options):
+        on = labkit.Slurm(nodes, ranks_per_node, **{"folder": tmp_path / "runs", **options})
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
+
+    return launch
+
+
+def job_of(run):
+    return run.engine.launched.job_id
+
+
+def logged(run):
+    wait_until(lambda: run.over.is_set() or not set(range(run.world_size)) - set(run.history["rank"]), LONG_S)
+    assert not run.over.is_set(), str(run.error)
+
+
+def in_another_process(script):
+    """Run a script, as another notebook would; return what it printed."""
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Signals
+
+
+def test_a_signal_that_slurm_was_asked_for_is_the_functions_own(launch, slurm):
+    run = launch(elsewhere.wait_for_signal, "SIGUSR1", time="00:01:00", signal="USR1@50")
+    run.wait(LONG_S)
+    assert (run.status, run.results) == ("finished", [10, 10])
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP", "SIGALRM", "SIGINT"])
+def test_any_signal_that_a_user_sends_reaches_the_function(name, launch, slurm):
+    run = launch(elsewhere.wait_for_signal, name)
+    logged(run)
+    slurm.run("scancel", "--signal", name.removeprefix("SIG"), job_of(run))
+    run.wait(LONG_S)
+    assert run.status == "finished"
+    assert len(set(run.results)) == 1
+
+
+def test_a_signal_that_the_function_does_not_handle_ends_the_rank_and_is_named(launch, slurm):
+    run = launch(workloads.spin)
+    logged(run)
+    slurm.run("scancel", "--signal", "USR1", job_of(run))
+    error = end_of(run)
+    assert re.match(r"rank \d died \(SIGUSR1\) and left no traceback", str(error)), error
+
+
+# SLURM's commands: late, or failing
+
+
+@pytest.fixture
+def replace(tmp_path, monkeypatch):
+    """Put a shell script in the place of one of SLURM's commands; `$REAL` is the command itself."""
+    (tmp_path / "bin").mkdir()
+
+    def replace(name, script):
+        real = shutil.which(name, path=os.environ["PATH"].replace(f"{tmp_path / 'bin'}:", ""))
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\nREAL={real}\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    return replace
+
+
+TIMED_OUT = 'echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2; exit 1'
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (f'"$REAL" "$@" >/dev/null; {TIMED_OUT}', "Socket timed out on send/recv operation"),
+        ('"$REAL" "$@" >/dev/null; sleep 100', "sbatch did not answer within 3 s"),
+        (f'(sleep 2; "$REAL" "$@") >/dev/null 2>&1 & {TIMED_OUT}', "Socket timed out"),
+        ('"$REAL" "$@" >/dev/null; echo "welcome to the cluster"', "sbatch answered 'welcome to the cluster"),
+        ('echo "quota: 17 % used"; "$REAL" "$@"', None),
+    ],
+    ids=["taken, but sbatch failed", "sbatch hangs", "taken after sbatch failed", "no number", "a site's words before"],
+)
+def test_a_job_that_slurm_has_taken_is_taken_up_whatever_sbatch_says(script, said, launch, replace, monkeypatch):
+    monkeypatch.setattr(commands, "COMMAND_S", 3.0)
+    replace("sbatch", script)
+    run = launch(workloads.fit)
+    run.wait(LONG_S)
+    assert (run.status, run.states) == ("finished", ["finished"] * 2)
+    warned = [text for text in run.warnings if said and said in text]
+    assert len(warned) == (said is not None), run.warnings
+    assert all(text.startswith(f"SLURM has job {job_of(run)}, though sbatch said") for text in warned)
+
+
+def test_a_job_of_which_nobody_knows_whether_slurm_has_it_ends_at_once_should_it_begin(
+    launch, replace, slurm, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(job, "LATE_S", 1.0)
+    replace("sbatch", TIMED_OUT)
+    with pytest.raises(
+        RuntimeError,
+        match=r"it is not known whether SLURM has taken the job: .*timed out.*; squeue did not list it within 1 s",
+    ):
+        launch(workloads.spin)
+    (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
+    number = slurm.run("sbatch", "--parsable", str(folder / "job.sbatch")).strip()
+    wait_until(lambda: not slurm.jobs(), LONG_S)
+    assert "JobState=COMPLETED" in slurm.run("scontrol", "show", "job", number)
+    assert not list((folder / "ranks").iterdir()), "no rank has begun"
+
+
+def test_what_slurm_refuses_leaves_no_folder(launch, replace, tmp_path):
+    replace("sbatch", 'echo "sbatch: error: Batch job submission failed: Invalid qos specification" >&2; exit 1')
+    with pytest.raises(RuntimeError, match="SLURM did not take the job: Batch job submission failed: Invalid qos"):
+        launch(workloads.fit)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [".gitignore"]
+
+
+def test_a_run_ends_though_squeue_fails_for_a_while_and_says_what_it_said(launch, replace):
+    run = launch(workloads.spin)
+    logged(run)
+    replace("squeue", 'echo "squeue: error: slurm_load_jobs error: Unexpected message received" >&2; exit 1')
+    wait_until(lambda: "Unexpected message received" in run.notice, LONG_S)
+    assert run.status == "running"
+    replace("squeue", 'exec "$REAL" "$@"')
+    run.stop()
+    assert (run.status, run.error) == ("stopped", None)
+
+
+def test_a_job_is_cancelled_though_scancel_fails_at_first(launch, replace, slurm):
+    run = launch(workloads.stuck)
+    wait_until(lambda: run.states == ["running"] * 2, LONG_S)
+    replace("scancel", 'echo "scancel: error: Kill job error on job id: Socket timed out" >&2; exit 1')
+    run.ask_to_stop(0.1)
+    wait_until(lambda: "could not be cancelled: " in run.notice or run.over.is_set(), LONG_S)
+    replace("scancel", 'exec "$REAL" "$@"')
+    assert run.over.wait(LONG_S)
+    assert run.status == "stopped"
+    wait_until(lambda: not slurm.jobs(), LONG_S)
+
+
+# Other notebooks
+
+
+@pytest.mark.parametrize("fn", [workloads.spin, workloads.stuck])
+def test_a_run_that_another_notebook_stops_says_so_and_by_which_process(fn, launch):
+    run = launch(fn)
+    wait_until(lambda: run.states == ["running"] * 2, LONG_S)
+    pid = in_another_process(f"""
+        import os, labkit
+        run = labkit.attach({str(run.folder)!r}, live=False)
+        run.stop(grace_s=1.0)
+        assert run.status == "stopped"
+        print(os.getpid())
+    """).strip()
+    assert end_of(run) is None
+    assert run.status == "stopped"
+    (text,) = run.warnings
+    assert re.fullmatch(
+        rf"stopped by process {pid} on {os.uname().nodename}, at \d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d", text
+    )
+
+
+def test_a_run_in_the_queue_that_another_notebook_stops_says_so(launch, slurm):
+    slurm.update(NodeName="node1,node2", State="DRAIN", Reason="wait")
+    run = launch(workloads.spin)
+    wait_until(lambda: "drained" in run.notice, LONG_S)
+    in_another_process(f"import labkit; labkit.attach({str(run.folder)!r}, live=False).stop()")
+    assert end_of(run) is None
+    assert run.status == "stopped"
+    assert run.warnings[0].startswith("stopped by process ")
+
+
+# Launching from within a job, or a rank
+
+
+def test_a_notebook_with_a_launchers_variables_launches_as_any_other(launch, monkeypatch):
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "outer",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "MASTER_PORT": "1",
+        "SLURM_JOB_ID": "77777",
+        "SLURM_PROCID": "9",
+        "SLURM_NTASKS": "1",
+        "SBATCH_ARRAY_INX": "0-2",
+        "LABKIT_RANK": "5",
+        "LABKIT_ATTEMPT": "7",
+        "FOR_RANKS": "yes",
+    }.items():
+        monkeypatch.setenv(name, value)
+    run = launch(elsewhere.where)
+    run.wait(LONG_S)
+    assert [result[:2] for result in run.results] == [(0, 2), (1, 2)]
+    for *_, found in run.results:
+        assert (found["SLURM_JOB_ID"], found["LABKIT_RANK"], found["FOR_RANKS"]) == (job_of(run), None, "yes")
+
+
+def test_a_launch_from_a_rank_has_ranks_of_its_own_and_one_within_a_job_says_which_nodes(launch, slurm, tmp_path):
+    local = labkit.launch(elsewhere.launch_on_slurm, tmp_path / "inner", world_size=1, live=False)
+    ((results, notice),) = local.results
+    assert [result[:2] for result in results] == [(0, 2), (1, 2)]
+    assert re.fullmatch(r"SLURM job \d+ on node\[1-2\]", notice)
+    run = launch(elsewhere.launch_on_slurm, tmp_path / "inner", nodes=1)
+    run.wait(LONG_S)
+    ((results, notice),) = run.results
+    assert [result[:2] for result in results] == [(0, 2), (1, 2)]
+    outer = job_of(run)
+    assert re.fullmatch(
+        rf"SLURM job \d+ on node\[1-2\]: nodes of its own, not those of job {outer}, in which it was launched", notice
+    )
+
+
+def test_with_export_none_ranks_have_what_setup_has_set(launch, monkeypatch):
+    monkeypatch.setenv("FOR_RANKS", "yes")
+    run = launch(elsewhere.where, export="NONE", setup="export SET_UP=yes")
+    run.wait(LONG_S)
+    assert {(found["FOR_RANKS"], found["SET_UP"]) for *_, found in run.results} == {(None, "yes")}
+
+
+# Folders
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_folder_that_goes_in_mid_run_is_named_and_its_ranks_are_ended(how, launch, slurm, tmp_path):
+    run = launch(workloads.spin)
+    logged(run)
+    if how == "moved":
+        run.folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(run.folder)
+    error = end_of(run)
+    assert str(error).startswith(f"the run's folder {run.folder} has gone")
+    assert error.rank is None
+    wait_until(lambda: not slurm.jobs(), LONG_S)
+
+
+@pytest.mark.parametrize("name", ["runs %j of 100%", "it's $HOME & `more`", "ä→", "#1"])
+def test_a_job_is_found_by_its_number_whatever_its_folder_is_called(name, launch, tmp_path):
+    run = launch(workloads.fit, folder=tmp_path / name, comment=name, nodelist=["node1", "node2"])
+    run.wait(LONG_S)
+    assert run.folder.parent == tmp_path / name
+    assert (run.folder / "slurm.out").exists()
+    again = labkit.attach(int(job_of(run)), wait=True)
+    assert (again.folder, again.status) == (run.folder, "finished")
+
+
+def test_a_run_whose_notebook_ended_before_sbatch_had_answered_is_found_by_its_folder(launch):
+    run = launch(workloads.spin)
+    logged(run)
+    directory = RunDirectory(run.folder)
+    about = directory.about()
+    number = about.pop("job")
+    directory.note(about)
+    again = labkit.attach(run.folder)
+    assert again.engine.launched.job_id == number
+    again.stop()
+    end_of(run)
+
+
+# What SLURM has forgotten
+
+
+FORGOTTEN = re.compile(
+    r"SLURM job 4242: squeue no longer lists it, sacct says nothing of it \(.+\)\. What its folder hol"
+)
+
+
+def forgotten(run):
+    """Return the run as it is found once SLURM no longer knows its job."""
+    folder = RunDirectory(run.folder)
+    folder.note({**folder.about(), "job": "4242"})
+    return labkit.attach(folder.path)
+
+
+def test_of_a_job_that_slurm_has_forgotten_what_the_folder_holds_decides(launch, slurm):
+    run = launch(workloads.fit)
+    run.wait(LONG_S)
+    again = forgotten(run)
+    again.wait(LONG_S)
+    assert (again.status, again.states) == ("finished", ["finished"] * 2)
+    assert FORGOTTEN.match(again.warnings[0])
+    assert again.history.equals(run.history)
+
+    asked = launch(elsewhere.return_when_stopped)
+    logged(asked)
+    slurm.run("scancel", job_of(asked))
+    assert str(end_of(asked)).startswith(f"SLURM job {job_of(asked)} was cancelled from outside (CANCELLED)")
+    again = forgotten(asked)
+    assert end_of(again) is None
+    assert (again.status, again.results) == ("finished", ["what there was"] * 2)
+
+    failed = launch(workloads.fit, 20, 3, "raises")
+    error = end_of(failed)
+    again = end_of(forgotten(failed))
+    assert (again.rank, again.diagnosis.headline) == (error.rank, error.diagnosis.headline)
+
+    stopped = launch(workloads.spin)
+    logged(stopped)
+    stopped.stop()
+    again = forgotten(stopped)
+    assert end_of(again) is None
+    assert (again.status, again.results) == ("stopped", stopped.results)
+
+
+def test_of_a_job_that_slurm_has_forgotten_and_that_did_not_end_only_what_is_seen_is_said(launch, slurm):
+    slurm.update(NodeName="node2", State="DRAIN", Reason="wait")
+    run = launch(workloads.fit)
+    slurm.run("scancel", job_of(run))
+    assert str(end_of(run)).startswith(f"SLURM job {job_of(run)} was cancelled from outside (CANCELLED)")
+    again = forgotten(run)
+    error = end_of(again)
+    assert str(error).startswith("SLURM job 4242 is over (FORGOTTEN), but not all ranks have reported how they ended")
+    assert f"{run.folder} has the ends of 0 of 2 ranks" in str(error)
+    assert FORGOTTEN.match(again.warnings[0])

@@ -1,0 +1,387 @@
+"""A lesson that is broken on purpose is red: its closing assertion says what is wrong. Only needed cells are run."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+
+import nbformat
+import pytest
+
+from tests.support.slices import slice_for
+from tests.support.tiers import few
+from tests.tools.run_notebooks import FOLDER, execute
+
+IMPORT_DDP = "from torch.nn.parallel import DistributedDataParallel\n"
+NO_AVERAGING = """
+class DistributedDataParallel(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, images):
+        return self.module(images)
+"""
+BROKEN = {
+    "02_from_a_cell_to_ranks": (
+        "mp.spawn(train, nprocs=world_size)",
+        "mp.spawn(print, nprocs=world_size)",
+        "plain mp.spawn fails from a cell",
+    ),
+    "14b_who_is_late: no helpers": (
+        "DataLoader(Slow(), batch_size=5, num_workers=num_workers, **several)",
+        "DataLoader(Slow(), batch_size=5)",
+        "loader processes load at the same time",
+    ),
+    "14b_who_is_late: two for one": (
+        "num_workers=num_workers, **several",
+        "num_workers=2 * num_workers, **several",
+        "one worker loads one at a time",
+    ),
+    "03_collectives": (
+        "range(2 * (world_size - 1))",
+        "range(2 * (world_size - 1) - 1)",
+        "the ring ends with the sum on every rank",
+        {"world_size": 2},
+    ),
+    "03_collectives: fewer bytes": (
+        "torch.zeros(size_bytes // 4,",
+        "torch.zeros(2**22 // size_bytes,",
+        "a byte costs something",
+        {"world_size": 2},
+    ),
+    "03_collectives: another place": (
+        "list(x.split(1))",
+        "list(x.flip(0).split(1))",
+        "scatter: rank r gets piece r",
+        {"world_size": 2},
+    ),
+    "04_data_parallel": (
+        "on_device[0] += [*total, *state]",
+        "on_device[1] += [*total, *state]",
+        "the first device holds more",
+        {"steps": 8},
+    ),
+    "04_data_parallel: not counted": (
+        "on_device[0] += [*total, *state]",
+        "on_device[0] += [*total]",
+        "the first device holds more",
+        {"steps": 8},
+    ),
+    "04_data_parallel: buffers copied": (
+        "buffer.to(device, copy=True) if index else buffer",
+        "buffer.clone()",
+        "BatchNorm saw the first piece",
+        {"steps": 8},
+    ),
+    "05_ddp_by_hand": (
+        "    flat /= dist.get_world_size()\n",
+        "",
+        "the three ways end with equal weights",
+        {"epochs": 1, "rounds": 5},
+    ),
+    "05_ddp_by_hand: few calls": (
+        "seconds(average_each, plain)",
+        "seconds(average_flat, plain)",
+        "one by one takes at least three times as long",
+        {"epochs": 1, "rounds": 20},
+    ),
+    "06_ddp": (IMPORT_DDP, NO_AVERAGING, "weights are equal on all ranks", {"epochs": 1}),
+    "06_ddp: one bucket": (
+        "bucket_cap_mb=bucket_cap_mb",
+        "bucket_cap_mb=25",
+        "in small buckets gradients travel before the last is there",
+    ),
+    "06_ddp: counted twice": (
+        "begin = time.perf_counter()\n",
+        'begin = time.perf_counter()\n    state["calls"].append((begin, begin))\n',
+        "as many all-reduces as buckets",
+    ),
+    "07_model_parallel": (
+        "dist.send(received.grad, previous_rank)",
+        "dist.send(received.grad / 2, previous_rank)",
+        "cutting the network changes no number",
+        {"steps": 12},
+    ),
+    "07_model_parallel: waiting counted": (
+        """dist.recv(received, previous_rank)
+    with clock("forward"):
+""",
+        """with clock("forward"):
+        dist.recv(received, previous_rank)
+""",
+        "each stage waits for the other",
+        {"steps": 12},
+    ),
+    "08_pipeline": (
+        "gpipe, one_f_one_b = pipelining.ScheduleGPipe, pipelining.Schedule1F1B",
+        'gpipe = pipelining.ScheduleGPipe\none_f_one_b = type("Schedule1F1B", (gpipe,), {})',
+        "and the last stage one at a time",
+        {"stage_ms": 20, "repeats": 1},
+    ),
+    "08_pipeline: slow stages": (
+        "time.sleep(2 * context.forward_s)",
+        "time.sleep(4 * context.forward_s)",
+        "a piece lasts as long as the formula has it",
+        {"stage_ms": 40, "repeats": 1},
+    ),
+    "08_pipeline: another formula": (
+        "on_ideal_devices(step, m) / ((m + p - 1)",
+        "on_ideal_devices(step, m) / ((m + p)",
+        "the order is worth what the formula says",
+        {"stage_ms": 20, "repeats": 1},
+    ),
+    "09_sharding": (
+        "solution(self.flat, gradient, momentum, lr, *self.ranks)",
+        "solution(self.flat, gradient, momentum, lr / 2, *self.ranks)",
+        "all end with DDP's weights",
+        {"steps": 3},
+    ),
+    "09b_tensor_parallel": (
+        " and not p.placements[0].is_replicate()",
+        "",
+        "tensor parallel: parts and copies add up to the whole",
+        {"steps": 3},
+    ),
+    "10_compare": (
+        "dist.send(inputs.grad, 0)",
+        "dist.send(inputs.grad / 2, 0)",
+        "model parallel computes another step than one process",
+        {"steps": 14},
+    ),
+    "10_compare: small buckets": (
+        "model = DistributedDataParallel(model)",
+        "model = DistributedDataParallel(model, bucket_cap_mb=0.01)",
+        "a small network's gradients travel in one bucket",
+        {"steps": 14},
+    ),
+    "10_compare: whole batches": (
+        "t.chunk(worker.world_size)[worker.rank] for t",
+        "t for t",
+        "each of DDP's devices computes its part",
+        {"steps": 14},
+    ),
+    "11_scaling": (
+        "share = split(batch, n)[worker.rank]",
+        "share = batch // n",
+        "no sample was lost here",
+        {"steps": 1, "repeats": 1},
+    ),
+    "11_scaling: another batch": (
+        "fitted.predict(point.ranks, point.batch_size)",
+        "fitted.predict(point.ranks, batch_size)",
+        "points held back are within 35 %",
+        {"steps": 1, "repeats": 1},
+    ),
+    "12_when_parallel_equals_serial": ("total = all_reduce(mine)", "total = mine", "sums over all ranks do not"),
+    "13_checkpoint": (
+        "model=model, optimizer=optimizer, scheduler=scheduler",
+        "model=model, scheduler=scheduler",
+        "the resumed run ends with the bits of the run that was never killed",
+    ),
+    "14_when_it_hangs": (
+        "sleep_s[worker.rank :: worker.world_size]",
+        "sleep_s[worker.rank * steps :][:steps]",
+        "dealt out, the ranks wait less",
+    ),
+    "14b_who_is_late": (
+        "if index % world_size == slow:",
+        "if index < 0:",
+        "the straggler is found",
+    ),
+    "14b_who_is_late: in turns": (
+        "range(worker.rank * share, (worker.rank + 1) * share)",
+        "in_turns(worker)",
+        "in blocks nobody is late",
+    ),
+    "14b_who_is_late: one bucket": (
+        "bucket_cap_mb=2",
+        "bucket_cap_mb=100",
+        "buckets travel meanwhile",
+    ),
+    "11b_predict_scaling": (
+        "    node_ranks=8,",
+        "    node_ranks=64,",
+        "DLPerf's table within 8 %",
+    ),
+    "15_launchers": (
+        'on=on, seed=seed, name="torchrun"',
+        'on=on, seed=seed + 1, name="torchrun"',
+        "one fingerprint from all launchers and ranks, found 2",
+        {"steps": 5},
+    ),
+    "15b_export": (
+        "    seed=seed,\n    **arguments,",
+        "    seed=seed + 1,\n    **arguments,",
+        "one fingerprint from notebook and script, found 2",
+        {"steps": 5},
+    ),
+    "15b_export: another rate": (
+        '"train.py"]',
+        '"train.py", "--lr", "0.1"]',
+        "the run says with what it was started",
+        {"steps": 5},
+    ),
+    "15c_resnet_at_scale": (
+        "self.begin = sum(shares[: worker.rank])",
+        "shares = [batch_size // 2] * 2\n        self.begin = sum(shares[: worker.rank])",
+        "no sample of a batch is lost",
+    ),
+    "16_pitfalls": (
+        "for wing, notebook in wings.items()",
+        'wings = {wing: "16_pitfalls" for wing in wings}\nfor wing, notebook in wings.items()',
+        "16_pitfalls shows every exhibit of its wing",
+    ),
+    "16a_pitfalls_starting: a finally": (
+        "    if failure:\n",
+        "    if failure:\n        dist.destroy_process_group()\n",
+        "no symptom: ['No finally']",
+    ),
+    "16c_pitfalls_data": (
+        "def set_epoch_forgotten(world_size, seed):\n",
+        "def set_epoch_forgotten(world_size, seed):\n    return 3\n",
+        "no symptom: ['set_epoch, forgotten']",
+    ),
+    "16e_pitfalls_gradients": (
+        "model = nn.DataParallel(course.models",
+        "model = DistributedDataParallel(course.models",
+        "no symptom: ['DDP in name only']",
+    ),
+    "20_a_gpt": (
+        "wrapped = DistributedDataParallel(model) if worker.world_size > 1 else model",
+        "wrapped = model",
+        "all ranks end with the same weights",
+        {"steps": 40, "depth": 1, "width": 32},
+    ),
+    "21_sharding_a_gpt": (
+        "block.forward = functools.partial(checkpoint, block.forward, **options)",
+        "pass",
+        "recomputation keeps little",
+        {"steps": 5},
+    ),
+    "21_sharding_a_gpt: another second time": (
+        "block.forward = functools.partial(checkpoint, block.forward, **options)",
+        "block.forward = functools.partial(checkpoint, block.forward, **options)\n            model.eval()",
+        "the same gradients",
+        {"steps": 5},
+    ),
+    "22_cutting_layers": (
+        "whole.qkv.weight.chunk(world_size, dim=0)[part]",
+        "whole.qkv.weight.chunk(world_size, dim=0)[0]",
+        "heads add up",
+    ),
+    "22_cutting_layers: the same batch": (
+        "times * batch_size, sequence",
+        "batch_size, sequence",
+        "rows send with the batch, columns do not",
+    ),
+    "23_cutting_the_sequence": (
+        "mean = mean * (total - both).exp() + (scores - both).exp() @ values",
+        "mean = mean + (scores - both).exp() @ values",
+        "a softmax can be taken in pieces",
+    ),
+    "24_pipelines_side_by_side": (
+        'units = 2 if what == "backward"',
+        'units = 1 if what == "backward"',
+        "orders are worth their formulas",
+        {"unit_ms": 4, "repeats": 1},
+    ),
+    "25_experts": (
+        "layer.exchange = transformer.expert_parallel.exchange",
+        "layer.exchange = lambda slots, apply: slots",
+        "positions come back from their experts",
+    ),
+    "25_experts: as many experts": (
+        "functools.partial(double, count)",
+        "functools.partial(double, experts)",
+        "with more experts DDP sends more",
+    ),
+    "26_will_it_fit": (
+        'largest_batch(limit, model, "FSDP2", 8, 2048, precision="bf16", recompute=recompute)',
+        'largest_batch(limit, model, "FSDP2", 8, 2048, precision="bf16")',
+        "recomputing makes room",
+    ),
+}
+"""By lesson, and what is wrong with it where it is broken in several ways: what its code says, what it says when broken
+on purpose, and what its closing assertion then says. And parameters for a quicker run, where there are any.
+"""
+WHOLE = {
+    "15_launchers": "the agent that one cell starts is one of another cell's nodes",
+    "15b_export": "the script that one cell runs leaves files for the next",
+    "15c_resnet_at_scale": "the script that one cell runs leaves files for the next",
+    "16_pitfalls": "the mistake is in the last cell",
+}
+"""Lessons whose closing assertion needs what cannot be seen from the names that its cells use."""
+
+
+CELLS = """
+n = 3  # parameters
+----
+import numpy as np
+from math import pi
+----
+def double(value):
+    return factor * value
+----
+factor = 2
+----
+other = np.zeros(n)
+----
+found = []
+for i in range(n):
+    found.append(double(i))
+----
+np.testing.assert_equal(1, 1)
+other[0] = 5
+----
+if pi > 3:
+    found[0] = 7
+----
+shown = found[:2]
+----
+assert other.sum() == 5, "of no interest here"
+last = found[-1]
+more = other
+assert last == 4, f"the last is twice two: {last}"
+"""
+
+
+def test_a_slice_has_what_an_assertion_needs_and_no_more():
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS.strip().split("\n----\n")]
+    cells[0].metadata.tags = ["parameters"]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    sliced = [cell.source for cell in slice_for(notebook, "the last is twice two: 5").cells]
+    assert sliced[:-1] == [cells[i].source for i in (0, 1, 2, 3, 5, 7)]
+    assert sliced[-1].splitlines() == ["last = found[-1]", "assert last == 4, f'the last is twice two: {last}'"]
+    exec("\n".join(sliced), {})
+    assert len(notebook.cells) == len(cells), "the notebook itself stays"
+    cells[3].source = "%ranks 1"
+    assert slice_for(nbformat.v4.new_notebook(cells=cells), "the last is twice two").cells == cells, "on ranks: whole"
+
+
+def as_parameter(broken):
+    """`make test-wide` plants one mistake in each lesson, and none where that takes a minute."""
+    takes_long = broken[:2] in ("09", "13", "14") or broken in ("15_launchers", "15c_resnet_at_scale")
+    return pytest.param(broken, marks=pytest.mark.long if ":" in broken or takes_long else ())
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("broken", few(map(as_parameter, BROKEN), 4))
+def test_a_broken_lesson_is_red(broken, tmp_path, monkeypatch):
+    """Only the cells that the assertion needs are run; all of them run above, where nothing is broken."""
+    import papermill
+
+    right, wrong, said, *parameters = BROKEN[broken]
+    name = broken.partition(":")[0]
+    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    places = [cell for cell in notebook.cells if cell.cell_type == "code" and right in cell.source]
+    assert places, f"{name} does not say {right!r}"
+    for cell in places:
+        cell.source = cell.source.replace(right, wrong)
+    file = tmp_path / f"{name}.ipynb"
+    nbformat.write(notebook if name in WHOLE else slice_for(notebook, said), file)
+    # The cells that would have tidied up may not be among those that are run.
+    with tempfile.TemporaryDirectory(prefix="cells-") as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        with pytest.raises(papermill.PapermillExecutionError, match=f"AssertionError: {re.escape(said)}"):
+            execute(file, tmp_path / "out", *parameters)

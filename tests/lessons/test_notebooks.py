@@ -1,0 +1,290 @@
+"""Every lesson: well formed, green headless, small and readable when executed."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import io
+import re
+import sys
+
+import nbformat
+import papermill
+import pytest
+import torch
+from PIL import Image
+
+from tests.tools.course_pages import (
+    LINES_A_MINUTE,
+    MINUTES_AN_EXERCISE,
+    START,
+    WORDS_A_MINUTE,
+    course,
+    index,
+    minutes,
+    page,
+)
+from tests.tools.run_notebooks import COLD, FOLDER, LESSONS, LIMIT_BYTES, declared, execute
+
+NAMES = [lesson.stem for lesson in LESSONS]
+
+
+def outputs(notebook):
+    return [(cell, output) for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def number(lesson):
+    """ "16c", of a lesson's file."""
+    return lesson.stem.split("_")[0]
+
+
+@pytest.fixture(params=LESSONS, ids=NAMES)
+def lesson(request):
+    return request.param
+
+
+def test_a_lesson_is_committed_clean(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.language_info.file_extension == ".py", "what `nbconvert --to script` writes"
+    assert notebook.cells[0].source.startswith(f"# {number(lesson)} · ")
+
+
+def test_a_lesson_has_one_cell_of_plain_parameters(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    cells = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert len(cells) == 1
+    for statement in ast.parse(cells[0].source).body:
+        assert isinstance(statement, ast.Assign)
+        ast.literal_eval(statement.value)
+    assert {"seed", "dataset", "data_root"} <= declared(lesson)
+
+
+def test_a_lesson_checks_its_own_claim_and_ends_with_questions(lesson):
+    notebook = nbformat.read(lesson, as_version=4)
+    last_code = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
+    assert last_code.source.count("assert ") >= 3
+    assert any(cell.source.startswith("## Change this and run again") for cell in notebook.cells[-2:])
+
+
+def test_reserved_ranks_are_still_there_for_what_the_reader_is_asked_to_change(lesson):
+    code = [cell.source for cell in nbformat.read(lesson, 4).cells if cell.cell_type == "code"]
+    reserved = {name for source in code for name in re.findall(r"^(\w+) = labkit\.Session\(", source, re.MULTILINE)}
+    assert [name for name in reserved for source in code if f"\n{name}.close()" in f"\n{source}"] == []
+
+
+def test_no_cell_is_too_long_to_be_read(lesson):
+    """But those that draw, and are hidden until they are asked for. Lessons for beginners have shorter ones."""
+    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    shown = [cell for cell in cells if not cell.metadata.get("jupyter", {}).get("source_hidden")]
+    most = 20 if number(lesson)[:2] < "10" else 30
+    assert {cell.id: lines for cell in shown if (lines := cell.source.count("\n") + 1) > most} == {}
+
+
+def test_the_line_that_fails_where_a_lesson_was_moved_away_from_the_course_says_where_it_lies(lesson):
+    lines = [
+        line
+        for cell in nbformat.read(lesson, as_version=4).cells
+        if cell.cell_type == "code"
+        for line in cell.source.splitlines()
+        if re.match("(?:import|from) course", line)
+    ]
+    assert lines[0].endswith("  # the folder beside this notebook: its kernel must start there")
+
+
+def test_links_between_lessons_lead_somewhere(lesson):
+    for cell in nbformat.read(lesson, as_version=4).cells:
+        for target in re.findall(r"\]\(([^)#]+\.ipynb)\)", cell.source):
+            assert (FOLDER / target).is_file(), target
+
+
+def test_a_parameter_that_a_lesson_does_not_declare_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="declares no parameter sed; it has"):
+        execute(LESSONS[0], tmp_path, {"sed": 1})
+
+
+@pytest.mark.parametrize(("dies", "is_run"), [(0, True), (2, True), (3, False)])
+def test_a_kernel_whose_port_was_taken_as_it_began_is_started_again(tmp_path, monkeypatch, dies, is_run):
+    trials = []
+
+    def execute_notebook(*_, **__):
+        trials.append(1)
+        if len(trials) <= dies:
+            raise RuntimeError("Kernel died before replying to kernel_info")
+
+    monkeypatch.setattr(papermill, "execute_notebook", execute_notebook)
+    with contextlib.nullcontext() if is_run else pytest.raises(RuntimeError, match="Kernel died"):
+        execute(LESSONS[0], tmp_path)
+    assert len(trials) == min(dies + 1, 3)
+
+
+MARKS = {name: [pytest.mark.cold] for name in COLD}
+MARKS["00_start_here"].append(pytest.mark.check)
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
+def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
+    executed = execute(FOLDER / f"{name}.ipynb", tmp_path)
+    text = executed.read_text()
+    assert executed.stat().st_size <= LIMIT_BYTES
+    assert "widget-view+json" not in text
+    assert "cdn.plot.ly" not in text
+    assert "<script" not in text
+    notebook = nbformat.read(executed, as_version=4)
+    assert "widgets" not in notebook.metadata
+    charts = [o for _, o in outputs(notebook) if "application/vnd.plotly.v1+json" in o.get("data", {})]
+    assert charts, "a lesson shows something"
+    for chart in charts:
+        picture = Image.open(io.BytesIO(base64.b64decode(chart.data["image/png"]))).convert("L")
+        assert picture.width >= 600
+        assert len(picture.getcolors(256)) > 3, "the picture is not blank"
+    if sys.platform == "linux" and not torch.cuda.is_available():  # elsewhere nobody counts what is sent
+        tables = "".join(output.get("data", {}).get("text/html", "") for _, output in outputs(notebook))
+        assert not re.search(r"<td[^>]*>\s*nan\s*</td>", tables, re.IGNORECASE), "a number is missing"
+    html = page(executed).read_text()
+    assert html.count("data:image/png;base64") >= len(charts), "the page shows the pictures with no network"
+    assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', html)
+
+
+def test_the_course_and_the_readme_list_every_lesson_with_the_same_question():
+    lessons = course()
+    assert [lesson.name for lesson in lessons] == NAMES
+    readme = (FOLDER.parent / "README.md").read_text()
+    for lesson in lessons:
+        assert f"| [{lesson.title}](notebooks/{lesson.name}.ipynb) | {lesson.question} |" in readme
+        assert set(filter(None, lesson.needs.split(", "))) < set(map(number, LESSONS))
+
+
+ROUTE = re.compile(r"^\| \*\*(.+?)\*\*[^|]*\| ([^|]+) \| ([\d.]+) hours \|$", re.MULTILINE)
+"""A route in notebook 00 and in README: its name, its lessons, and hours."""
+
+
+def lessons_of(route):
+    """The lessons of a route as it is written: "06, 09b, 20 to 26", "03 up to all-reduce"."""
+    names = {lesson.name.split("_")[0]: lesson for lesson in course()}
+    for part in route.split(", "):
+        first, _, last = part.partition(" to ")
+        if " up to " in part:
+            yield names[part[:2]], "Your turn: the ring"
+        elif last:
+            yield from ((each, "") for name, each in names.items() if first <= name <= last)
+        else:
+            yield names[part], ""
+
+
+def test_the_routes_are_the_same_in_the_readme_and_their_hours_are_those_of_the_estimate():
+    text = "\n".join(cell.source for cell in nbformat.read(START, as_version=4).cells)
+    routes = ROUTE.findall(text)
+    assert routes == ROUTE.findall((FOLDER.parent / "README.md").read_text())
+    assert [name.rstrip(":") for name, *_ in routes] == ["Compare", "Train big models", "Run it for real"]
+    said = f"{WORDS_A_MINUTE} words or {LINES_A_MINUTE} lines of code a minute, {MINUTES_AN_EXERCISE} minutes"
+    assert said in text.replace("\n", " ")
+    for name, route, hours in routes:
+        estimate = sum(minutes(*each) for each in lessons_of(route)) / 60
+        assert float(hours) == pytest.approx(estimate, abs=0.3), name
+
+
+def test_lesson_10_needs_nothing_that_its_route_does_not_contain():
+    needs = {number(FOLDER / lesson.name): lesson.needs.split(", ") for lesson in course()}
+    route = {"00", "01", "03", "04", "06", "07", "10"}
+    for each in route:
+        assert set(filter(None, needs[each])) <= route
+    assert needs["10"] == ["04", "06", "07"], "the three ways that it compares"
+
+
+def test_the_bet_of_lesson_10_is_made_in_lesson_00_in_the_same_words():
+    asked = [calls_of_predict(FOLDER / f"{name}.ipynb") for name in ("00_start_here", "10_compare")]
+    assert len(set.intersection(*asked)) == 1
+
+
+def calls_of_predict(lesson):
+    """The questions of a lesson with their options, as far as they are plain strings."""
+    cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+    trees = [ast.parse(cell.source) for cell in cells if "course.predict(" in cell.source]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {tuple(map(ast.unparse, call.args)) for call in calls if ast.unparse(call.func) == "course.predict"}
+
+
+def test_an_exercise_comes_before_its_answer():
+    """In the cells that a lesson shows: nothing before an exercise defines what the exercise asks for."""
+    for lesson in (lesson for lesson in LESSONS if number(lesson)[:2] < "10"):
+        cells = [cell for cell in nbformat.read(lesson, as_version=4).cells if cell.cell_type == "code"]
+        defined = set()
+        for cell in cells:
+            names = set(re.findall(r"^\s*def (\w+)\(", cell.source, re.MULTILINE))
+            if "exercise" in cell.metadata.get("tags", []):
+                asked = names & set(re.findall(r"^def (\w+)\(", cell.source, re.MULTILINE))
+                assert not asked & defined, f"{lesson.stem} answers {asked} before it asks"
+            defined |= names
+
+
+BEFORE = {
+    "00_start_here": "mean_over_ranks",
+    "01_one_process": ("train_epoch", "def train(worker"),
+    "02_from_a_cell_to_ranks": "task_for_ranks",
+    "03_collectives": ("ring_all_reduce", "batch_isend_irecv"),
+    "04_data_parallel": ("four_steps", "class Broadcast"),
+    "05_ddp_by_hand": ("average_gradients", "def average_each"),
+    "06_ddp": ("local_indices", "def train(worker"),
+    "07_model_parallel": ("two_stages", "def first_stage"),
+    "08_pipeline": ("bubble", "(p - 1) / (micro_batches"),
+    "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),
+    "09b_tensor_parallel": ("parallel_mlp", "ColwiseParallel()"),
+}
+"""An exercise of each of the first lessons, and the code that answers it."""
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_first_lessons_ask_before_they_answer(name):
+    exercise, *answer = [BEFORE[name]] if isinstance(BEFORE[name], str) else BEFORE[name]
+    sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    asked = sources.index(f'course.exercises.statement("{exercise}")')
+    answers = [index for index, source in enumerate(sources) if any(piece in source for piece in answer)]
+    assert bool(answers) == bool(answer)
+    assert all(asked < index for index in answers)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "03" <= name[:2] < "10"])
+def test_nothing_ends_the_ranks_before_the_reader_has_changed_a_cell_and_run_it_again(name):
+    sources = [c.source for c in nbformat.read(FOLDER / f"{name}.ipynb", as_version=4).cells if c.cell_type == "code"]
+    assert not [source for source in sources if re.search(r"^(ranks|reserved)\.close\(\)|^%ranks --end", source, re.M)]
+
+
+def test_a_cut_moves_with_the_layer_that_is_left_out_as_lesson_07_says():
+    cells = {c.id: c.source for c in nbformat.read(FOLDER / "07_model_parallel.ipynb", as_version=4).cells}
+    (source,) = (s for s in cells.values() if "def whole_network" in s)
+    assert "set `cut = 4`" in cells["2ca2bcea"].replace("\n", " ")
+    names = {"torch": torch, "nn": torch.nn, "seed": 0, "inputs": 784, "batch_size": 64}
+    exec(source, names)
+    whole = names["whole_network"]()
+    assert isinstance(whole[names["cut"] - 1], torch.nn.ReLU)
+    left_out = [*whole[: names["cut"] - 1], *whole[names["cut"] :]]
+    layers = [
+        [layer.out_features for layer in part if hasattr(layer, "out_features")]
+        for part in (left_out[:4], left_out[4:])
+    ]
+    assert layers == [[1024, 1024], [1024, 512, 10]]
+
+
+def test_the_index_links_what_was_run_and_says_how_it_went(tmp_path):
+    executed = tmp_path / "06_ddp.ipynb"
+    executed.write_text((FOLDER / executed.name).read_text())
+    link = "See [lesson 07](07_model_parallel.ipynb)."
+    notebook = nbformat.read(executed, as_version=4)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(link))
+    nbformat.write(notebook, executed)
+    text = page(executed).read_text()
+    assert 'href="07_model_parallel.html"' in text
+    assert 'href="index.html"' in text
+    text = index(tmp_path, {"06_ddp": "ran in 5 s"}).read_text()
+    assert text.count("<section>") == len(NAMES)
+    assert re.findall('href="([^"]+)"', text) == ["06_ddp.html"]
+    assert "needs 01, 03 · ran in 5 s" in text
+    assert text.count("not run") == len(NAMES) - 1
+    assert "<script" not in text
+    assert "http" not in text

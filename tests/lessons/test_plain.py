@@ -1,0 +1,199 @@
+"""The scripts that a lesson shows as "the same without labkit": whole, tried, and equal to the lesson's own result."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+import course
+import labkit
+from tests.conftest import LONG_S, shared_session
+from tests.tools.run_notebooks import FOLDER, LESSONS
+
+PLAIN = sorted((FOLDER / "plain").glob("*.py"))
+KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
+def of_lesson(name, **names):
+    """The names of a lesson's parameters, imports and functions. `names` are what else its functions use."""
+    (lesson,) = FOLDER.glob(f"{name}_*.ipynb")
+    train_set, test_set = course.datasets.load("digits")
+    found = {"__name__": "__main__", "train_set": train_set, "test_set": test_set}  # so that they travel by value
+    for cell in nbformat.read(lesson, as_version=4).cells:
+        if cell.cell_type == "code" and "exercise" not in cell.metadata.get("tags", []):
+            body = [node for node in ast.parse(cell.source).body if isinstance(node, KEPT) or is_plain(node)]
+            exec(compile(ast.Module(body, []), lesson.name, "exec"), found)
+    found.update(names)
+    return found
+
+
+def is_plain(statement):
+    """Whether it gives a name a literal, as those of a parameters cell do."""
+    try:
+        return isinstance(statement, ast.Assign) and ast.literal_eval(statement.value) is not ...
+    except ValueError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(2) as session:
+        yield session
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script beside digits.pt, its ranks started by itself or, with `by_torchrun`, by torchrun; its output."""
+    torch.save(course.datasets.load("digits").train.tensors(), tmp_path / "digits.pt")
+
+    def run(script, *options, by_torchrun=0):
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(by_torchrun)]
+        launcher += ["--log-dir", str(tmp_path)]  # its own lies in the folder for temporary files, and stays there
+        command = [sys.executable, *(launcher if by_torchrun else []), FOLDER / "plain" / script]
+        given = ["digits.pt"] if script != "sharing.py" else []
+        environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
+        done = subprocess.run(
+            [*map(str, command), *given, *map(str, options)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    run.folder = tmp_path
+    return run
+
+
+def apart(some, others):
+    """The greatest difference of two networks' tensors, taken in order: their names may differ."""
+    pairs = zip(some.values(), others.values(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_each_script_is_shown_by_a_lesson_and_needs_no_labkit():
+    shown = "\n".join(cell.source for lesson in LESSONS for cell in nbformat.read(lesson, as_version=4).cells)
+    for script in PLAIN:
+        assert len(re.findall(rf'course\.script\(\s*"plain/{script.name}"', shown)) == 1, script
+        assert "labkit" not in script.read_text()
+
+
+def test_a_script_is_shown_from_its_file(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("if 1 < 2:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    shown = course.script("a.py", "one file & no more")
+    assert shown.source == (tmp_path / "a.py").read_text()
+    assert "<details>" in shown._repr_html_()
+    assert "if 1 &lt; 2:" in shown._repr_html_()
+    assert "one file &amp; no more" in shown._repr_html_()
+    assert repr(shown) == "The same without labkit: one file & no more (a.py)"
+    with pytest.raises(FileNotFoundError, match=r"no b\.py in .*: it lies beside the lessons"):
+        course.script("b.py", "")
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(("script", "by_torchrun"), [("ddp_spawn.py", 0), ("ddp_torchrun.py", 2)])
+def test_ddp_ends_with_the_weights_of_lesson_06(script, by_torchrun, run, ranks):
+    options = () if by_torchrun else ("--world-size", 2)
+    assert "epoch 0: loss" in run(script, "--epochs", 1, *options, by_torchrun=by_torchrun)
+    train = of_lesson("06")["train"]
+    lesson = labkit.launch(train, 1, on=ranks, seed=0, live=False)
+    assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-5
+
+
+@pytest.mark.spawns
+def test_averaging_by_hand_ends_with_the_weights_of_lesson_05(run, ranks):
+    said = run("average_by_hand.py", "--epochs", 1)
+    assert said.count("epoch 0: loss") == 2
+    names = of_lesson("05", epochs=1)
+    lesson = labkit.launch(names["train"], names["average_each"], on=ranks, live=False)
+    assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-9
+
+
+@pytest.mark.spawns
+def test_queue_and_pipe_bring_back_what_shared_memory_shows_at_once(run):
+    assert run("sharing.py").splitlines() == [
+        "shared memory: [1.0, 1.0]",
+        "a copy: [0.0, 0.0]",
+        "queue: [[1.0, 0.0], [0.0, 1.0]]",
+        "pipe: [[1.0, 0.0], [0.0, 1.0]]",
+    ]
+
+
+@pytest.mark.spawns
+def test_the_six_steps_are_each_seen_and_train_lesson_07s_network_as_one_process_does(run):
+    said = run("six_steps.py", "--steps", 5, by_torchrun=2)
+    assert all(said.count(f"step {number}: ") == 2 for number in range(1, 7)), said
+    model = of_lesson("07", inputs=28 * 28)["whole_network"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    train_set = course.datasets.load("digits").train
+    sampler = DistributedSampler(train_set, num_replicas=1, rank=0, seed=0, drop_last=True)
+    losses = []
+    for _, (images, labels) in zip(range(5), DataLoader(train_set, 64, sampler=sampler), strict=False):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert torch.load(run.folder / "losses.pt") == pytest.approx(losses, abs=1e-6)
+
+
+@pytest.mark.spawns
+def test_data_parallel_logs_the_losses_of_one_process(run):
+    run("data_parallel.py")
+    torch.manual_seed(0)
+    model = course.models.ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(course.datasets.load("digits").train, 48, shuffle=True, drop_last=True, generator=order)
+    losses = []
+    for _, (images, labels) in zip(range(8), loader, strict=False):
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert torch.load(run.folder / "losses.pt")[:8] == pytest.approx(losses, abs=1e-4)
+
+
+@pytest.mark.spawns
+def test_a_resumed_run_ends_with_the_weights_of_lesson_13(run, ranks, tmp_path):
+    for options in (("--stop-after", 1), ()):
+        said = run("checkpoint_torchrun.py", "--epochs", 2, *options, by_torchrun=2)
+    assert said.startswith("1 epochs are done")
+    train = of_lesson("13", epochs=2)["train"]
+    lesson = labkit.launch(train, tmp_path / "lesson", on=ranks, seed=0, live=False)
+    assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]) <= 1e-5
+
+
+@pytest.mark.spawns
+def test_shards_are_read_by_another_number_of_ranks(run):
+    run("checkpoint_sharded.py", "--steps", 3, by_torchrun=2)
+    by_two = torch.load(run.folder / "weights.pt")
+    run("checkpoint_sharded.py", "--steps", 0, by_torchrun=3)
+    by_three = torch.load(run.folder / "weights.pt")
+    assert apart(by_two, by_three) == 0
+    torch.manual_seed(0)
+    model = course.models.ConvNet()
+    start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters())
+    images, labels = course.datasets.load("digits").train.tensors()
+    for step in range(3):
+        batch = slice(64 * step, 64 * (step + 1))
+        nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert apart(by_three, start) > 1e-3
+    assert apart(by_three, model.state_dict()) <= 1e-4

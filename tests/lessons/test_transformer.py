@@ -1,0 +1,368 @@
+"""The GPT by every strategy against one process: the same step, the bytes of its formula, the memory it is to save."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+
+import labkit
+from course import scaling
+from course.transformer import ALL, BF16, DDP, GPT, IGNORED, ContextParallel, OneProcess, batches, gpt, mean_loss
+from course.transformer.experts import Experts
+from course.transformer.ring_attention import pieces
+from labkit.comparison import benchmark
+from tests.benchmarks.transformer import BATCH_SIZE, OPTIMIZER, TIME, network, reference, train_all
+from tests.conftest import shared_session
+from tests.support.tiers import few
+
+DATA = gpt.text()[:100_000]
+
+
+class MeanOfMeans(DDP):
+    """Wrong on purpose: ranks count alike, whatever part of the ragged batch each has."""
+
+    title = "mean of means"
+
+    def step(self, inputs, targets):
+        self.set_place(inputs)
+        self.optimizer.zero_grad()
+        loss = self.loss(self.forward(self.local_batch(inputs)), self.local_batch(targets))
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class WrongPositions(ContextParallel):
+    """Wrong on purpose: every rank takes its part for the beginning of the sequence."""
+
+    title = "wrong positions"
+
+    def set_place(self, inputs):
+        super().set_place(inputs)
+        self.place.attended = torch.arange(inputs.shape[1] // self.worker.world_size)
+
+
+class OtherDropout(DDP):
+    """Wrong on purpose: every rank drops as if its samples were the first."""
+
+    title = "other dropout"
+
+    def set_place(self, inputs):
+        super().set_place(inputs)
+        self.place.samples = None
+
+
+WRONG = (MeanOfMeans, WrongPositions, OtherDropout)
+ON_TWO = [title for title in ALL if ALL[title].ranks(2) == 2]
+ON_FOUR = [
+    *("DDP", "FSDP2", "tensor parallel", "sequence parallel", "context parallel", "1F1B", "expert parallel"),
+    *(title for title in ALL if ALL[title].ranks(2) == 4),
+]
+ON_EIGHT = [title for title in ALL if ALL[title].ranks(2) == 8]
+STRATEGIES = {2: [*map(ALL.get, ON_TWO), *WRONG], 4: [*map(ALL.get, ON_FOUR)], 8: [*map(ALL.get, ON_EIGHT)]}
+CASES = [(title, n) for n, titles in ((2, ON_TWO), (4, ON_FOUR), (8, ON_EIGHT)) for title in titles]
+EXACT = [case for case in CASES if ALL[case[0]].exact]
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(8) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def trained(ranks):
+    """Returns what every rank has found out about every strategy, by title."""
+
+    @functools.cache
+    def launched(world_size):
+        strategies = STRATEGIES[world_size]
+        options = {"on": ranks, "world_size": world_size, "live": False}
+        results = labkit.launch(train_all, strategies, DATA, DEPTH, **options).results
+        return {strategy.title: [result[strategy.title] for result in results] for strategy in strategies}
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def one_process(ranks):
+    """Returns what one process has found out."""
+
+    @functools.cache
+    def launched(*options):
+        run = labkit.launch(reference, DATA, DEPTH, *options, on=ranks, world_size=1, live=False)
+        return run.results[0]["one process"]
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def compared(trained, one_process):
+    """Returns one process's findings, a strategy's, and the weights of all its ranks together."""
+
+    def of(title, world_size):
+        found = trained(world_size)[title]
+        one = one_process(4 if title == "expert parallel" else 0)
+        return one, found, {name: tensor for each in found for name, tensor in each.weights.items()}
+
+    return of
+
+
+def test_every_strategy_is_tried():
+    assert {title for title, _ in CASES} == set(ALL) - {OneProcess.title}
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(("title", "world_size"), few(EXACT, 3))
+def test_a_strategy_takes_the_step_of_one_process_with_dropout_and_ragged_sequences(title, world_size, compared):
+    one, found, weights = compared(title, world_size)
+    assert benchmark.difference(one.weights, weights) <= 1e-9
+    losses = [[each.losses[step] for each in found if each.losses[step] is not None] for step in range(5)]
+    assert [sum(step) / len(step) for step in losses] == pytest.approx(one.losses, rel=1e-9)
+
+
+@pytest.mark.spawns
+def test_bf16_is_off_by_no_more_than_its_bound(ranks, one_process):
+    sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    options = {"on": ranks, "world_size": 2, "live": False}
+    weights = labkit.launch(train_all, [BF16], DATA, DEPTH, 0, sgd, **options).results[0][BF16.title].weights
+    way, off = (
+        torch.cat([(weights[name] - other[name]).flatten() for name in weights]).norm().item()
+        for other in (network(OneProcess, DEPTH).state_dict(), one_process(0, sgd).weights)
+    )
+    assert 1e-3 < off / way <= BF16.bound(DEPTH) < 0.03
+    assert all(weight.dtype == torch.float32 for weight in weights.values())
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_strategy_is_caught_by_the_same_check(wrong, compared):
+    one, _, weights = compared(wrong.title, 2)
+    assert benchmark.difference(one.weights, weights) > 1e-3
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(("title", "world_size"), CASES)
+def test_the_bytes_that_the_system_counted_are_those_of_the_formula(title, world_size, trained):
+    found = trained(world_size)[title]
+    assert sum(each.sent for each in found) == pytest.approx(sum(each.expected for each in found), rel=0.05)
+
+
+@pytest.mark.spawns
+def test_each_saves_the_memory_that_it_is_for(trained):
+    world_size = 2
+
+    def most(title, what):
+        return max(each.memory[what] for each in trained(world_size)[title])
+
+    whole = most("DDP", "parameters")
+    assert sum(each.memory["optimizer state"] for each in trained(world_size)["ZeRO-1"]) == pytest.approx(
+        2 * whole, rel=1e-3
+    )
+    for title in ("FSDP2", "FSDP2, kept after forward"):
+        assert most(title, "parameters") == most(title, "gradients") == whole / world_size
+    norms = 2 * 2 * 64 * 8 * (DEPTH + 1)  # which every rank has, weight and bias, twice a block
+    assert most("tensor parallel", "parameters") <= whole / world_size + norms
+    assert most("sequence parallel", "activations") < most("tensor parallel", "activations")
+    assert most("DDP, recomputed", "activations") < most("DDP", "activations") / 5
+    assert most("DDP, bf16 autocast", "activations") < most("DDP", "activations") / 2, "of doubles, at that"
+    half = most("DDP", "optimizer state") / 2
+    assert most("DDP, bf16 autocast", "optimizer state") == pytest.approx(half, rel=1e-3), "32 bits of 64"
+    assert most("1F1B", "activations") < most("GPipe", "activations")
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("title", ON_EIGHT)
+def test_eight_ranks_hold_what_was_predicted(title, trained):
+    strategy = ALL[title]
+    found = scaling.memory(network(strategy, DEPTH), title, 8, BATCH_SIZE, TIME, "float64")
+    for rank, (predicted, measured) in enumerate(zip(found, trained(8)[title], strict=True)):
+        for part in ("parameters", "gradients", "optimizer state", "activations"):
+            held = measured.memory[part]
+            assert getattr(predicted, part.replace(" ", "_")) == pytest.approx(held, rel=0.02), (rank, part)
+
+
+@pytest.mark.spawns
+def test_zero_bubble_computes_the_gradients_of_weights_by_themselves(trained):
+    assert all("weights" in each.marks for each in trained(2)["zero bubble"])
+    assert not any("weights" in each.marks for each in trained(2)["interleaved 1F1B"])
+
+
+@pytest.mark.spawns
+def test_they_join_a_comparison(ranks):
+    runs = {}
+    for strategy in (OneProcess, ContextParallel):
+        arguments = (strategy, functools.partial(seeded, 0, 2), mean_loss, OPTIMIZER, functools.partial(stream, DATA))
+        options = {"on": ranks, "world_size": strategy.ranks(2), "live": False}
+        runs[strategy.title] = labkit.launch(benchmark.run_strategy, *arguments, steps=6, **options)
+    table = labkit.compare(runs).frame()
+    assert table.loc["context parallel", "difference"] <= 1e-9
+    assert table.loc["context parallel", "loss off by"] <= 1e-9
+    assert not table.isna().any(axis=None)
+    assert table.loc["context parallel", "final loss"] == pytest.approx(table.loc["one process", "final loss"])
+
+
+def seeded(seed, depth):
+    torch.manual_seed(seed)
+    return GPT(depth, 32, 4).double()
+
+
+def stream(data, device):
+    return batches(data, 4, 32, device=device)
+
+
+# Without ranks
+
+
+def test_it_learns_and_a_sample_can_be_drawn_from_it():
+    torch.manual_seed(0)
+    model = GPT(2, 32, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for inputs, targets in itertools.islice(batches(DATA, 16, 32), 60):
+        loss = mean_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(5.55, abs=0.1), "as much as if all 256 bytes were as likely: ln 256"
+    assert losses[-1] < 3.5
+    written = gpt.write(model, "The ", 20, 32)
+    assert written.startswith("The ")
+    assert written == gpt.write(model, "The ", 20, 32) != gpt.write(model, "The ", 20, 32, seed=1)
+
+
+def test_words_are_known_or_not():
+    assert gpt.words_share("the cat zzgl is", b"the cat is here") == 2 / 3
+    assert gpt.words_share("", b"the") == 0
+
+
+def test_a_position_sees_no_later_one():
+    model = seeded(0, 2)
+    tokens = torch.randint(256, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 10:] = 0
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :10], after[:, :10])
+    assert not torch.allclose(before[:, 10:], after[:, 10:])
+
+
+def test_dropout_depends_on_the_place_and_nothing_else():
+    place = gpt.Place(step=3)
+    whole = gpt.Dropout(0.25, 1, place)
+    x = torch.ones(8, 32, 64)
+    mask = whole(x)
+    assert (mask == 0).double().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert mask.mean().item() == pytest.approx(1, abs=0.02)
+    place.samples, place.positions = torch.tensor([2, 5]), torch.tensor([30, 1, 2])
+    assert torch.equal(whole(x[:2, :3]), mask[[2, 5]][:, [30, 1, 2]])
+    place.samples = place.positions = None
+    assert not torch.equal(gpt.Dropout(0.25, 2, place)(x), mask)
+    place.step = 4
+    assert not torch.equal(whole(x), mask)
+    assert torch.equal(whole.eval()(x), x)
+
+
+def test_a_ragged_batch_ends_where_its_targets_stop_counting():
+    inputs, targets = next(batches(DATA, 16, 64, ragged=True))
+    lengths = (targets != IGNORED).sum(1)
+    assert lengths.min() >= 16
+    assert lengths.max() <= 64
+    assert len(lengths.unique()) > 4
+    for row, length in enumerate(lengths):
+        assert torch.equal(inputs[row, 1:length], targets[row, : length - 1])
+        assert not inputs[row, length:].any()
+
+
+def test_stages_together_are_the_model():
+    whole = seeded(0, 4)
+    tokens = torch.randint(256, (2, 16))
+    stages = [gpt.stage(seeded(0, 4), index, 3) for index in range(3)]
+    assert sorted(name for part in stages for name in part.state_dict()) == sorted(whole.state_dict())
+    x = tokens
+    for part in stages:
+        x = part(x)
+    assert torch.equal(x, whole(tokens))
+    with pytest.raises(ValueError, match="2 blocks cannot be cut into 3 stages; make the model deeper"):
+        gpt.stage(seeded(0, 2), 0, 3)
+
+
+def test_experts_take_no_more_than_they_have_room_for():
+    torch.manual_seed(0)
+    layer = Experts(16, 4).double()
+    layer.FACTOR = 0.5
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(3, 20, 16, dtype=torch.float64)
+    assert layer.capacity(20) == 3
+    found = layer(x)
+    gates, chosen = layer.router(x).softmax(-1).max(-1)
+    dropped = 0
+    for sample in range(3):
+        taken = [0] * 4
+        for position in range(20):
+            expert = chosen[sample, position]
+            taken[expert] += 1
+            expected = torch.zeros(16, dtype=torch.float64)
+            if taken[expert] <= 3:
+                hidden = torch.nn.functional.gelu(x[sample, position] @ layer.up[expert])
+                expected = gates[sample, position] * (hidden @ layer.down[expert])
+            else:
+                dropped += 1
+            assert torch.allclose(found[sample, position], expected)
+    assert dropped > 0
+    assert layer.dropped == pytest.approx(dropped / 60)
+
+
+def test_consecutive_positions_are_one_piece_of_at_most_half_of_them():
+    assert pieces(torch.tensor([0, 1, 2, 9, 10, 11])) == [slice(0, 3), slice(3, 6)]
+    assert pieces(torch.tensor([0, 5, 6, 7])) == [slice(0, 1), slice(1, 2), slice(2, 4)]
+    assert pieces(torch.arange(4)) == [slice(0, 2), slice(2, 4)]
+
+
+class Rank:
+    rank, world_size, device = 0, 3, torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: GPT(2, 30, 4), r"width \(30\) must be a multiple of 2 × heads \(4\)"),
+        (lambda: gpt_check_heads(4, 3), "4 heads cannot be cut over 3 ranks; take a multiple of 3 heads"),
+        (lambda: part_of_sequence(16), "a sequence of 16 cannot be cut into 6 equal parts; take a multiple of 6"),
+        (lambda: part_of_batch(8), "8 cannot be cut into 3 equal parts; take a multiple of 3"),
+        (lambda: shared_experts(0), r"this network has no experts; make it with course.transformer.GPT\(experts=4\)"),
+        (lambda: shared_experts(4), "4 experts cannot be shared by 3 ranks; take a multiple of 3"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def gpt_check_heads(heads, parts):
+    from course.transformer.tensor_parallel import check_heads
+
+    check_heads(GPT(1, 32, heads), parts)
+
+
+def bare(kind):
+    strategy = kind.__new__(kind)
+    strategy.worker = Rank()
+    return strategy
+
+
+def part_of_sequence(time):
+    return bare(ContextParallel).positions(time)
+
+
+def part_of_batch(batch_size):
+    return bare(DDP).samples(batch_size)
+
+
+def shared_experts(experts):
+    return bare(ALL["expert parallel"]).cut(GPT(1, 32, 4, experts=experts))

@@ -1,0 +1,373 @@
+"""How a run is followed: its deadlines, and errors that are no rank's. No process is started."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import time
+from array import array
+
+import pytest
+
+from labkit import launcher
+from labkit import run as monitor_run
+from labkit.engines.arguments import check_call
+from labkit.failures.silence import Silences
+from labkit.launchers import job_events
+from labkit.monitor import active_runs as going_runs
+from labkit.monitor import stack_query as question
+from labkit.protocol import events
+from labkit.rank.report_collectives import KIND
+from labkit.run import Run, WorkerFailed
+from tests.conftest import LONG_S, wait_until
+from tests.support.fake_engine import A_JOB, FakeEngine
+
+JOB = A_JOB._replace(start_s=time.time())
+
+
+def going(engine, **options):
+    """A run whose ranks have begun."""
+    run = Run(engine, engine.world_size, "train", **options)
+    for rank in range(engine.world_size):
+        engine.arrived.put(events.Started(rank))
+    run.start(JOB._replace(start_s=time.time()))
+    wait_until(lambda: run.states == ["running"] * engine.world_size, LONG_S)
+    return run
+
+
+def logged(rank, step=0):
+    return events.Log(rank, ("loss",), array("q", [step]), array("d", [0.1]), array("d", [1.0]))
+
+
+def test_an_error_of_labkits_own_is_the_runs_error_and_what_had_come_is_kept():
+    engine = FakeEngine()
+    run = going(engine)
+    engine.arrived.put(logged(0))
+    engine.arrived.put(OSError(28, "No space left on device"))
+    with pytest.raises(WorkerFailed) as failure:
+        run.wait(LONG_S)
+    assert (run.status, failure.value.rank) == ("failed", None)
+    assert str(failure.value).startswith(
+        "labkit could not follow the ranks any longer: OSError: [Errno 28] No space left on device"
+    )
+    assert "The ranks were ended, for nobody follows them any longer" in failure.value.cause
+    assert "poll" in failure.value.cause, "with the lines that raised it"
+    assert engine.calls[-2:] == ["kill", "close"]
+    assert run.recorded.progress(0).last_step == 0
+
+
+def test_ranks_that_go_on_without_the_notebook_are_left_alone_and_can_be_found_again():
+    engine = FakeEngine()
+    engine.outlives_notebook, engine.folder = True, "/runs/5"
+    run = going(engine)
+    engine.arrived.put(PermissionError("torchrun.out"))
+    with pytest.raises(WorkerFailed, match="PermissionError: torchrun.out") as failure:
+        run.wait(LONG_S)
+    assert "labkit.attach('/runs/5') follows them again" in failure.value.cause
+    assert "kill" not in engine.calls
+
+
+def test_an_error_in_letting_go_of_the_ranks_is_not_hidden_either(monkeypatch):
+    engine = FakeEngine(world_size=1)
+    monkeypatch.setattr(engine, "close", lambda: [][1])
+    run = going(engine)
+    engine.arrived.put(events.Stopped(0))
+    engine.arrived.put(events.Exit(0, 0))
+    with pytest.raises(WorkerFailed, match="could not follow the ranks any longer: IndexError"):
+        run.wait(LONG_S)
+
+
+STACK = 'Current thread 0x01 (most recent call first):\n  File "/tmp/cell.py", line {line} in <module>\n'
+
+
+def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_anew():
+    """The answer to the first question is of a place that they have left since."""
+    engine = FakeEngine()
+    run = going(engine, timeout_s=0.3)
+    run._state.progress_s = time.monotonic()
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    engine.arrived.put(events.Stack(0, STACK.format(line=1)))
+    for rank in range(2):
+        engine.arrived.put(logged(rank))
+    wait_until(lambda: engine.calls.count("ask_for_stacks") == 2, LONG_S)
+    assert 0 not in run._stack_query._texts
+    for rank in range(2):
+        engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
+    with pytest.raises(WorkerFailed) as failure:
+        run.wait(LONG_S)
+    assert "line 7" in str(failure.value)
+    assert "line 1" not in str(failure.value)
+
+
+def answers(rank, line=7):
+    """What a rank says that is asked where it stands: first the signal's handler, then a thread that needs the lock."""
+    return [events.Stack(rank, STACK.format(line=line)), events.Answered(rank)]
+
+
+class KnowsMute(Silences):
+    """Knows which ranks cannot answer the question that has just been asked."""
+
+    def __init__(self, ranks):
+        super().__init__({})
+        self.ranks = ranks
+
+    def mute(self):
+        return self.ranks
+
+
+def answered(run, events):
+    """Bring events, and wait until the follower has taken them."""
+    taken, take = threading.Event(), run._follower.take
+
+    def and_say_so(event):
+        take(event)
+        if event is events[-1]:
+            taken.set()
+
+    run._follower.take = and_say_so
+    for event in events:
+        run.engine.arrived.put(event)
+    assert taken.wait(LONG_S)
+    run._follower.take = take
+
+
+SLOW = {
+    "both say all, one much later": (answers(0) + answers(1)[:1], answers(1)[1:]),
+    "one says its collectives first": (answers(0) + answers(1)[1:], answers(1)[:1]),
+    "a stack comes in pieces": (
+        [*answers(0), answers(1)[1], events.Stack(1, STACK.format(line=7)[:60])],
+        [events.Stack(1, STACK.format(line=7)[60:])],
+    ),
+    "one will not answer": (answers(0) + answers(1)[:1], []),
+    "one says nothing at all, and will not": (answers(0), []),
+}
+"""What comes soon, and what is waited for; nothing more: that none will come is known."""
+
+
+@pytest.mark.parametrize("how", SLOW)
+def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
+    soon, late = SLOW[how]
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._stack_query.ask()
+    assert not run._stack_query.have_come()
+    answered(run, soon)
+    assert not run._stack_query.have_come(), "however long this takes"
+    if late:
+        answered(run, late)
+    else:
+        run._stack_query._silences = KnowsMute({1})
+    assert run._stack_query.have_come()
+    says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
+    assert [stack.in_words for stack in run._stack_query.stacks()] == ["is at cell.py, line 7", *says]
+    assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+def test_who_asks_where_ranks_stand_waits_for_the_last_of_them():
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run, found = going(engine), []
+    asking = threading.Thread(target=lambda: found.append(run.stacks()))
+    asking.start()
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    answered(run, answers(0) + answers(1)[:1])
+    assert not found
+    answered(run, answers(1)[1:])
+    asking.join(LONG_S)
+    assert [stack.place for stack in found[0]] == ["cell.py, line 7"] * 2
+    run.stop(0)
+
+
+def test_an_answer_that_took_longer_than_ranks_have_gives_the_others_longer():
+    engine = FakeEngine()
+    run = going(engine)
+    run._stack_query.ask()
+    run._stack_query._asked_s -= 100.0  # so long ago
+    answered(run, answers(0))
+    assert not run._stack_query.have_come(), "this machine has just taken 100 s"
+    run._stack_query._asked_s -= 400.0
+    run._stack_query._answered_s -= 400.0
+    assert run._stack_query.have_come(), "rank 1 has had four times as long"
+    run.stop(0)
+
+
+def waiting(rank, *calls, done=False, line=7):
+    """What a rank says that waits in the last of its calls or, `done`, does something else."""
+    told = tuple(("0", n, kind, ((1,),), "float32", done or n < len(calls)) for n, kind in enumerate(calls, 1))
+    group = ("0", "default_pg", (0, 1))
+    said = events.Attached(rank, KIND, pickle.dumps((rank, told, (group,))))
+    return [events.Stack(rank, STACK.format(line=line)), said, events.Answered(rank)]
+
+
+def test_ranks_that_missed_each_other_are_asked_twice_and_who_was_mute_is_not_waited_for_again():
+    engine = FakeEngine(3)
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._stack_query.ask()
+    both = waiting(0, "all_reduce") + waiting(1, "barrier")
+    answered(run, [*both, answers(2)[0]])
+    assert not run._stack_query.have_come(), "rank 2 has not said all"
+    run._stack_query._silences = KnowsMute({2})
+    assert not run._stack_query.have_come()
+    assert engine.calls.count("ask_for_stacks") == 2
+    answered(run, both)
+    assert not run._stack_query.have_come(), "it did say where it stands, and will again"
+    answered(run, answers(2)[:1])
+    assert run._stack_query.have_come()
+    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    run.stop(0)
+
+
+def test_ranks_whose_answers_differ_are_asked_until_two_in_a_row_are_alike():
+    run = going(FakeEngine())
+    run._stack_query.ask()
+    answered(run, waiting(0, "all_reduce", "barrier") + waiting(1, "all_reduce", done=True))
+    assert not run._stack_query.have_come()
+    for _ in range(2):
+        answered(run, waiting(0, "all_reduce") + waiting(1, "barrier"))
+        is_enough = run._stack_query.have_come()
+    assert is_enough
+    assert run.engine.calls.count("ask_for_stacks") == 3
+    assert run._stack_query.stacks().missed.startswith("ranks differ in call #1 of the default group: ")
+    run.stop(0)
+
+
+def test_of_ranks_whose_answers_go_on_differing_nothing_is_said_that_they_missed():
+    run = going(FakeEngine())
+    run._stack_query.ask()
+    for number in range(question.ROUNDS):
+        assert not run._stack_query.have_come()
+        calls = ["barrier"] * number
+        answered(run, waiting(0, "barrier", *calls, "barrier") + waiting(1, "barrier", *calls, done=True))
+    assert run._stack_query.have_come()
+    assert run._stack_query.stacks().missed == ""
+    run.stop(0)
+
+
+def test_a_rank_that_is_ended_after_another_has_failed_is_said_to_be_where_it_said_it_was(monkeypatch):
+    monkeypatch.setattr(question, "FAILED_S", 0.01)
+    engine = FakeEngine()
+    engine.failure_grace_s = 0.5
+    run = going(engine)
+    at = (("/tmp/cell.py", 3, "<module>"),)
+    engine.arrived.put(events.Failure(0, 1.0, "running", "RuntimeError: op.preamble.length <= op.nbytes", "trace", at))
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    for event in waiting(0, "all_reduce")[1:2] + waiting(1, "barrier"):
+        engine.arrived.put(event)
+    with pytest.raises(WorkerFailed) as failure:
+        run.wait(LONG_S)
+    assert run.states == ["failed", "ended"]
+    assert "rank 0 is in all_reduce #1 (float32 [1]) at cell.py, line 3" in failure.value.diagnosis.headline
+    assert "rank 1 is in barrier #1 (float32 [1]) at cell.py, line 7" in failure.value.diagnosis.headline
+
+
+AGAIN = {
+    "is in a loop, at another line now": ([("all_reduce",), ("all_reduce", "all_reduce")], 1, True),
+    "has come since": ([("all_reduce", "all_reduce"), ("all_reduce", "all_reduce")], 1, False),
+}
+"""What ranks have called when they are asked again, the line at which rank 0 stands, and whether it is still missed."""
+
+
+@pytest.mark.parametrize("what", AGAIN)
+def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_call_wherever_they_stand(what):
+    calls, line, missed = AGAIN[what]
+    engine = FakeEngine()
+    engine.stacks_s = LONG_S
+    run = going(engine)
+    run._stack_query.ask()
+    answered(run, waiting(0, "all_reduce", done=True) + waiting(1, "all_reduce", "all_reduce"))
+    assert not run._stack_query.have_come()
+    answered(run, waiting(0, *calls[0], done=missed, line=line) + waiting(1, *calls[1]))
+    if not missed:
+        assert not run._stack_query.have_come(), "they may all wait for the network: once more"
+        answered(run, waiting(0, *calls[0], done=True) + waiting(1, *calls[1], done=True))
+    assert run._stack_query.have_come()
+    text = run._stack_query.stacks().missed
+    if missed:
+        assert text.startswith(
+            "rank 0 has not entered all_reduce #2 (float32 [1], default group; rank 1 waits in it at "
+        )
+        assert text.endswith(f"its last was all_reduce #1, and it is at cell.py, line {line}")
+    else:
+        assert text == "", "it went on"
+    run.stop(0)
+
+
+def test_a_failure_that_comes_while_silent_ranks_are_asked_is_why_the_run_has_failed():
+    engine = FakeEngine()
+    engine.failure_grace_s = engine.stacks_s = LONG_S
+    run = going(engine, timeout_s=0.3)
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    engine.arrived.put(events.Failure(0, 0.5, "running", "ValueError: bad batch", "its traceback"))
+    for event in [answers(0)[0], *answers(1), events.Exit(0, 1)]:
+        engine.arrived.put(event)
+    engine.arrived.put(events.Failure(1, 0.6, "running", "RuntimeError: Connection closed by peer", "another"))
+    engine.arrived.put(events.Exit(1, 1))
+    with pytest.raises(WorkerFailed, match="rank 0 failed: ValueError: bad batch"):
+        run.wait(LONG_S)
+
+
+def test_a_rank_that_fails_as_a_hang_is_ended_changes_nothing_of_the_report():
+    """On a cluster one rank is gone before the other, which then loses its connection; who is to end them ends both."""
+    engine = FakeEngine(immortal=True)
+    engine.failure_grace_s = float("inf")
+    run = going(engine, timeout_s=0.3)
+    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
+    for event in answers(0, 1) + answers(1, 7):
+        engine.arrived.put(event)
+    wait_until(lambda: "kill" in engine.calls, LONG_S)
+    engine._killed = {1}
+    engine.arrived.put(events.Exit(1, -9))
+    engine.arrived.put(events.Failure(0, 0.6, "running", "RuntimeError: Connection closed by peer", "its traceback"))
+    wait_until(lambda: engine.calls.count("kill") == 2, LONG_S)
+    engine._killed = {0, 1}
+    engine.arrived.put(events.Exit(0, -9))
+    with pytest.raises(WorkerFailed, match=re.escape("for 0.3 s (timeout_s): rank 0 is at cell.py, line 1")):
+        run.wait(LONG_S)
+
+
+def test_what_was_started_is_ended_if_nobody_came_to_follow_it(monkeypatch):
+    engine = FakeEngine()
+    run = Run(engine, 2, "train")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run._follower, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(JOB)
+    assert engine.calls == ["start", "kill", "close"]
+    assert run not in going_runs.active_runs
+
+
+def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(monitor_run, "END_S", 0.2)
+    engine = FakeEngine(immortal=True)
+    run = going(engine)
+    engine.arrived.put(job_events.Notice(-1, "SLURM job 5: squeue does not answer"))
+    wait_until(lambda: run.notice, LONG_S)
+    with pytest.raises(TimeoutError, match=r"not known to be gone \(SLURM job 5: squeue does not answer\)"):
+        run.stop(0)
+    assert run.status == "running", "and followed on"
+    for rank in range(2):
+        engine.arrived.put(events.Exit(rank, -9))
+    assert run.stop().status == "stopped"
+
+
+def train(worker, seed=42):
+    """A function with a parameter that `launch` keeps for itself."""
+
+
+@pytest.mark.parametrize("seed", [0, 1, None])
+def test_a_seed_that_the_function_would_not_get_is_refused_whatever_it_is(seed):
+    with pytest.raises(
+        ValueError, match=r"train has a parameter called 'seed', but launch\(\) keeps seed=… for itself"
+    ):
+        launcher.launch(train, seed=seed)
+
+
+def test_a_function_may_have_a_seed_of_its_own_if_none_is_given():
+    check_call(train, (), {}, {"world_size": None, "seed": None})

@@ -1,0 +1,438 @@
+"""What goes wrong in other people's notebooks before a first step, or as soon as somebody presses ■ twice.
+
+Each was asked for, or complained of, in a thread that its test names. A `Dataset` class from a cell in a DataLoader's
+workers, however these begin (pytorch #138957), is in `test_children.py`; a debugger over ranks (pytorch #115517,
+torchtitan #652) in `test_debugging.py`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit import run as monitor_run
+from labkit.debugger.debugger import Debugger
+from labkit.launcher import show_run
+from labkit.monitor import active_runs as going
+from labkit.monitor import record
+from labkit.monitor import stack_query as question
+from labkit.protocol import events
+from labkit.run import Run, WorkerFailed
+from labkit.ui import present
+from tests.conftest import LONG_S, lives, wait_until
+from tests.monitor.test_follower import STACK, logged
+from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.ui.test_kernel import Notebook
+
+# CUDA
+
+
+@pytest.mark.spawns
+@pytest.mark.cold
+def test_an_import_that_has_used_cuda_in_the_notebook_does_not_matter(tmp_path, monkeypatch):
+    """accelerate #3925 asks which import it was, #182 to restart the kernel. Emulated: `tests/gpu` uses a real one."""
+    (tmp_path / "uses_cuda.py").write_text("import torch\ntorch.cuda._initialized = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    __import__("uses_cuda")
+    assert torch.cuda.is_initialized()
+    run = labkit.launch(lambda worker: (torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()), live=False)
+    assert run.results == [(False, False)] * 2, "ranks are no forks of the notebook"
+
+
+# Ports
+
+
+@contextlib.contextmanager
+def taken(port):
+    """Have something listen there, if nothing does."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        yield
+
+
+def joins_as_a_script(worker):
+    """What a script for torchrun does, and what the group then sums."""
+    dist.init_process_group("gloo")
+    total = torch.tensor(1.0)
+    dist.all_reduce(total)
+    return int(os.environ["MASTER_PORT"]), total.item()
+
+
+@pytest.mark.spawns
+def test_a_port_that_is_taken_hinders_nobody(monkeypatch):
+    """pytorch #85604: 29500 is every tool's default, and whoever comes second fails."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with taken(29500):
+        run = labkit.launch(joins_as_a_script, live=False)
+    ports, totals = zip(*run.results, strict=True)
+    assert totals == (2.0, 2.0)
+    assert len(set(ports)) == 1
+    assert ports[0] != 29500
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_two_kernels_that_launch_at_once_do_not_meet(tmp_path):
+    notebooks = []
+    try:
+        for number in range(2):
+            (tmp_path / str(number)).mkdir()
+            notebooks.append(Notebook(tmp_path / str(number), MASTER_PORT="29500"))
+        for number, notebook in enumerate(notebooks):
+            notebook.run(f"""
+                def add(worker, times):
+                    for _ in range(times):
+                        total = torch.tensor({10**number}.0)
+                        dist.all_reduce(total)
+                        assert total == 2 * {10**number}, total
+                    return total.item()
+            """)
+        cells = [n.start("runs = [labkit.launch(add, 200, live=False) for _ in range(3)]") for n in notebooks]
+        for notebook, cell in zip(notebooks, cells, strict=True):
+            assert notebook.finish(cell).error is None
+        for number, notebook in enumerate(notebooks):
+            assert notebook.value("[run.results for run in runs]") == [[2.0 * 10**number] * 2] * 3
+    finally:
+        for notebook in notebooks:
+            notebook.close()
+
+
+# A library's own processes
+
+
+def leave_processes(worker, then):
+    """One that holds this rank's output, one that writes there for ever, one that gets whatever it can inherit."""
+    started = [
+        subprocess.Popen(["sleep", "1000"], start_new_session=True).pid,
+        subprocess.Popen(["sh", "-c", "while :; do echo; sleep 0.01; done"], start_new_session=True).pid,
+        os.posix_spawnp("sleep", ["sleep", "1000"], os.environ),
+    ]
+    worker.log(**{f"pid_{number}": pid for number, pid in enumerate(started)})
+    print("left them")
+    if then == "dies" and worker.rank == 1:
+        time.sleep(0.2)  # until that is logged
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("then", ["returns", "dies"])
+@pytest.mark.skipif(os.name != "posix", reason="is about what POSIX's processes inherit")
+def test_processes_that_a_library_leaves_behind_do_not_hold_up_the_end_of_a_run(then):
+    """Lightning #6106: a tracker's process that has the rank's pipes keeps the launcher waiting for ever."""
+    run = labkit.launch(leave_processes, then, wait=False, live=False)
+    try:
+        wait_until(run.over.is_set)
+        assert run.status == ("finished" if then == "returns" else "failed")
+        assert all("left them" in text for text in run.output)
+        if then == "dies":
+            assert run.error.rank == 1
+            assert "SIGKILL" in str(run.error)
+        else:
+            assert all(lives(pid) for pid in run.history["pid_0"].astype(int)), "its own"
+            wait_until(lambda: not any(lives(pid) for pid in run.history["pid_2"].astype(int)))
+    finally:
+        run.stop(0)
+        for pid in run.history.filter(like="pid_").astype(int).to_numpy().ravel():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+
+
+# Interrupts
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    notebook.run("""
+        def deaf(worker, marks):
+            open(f"{marks}/{worker.rank}", "w").close()
+            while True:
+                pass
+    """)
+    yield notebook
+    notebook.close()
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize(("pause_s", "watched"), [(0.01, True), (0.2, False)])
+def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
+    """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
+    cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2 and (cell.stdout or cell.outputs))
+    notebook.interrupt()
+    time.sleep(pause_s)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert "run 'deaf' was interrupted and stopped" in cell.error["evalue"]
+    assert "after" not in cell.stdout
+    assert notebook.value("(labkit.runs[-1].status, labkit.runs[-1].error)") == ("stopped", None)
+    assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
+    notebook.run("%load_ext labkit")
+    cell = notebook.start(f"""
+        %%ranks 2
+        open(f"{tmp_path}/{{rank}}", "w").close()
+        while True:
+            pass
+    """)
+    notebook.listen_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+    notebook.interrupt()
+    time.sleep(0.1)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.error["ename"] in ("RunInterrupted", "KeyboardInterrupt")
+    assert notebook.run("%%ranks --end\nrank").stdout.endswith("[rank 0] 0\n[rank 1] 1\n")
+
+
+def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
+    """As when the first came while the live view was still being made."""
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    assert run.stop(grace_s=1000).status == "stopped"
+
+
+def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
+    """As when the first came while the live view was still being made, and the second at once."""
+    run = begun(FakeEngine(), events.Started(0), events.Started(1))
+    left, asked = [KeyboardInterrupt], run.ask_to_stop
+    monkeypatch.setattr(present, "watch", lambda *_: _thread.interrupt_main())
+    monkeypatch.setattr(run, "ask_to_stop", lambda grace_s: _raise(left.pop()) if left else asked(grace_s))
+    with pytest.raises(labkit.RunInterrupted, match="run 'train' was interrupted and stopped"):
+        show_run(run, live=False, wait=True)
+    assert run.status == "stopped"
+
+
+def _raise(error):
+    raise error
+
+
+def interrupt_main():
+    """Interrupt the main thread as a keyboard does: also out of a lock that it waits for."""
+    time.sleep(0.1)  # one that comes just before it blocks waits until it no longer does
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+class Held:
+    """An observer that never returns from one of its methods, until the test is over."""
+
+    def __init__(self, method):
+        self.is_over, self.is_in = threading.Event(), threading.Event()
+        self.observer = Debugger(live=None, wait=True)
+        setattr(self.observer, method, self._hold)
+
+    def _hold(self, *_):
+        self.is_in.set()
+        self.is_over.wait(LONG_S)
+
+
+@pytest.mark.parametrize("method", ["take", "attend"])
+def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(method, monkeypatch):
+    """An observer that never returns: with the run's lock held, or in the very thread that waits."""
+    monkeypatch.setattr(monitor_run, "INTERRUPTED_S", 0.5)
+    monkeypatch.setattr(record, "LOCK_S", 0.1)
+    held = Held(method)
+    run = Run(FakeEngine(immortal=True), 2, "train", observers=[held.observer])
+    run.start(A_JOB._replace(start_s=time.time()))
+    run.engine.arrived.put(events.Ready())
+    is_waiting = threading.Event()
+    monkeypatch.setattr(run._follower, "settle_if_dead", is_waiting.set)
+
+    def interrupt_twice():
+        held.is_in.wait(LONG_S)
+        is_waiting.wait(LONG_S)
+        interrupt_main()
+        wait_until(lambda: run.stopping)
+        interrupt_main()
+
+    interrupting = threading.Thread(target=interrupt_twice)
+    interrupting.start()
+    began_s = time.monotonic()
+    with pytest.raises(labkit.RunInterrupted, match="told to end, and has not been seen to"):
+        run.wait()
+    assert time.monotonic() - began_s < LONG_S / 4
+    interrupting.join()
+    assert "kill" in run.engine.calls
+    held.is_over.set()
+    run.engine.immortal = False
+    run.stop(0)
+
+
+def test_a_third_interrupt_frees_the_cell_at_once(monkeypatch):
+    monkeypatch.setattr(monitor_run, "INTERRUPTED_S", LONG_S)
+    run = begun(FakeEngine(immortal=True), events.Started(0), events.Started(1))
+    kills, waits = run.engine.calls, threading.Event()
+    monkeypatch.setattr(run, "attend", waits.set)
+
+    def interrupt():
+        for is_heard in (waits.is_set, lambda: run.stopping, lambda: "kill" in kills):
+            wait_until(is_heard)
+            interrupt_main()
+            time.sleep(0.2)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(labkit.RunInterrupted, match="told to end, and has not been seen to"):
+        run.wait()
+    interrupting.join()
+    run.engine.immortal = False
+    run.stop(0)
+
+
+@pytest.mark.parametrize("waits", [Run.wait, Run.stop])
+def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(waits, monkeypatch):
+    engine = FakeEngine()
+    run = Run(engine, 2, "train")
+    monkeypatch.setattr(run._follower, "_follow", lambda: None)
+    run.start(A_JOB._replace(start_s=time.time()))
+    began_s = time.monotonic()
+    if waits is Run.wait:
+        with pytest.raises(WorkerFailed, match="the thread that followed them has ended"):
+            run.wait()
+    else:
+        assert run.stop().status == "failed"
+    assert time.monotonic() - began_s < LONG_S / 4
+    assert "kill" in engine.calls
+    assert run.states == ["ended", "ended"]
+
+
+def test_a_run_that_cannot_be_ended_with_the_notebook_does_not_keep_the_next_from_it(monkeypatch):
+    runs = [begun(FakeEngine(), events.Started(0), events.Started(1)) for _ in range(2)]
+    monkeypatch.setattr(runs[0].engine, "kill", lambda: [][1])
+    monkeypatch.setattr(going, "active_runs", runs)
+    monkeypatch.setattr(runs[0].over, "wait", lambda timeout: None)
+    going._end_with_the_notebook()
+    assert runs[1].status == "stopped"
+    monkeypatch.undo()
+    runs[0].stop(0)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_interrupts_while_ranks_are_started_leave_none_of_them_going(times, monkeypatch):
+    engine, left = FakeEngine(), [KeyboardInterrupt] * times
+
+    def interrupted(*_):
+        if left:
+            raise left.pop()
+        engine.closed = True
+
+    monkeypatch.setattr(engine, "start", interrupted)
+    monkeypatch.setattr(engine, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Run(engine, 2, "train").start(A_JOB)
+    assert engine.closed
+
+
+# A failure that others wait for
+
+
+@pytest.mark.parametrize("grace_s", [LONG_S, float("inf")], ids=["ended here", "ended elsewhere"])
+def test_ranks_that_go_on_after_a_failure_are_asked_once_where_they_stand(grace_s, monkeypatch):
+    monkeypatch.setattr(question, "FAILED_S", 0.02)
+    engine = FakeEngine()
+    engine.failure_grace_s = grace_s
+    failures = [events.Failure(0, 1.0, "running", "ValueError: bad batch", "trace")]
+    run = begun(engine, events.Started(0), events.Started(1), *failures)
+    wait_until(lambda: run.states == ["failed", "running"])
+    time.sleep(0.4)
+    assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+# A first step that never comes
+
+
+def begun(engine, *came):
+    """A run of which something has come."""
+    run = Run(engine, 2, "train")
+    for event in came:
+        engine.arrived.put(event)
+    run.start(A_JOB._replace(start_s=time.time()))
+    return run
+
+
+def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeypatch):
+    """ultralytics #3904: a reader waited 40 minutes for a first step, with nothing to see."""
+    assert question.FIRST_STEP_S == 60
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.3)
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    wait_until(lambda: "ask_for_stacks" in engine.calls)
+    for rank in range(2):
+        engine.arrived.put(events.Stack(rank, STACK.format(line=7)))
+    wait_until(lambda: run.notice)
+    said = "no rank has logged or printed anything in 0.3 s:\nranks 0 and 1 are at cell.py, line 7"
+    assert run.notice.startswith(said)
+    engine.arrived.put(logged(0))
+    wait_until(lambda: not run.notice)
+    time.sleep(0.5)
+    assert engine.calls.count("ask_for_stacks") == 1
+    run.stop(0)
+
+
+def test_what_a_rank_prints_takes_back_that_no_step_comes(monkeypatch):
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.3)
+    engine = FakeEngine()
+    run = begun(engine, events.Started(0), events.Started(1))
+    wait_until(lambda: run.notice)
+    monkeypatch.setattr(question, "FIRST_STEP_S", LONG_S)
+    engine.arrived.put(events.Output(0, "step 1\n"))
+    wait_until(lambda: not run.notice)
+    run.stop(0)
+
+
+def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch):
+    monkeypatch.setattr(question, "FIRST_STEP_S", 0.1)
+    for came in ([events.Started(0)], [events.Started(0), events.Started(1), logged(1)]):
+        engine = FakeEngine()
+        run = begun(engine, *came)
+        time.sleep(0.4)
+        assert (engine.calls, run.notice) == (["start"], "")
+        run.stop(0)
+
+
+@pytest.mark.spawns
+def test_the_reader_is_shown_where_ranks_stand_that_come_to_no_first_step(monkeypatch, capsys):
+    monkeypatch.setattr(question, "FIRST_STEP_S", 1.0)
+
+    def never(worker):
+        time.sleep(1e6 if worker.rank else 0)
+        dist.barrier()
+
+    run = labkit.launch(never, wait=False)
+    shown = ""
+
+    def there():
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "never: no rank has logged or printed anything in 1 s:" in shown
+
+    wait_until(there)
+    assert run.status == "running"
+    assert re.search(r"rank 1 (has not entered barrier|is in time\.sleep)", shown)
+    run.stop()
+    assert run.notice == ""

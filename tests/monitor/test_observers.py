@@ -1,0 +1,260 @@
+"""An observer of labkit's own that fails: it is switched off and named, and the run goes on and ends as it would."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from array import array
+
+import pytest
+
+import labkit
+from labkit.debugger.debugger import Debugger
+from labkit.launcher import show_run
+from labkit.monitor.observers import Observers, RunObserver
+from labkit.monitor.stack_query import StackQuery
+from labkit.protocol import events
+from labkit.run import Run
+from labkit.trace.recorded import TraceObserver
+from labkit.ui import summary
+from tests.conftest import LONG_S, wait_until
+from tests.support.fake_engine import A_JOB, FakeEngine
+
+OVER_S = 5.0
+
+ENDS = {"finishes": "finished", "fails": "failed", "falls silent": "failed", "is stopped": "stopped"}
+"""What becomes of the ranks, and of the run."""
+
+METHODS = [name for name, value in vars(RunObserver).items() if callable(value) and not name.startswith("_")]
+"""All that every observer is asked …"""
+
+OF_ONE = {
+    StackQuery: {"is_querying": "falls silent", "explain_silence": "falls silent", "explain_failure": "fails"},
+    Debugger: {"attend": "falls silent"},
+}
+"""… and what one alone is asked, with an end of a run in which it is; whoever waits lets the debugger ask."""
+
+
+def events_of(rank, end):
+    """What comes from a rank."""
+    yield events.Started(rank)
+    yield events.Log(rank, ("loss",), array("q", [0]), array("d", [0.1]), array("d", [1.0]))
+    if end == "fails":
+        yield events.Failure(rank, 1.0 + rank, "running", f"ValueError: bad batch {rank}", "its traceback")
+        yield events.Exit(rank, 1)
+    if end == "finishes":
+        yield events.Stopped(rank)
+        yield events.Exit(rank, 0)
+
+
+def run_with(observers, end):
+    """Run to the end, as `labkit.launch` does, and return the run."""
+    engine = FakeEngine()
+    run = Run(engine, 2, "train", timeout_s=0.2 if end == "falls silent" else None, observers=observers)
+    for rank in range(2):
+        for event in events_of(rank, end):
+            engine.arrived.put(event)
+    began_s = time.monotonic()
+
+    def launch():
+        run.start(A_JOB._replace(start_s=time.time()))
+        if end == "is stopped":
+            wait_until(lambda: run._state.ranks[1].phase == "running")
+            run.ask_to_stop()
+        with contextlib.suppress(labkit.WorkerFailed):
+            show_run(run, live=False, wait=True)
+
+    thread = threading.Thread(target=launch, daemon=True)
+    thread.start()
+    thread.join(LONG_S)
+    assert run.over.is_set(), f"never ends: {run.states}"
+    assert isinstance(run.notice, str)
+    run.over_after_s = time.monotonic() - began_s
+    assert run.panel is None
+    return run
+
+
+def assert_ended(run, end):
+    assert run.status == ENDS[end]
+    assert run.over_after_s < OVER_S
+    assert run.recorded.progress(1).last_step == 0
+    if end == "fails":
+        assert str(run.error).startswith("rank 0 failed: ValueError: bad batch 0")
+    if end == "falls silent":
+        assert str(run.error).startswith("no rank logged, printed or returned anything for 0.2 s (timeout_s)")
+
+
+def assert_named(run, observer, said):
+    expected = f"labkit's own {observer.title} failed and was switched off; the run goes on without it: {said}"
+    assert run.warnings == [expected]
+    assert expected in summary.as_text(run)
+    assert summary.html.escape(expected) in summary.as_html(run)
+    assert expected in run.notice
+    if run.error is not None:
+        assert expected in str(run.error)
+    assert all(each is not observer and type(each) is not observer for each in run._observers)
+
+
+# What may go wrong with each thing that an observer is asked
+
+
+def raises(error):
+    def fault(self, *_, **__):
+        raise error
+
+    return fault
+
+
+class Junk:
+    """What no method of an observer returns."""
+
+
+def broken(method, fault):
+    """An observer of which one method has a fault."""
+    return type("Broken", (RunObserver,), {"title": "broken observer", method: fault})()
+
+
+class Asks(RunObserver):
+    """Notes what it is asked."""
+
+    def __init__(self):
+        self.asked = set()
+
+    def __getattribute__(self, name):
+        if name in METHODS:
+            self.asked.add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.fixture(scope="module")
+def asked():
+    """By how a run ends, what its observers are asked."""
+    found = {}
+    for end in ENDS:
+        observer = Asks()
+        run_with([observer], end)
+        found[end] = observer.asked
+    return found
+
+
+def end_with(method, asked):
+    """How a run ends in which that is asked."""
+    return next(end for end in ENDS if method in asked[end])
+
+
+def test_all_that_an_observer_may_be_asked_is_asked_here(asked):
+    assert set.union(*asked.values()) == set(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("error", [RuntimeError("injected"), SystemExit("injected"), MemoryError("injected")], ids=repr)
+def test_whatever_an_observer_raises_the_run_ends_as_it_would(method, error, asked):
+    end = end_with(method, asked)
+    observer, other = broken(method, raises(error)), Asks()
+    run = run_with([observer, other], end)
+    assert_ended(run, end)
+    assert_named(run, observer, f"{type(error).__name__}: injected")
+    assert method in other.asked, "the others are asked all the same"
+
+
+def test_an_observer_that_returns_no_job_is_switched_off():
+    run = run_with([broken("begin", lambda *_: Junk())], "finishes")
+    assert_ended(run, "finishes")
+    assert len(run.warnings) == 1
+    assert "labkit's own broken observer failed" in run.warnings[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_observer_that_takes_its_time_does_not_keep_a_run_from_ending(method, asked):
+    end = end_with(method, asked)
+    given = getattr(RunObserver, method)
+
+    def slow(self, *arguments):
+        if not vars(self).get("has_slept"):
+            self.has_slept = True
+            time.sleep(0.3)
+        return given(self, *arguments)
+
+    run = run_with([broken(method, slow)], end)
+    assert_ended(run, end)
+    assert run.warnings == []
+
+
+def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
+    observer = broken("look", raises(KeyboardInterrupt()))
+    observers = Observers([observer])
+    with pytest.raises(KeyboardInterrupt):
+        observers.look(0.0)
+    assert observers == [observer]
+    assert observers.failed == []
+
+
+def test_an_observer_that_fails_in_two_threads_is_named_once():
+    both = threading.Barrier(2)
+
+    def fault(self, *_):
+        both.wait(LONG_S)
+        raise RuntimeError("injected")
+
+    observers = Observers([broken("look", fault)])
+    threads = [threading.Thread(target=observers.look, args=(0.0,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert len(observers.failed) == 1
+
+
+# Those that there are
+
+
+def all_of(kind):
+    for each in kind.__subclasses__():
+        yield each
+        yield from all_of(each)
+
+
+OWN = sorted(
+    {each for each in all_of(RunObserver) if each.__module__.startswith("labkit.")}, key=lambda each: each.__name__
+)
+
+
+def test_every_method_of_an_observer_has_two_users_at_least():
+    assert {each.__name__ for each in OWN} == {"Debugger", "MemoryWatch", "StackQuery", "TraceObserver"}
+    users = {method: [each for each in OWN if method in vars(each)] for method in METHODS}
+    assert min(map(len, users.values())) >= 2, users
+
+
+def test_every_observer_says_what_it_is():
+    titles = [each.title for each in OWN]
+    assert RunObserver.title not in titles
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(kind, method) for kind in OWN for method in [*METHODS, *OF_ONE.get(kind, ())] if method in vars(kind)],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, asked, monkeypatch):
+    monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
+    monkeypatch.setattr(kind, method, raises(RuntimeError("injected")))
+    end = OF_ONE[kind][method] if method in OF_ONE.get(kind, ()) else end_with(method, asked)
+    run = run_with([Debugger(live=False, wait=True), TraceObserver(3)], end)
+    assert_ended(run, end)
+    assert_named(run, kind, "RuntimeError: injected")
+
+
+def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_failed(monkeypatch):
+    engine = FakeEngine()
+    run = Run(engine, 2, "train")
+    monkeypatch.setattr("labkit.monitor.stack_query.StackQuery.take", raises(RuntimeError("injected")))
+    engine.arrived.put(events.Started(0))
+    run.start(A_JOB._replace(start_s=time.time()))
+    wait_until(lambda: run.warnings)
+    with pytest.raises(
+        RuntimeError, match="the ranks cannot be asked where they stand: labkit's own observer of stacks"
+    ):
+        run.stacks()
+    run.stop(0)

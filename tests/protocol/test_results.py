@@ -1,0 +1,199 @@
+"""What ranks return: it reaches the notebook, also one without their modules or without a GPU. Few start a process."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+import labkit
+from labkit.protocol.events import Exit, Result
+from labkit.protocol.pickling import dumps, loads, pack_result, to_host
+from labkit.ui import summary
+from labkit.ui.lines import Lines
+from tests.conftest import shared_session
+from tests.ui.test_view import started
+
+
+class OnGpu(torch.UntypedStorage):
+    """A storage that says it is a GPU's, as far as pickling asks; its memory is the host's."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 1)
+
+    def cpu(self):
+        return torch.UntypedStorage(self.tolist())
+
+
+class GpuTensor:
+    """Pickles as a float32 tensor on a GPU does: a call that makes a tensor of a storage."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __reduce__(self):
+        made = torch.tensor(self._values)
+        storage = OnGpu(made.untyped_storage().tolist())
+        typed = torch.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
+        return torch._utils._rebuild_tensor_v2, (typed, 0, made.shape, made.stride(), False, {})
+
+
+def of_a_gone_module(monkeypatch):
+    """A result whose class is in a module that was there for the rank, and is not here."""
+    module = types.ModuleType("only_on_the_ranks")
+    module.__file__ = "only_on_the_ranks.py"  # without a file it would come along
+    kept = type("Kept", (), {"__module__": module.__name__})
+    module.Kept = kept
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    blob = dumps([kept(), torch.ones(3)])
+    monkeypatch.delitem(sys.modules, module.__name__)
+    return blob, module
+
+
+def returned(*blobs):
+    """A run whose ranks have returned these, and ended well."""
+    run = started(len(blobs), steps=3)
+    for rank, blob in enumerate(blobs):
+        run._follower.take(Result(rank, blob))
+        run._follower.take(Exit(rank, 0))
+    run._follower.settle()
+    return run
+
+
+def unloaded(run):
+    return [result for result in run.results if isinstance(result, labkit.UnloadedResult)]
+
+
+# Tensors of a GPU
+
+
+def test_a_tensor_of_a_gpu_is_returned_as_one_of_the_cpu():
+    plain = cloudpickle.dumps(GpuTensor([1.0, 2.0]))
+    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+        cloudpickle.loads(plain)  # as it was: so the stand-in pickles as a GPU's tensor does
+    found = loads(pack_result({"weight": GpuTensor([1.0, 2.0])}))
+    assert torch.equal(found["weight"], torch.tensor([1.0, 2.0]))
+    assert found["weight"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_any_process_can_load_is_not_copied(device):
+    storage = torch.ones(3, device=device).untyped_storage()
+    assert to_host(storage) is storage
+    assert loads(pack_result(torch.ones(3, device=device))).device.type == device
+
+
+def test_a_module_and_its_optimizer_are_returned_as_ever():
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    found, state = loads(pack_result((model, optimizer.state_dict())))
+    assert all(torch.equal(found.state_dict()[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_tensors_of_a_result_go_where_map_location_says():
+    blob = dumps([torch.ones(3), "text"])
+    assert loads(blob, map_location="meta")[0].device.type == "meta"
+    assert torch.equal(loads(cloudpickle.dumps(GpuTensor([3.0])), map_location="cpu"), torch.tensor([3.0]))
+    assert loads(blob, map_location=lambda storage, where: storage)[1] == "text"
+
+
+# Results that cannot be loaded
+
+
+def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_later(monkeypatch, capsys):
+    blob, module = of_a_gone_module(monkeypatch)
+    run = returned(dumps("well"), blob)
+    assert (run.status, run.error, run.returned, run.states) == ("finished", None, [True] * 2, ["finished"] * 2)
+    whole, kept = run.results
+    assert whole == "well"
+    why = "ModuleNotFoundError: No module named 'only_on_the_ranks'"
+    said = f"rank 1's result, {len(blob):,} bytes, could not be loaded here: {why}; run.load_results(map_location="
+    assert said in repr(kept)
+    line = f"the result of rank 1 ({len(blob):,} bytes) could not be loaded here: {why}; run.load_results("
+    assert line in summary.as_text(run)
+    assert line in summary.as_html(run).replace("&#x27;", "'")
+    Lines(run, in_notebook=False, wait=True).run()
+    assert line in capsys.readouterr().out
+    with pytest.raises(ModuleNotFoundError) as raised:
+        run.load_results()
+    assert raised.value.__notes__ == ["raised as rank 1's result was loaded in the notebook"]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (_, (found, tensor)) = run.load_results(map_location="cpu")
+    assert type(found) is module.Kept
+    assert torch.equal(tensor, torch.ones(3))
+    assert unloaded(run) == []
+    assert "could not be loaded" not in summary.as_text(run)
+
+
+def test_what_can_be_loaded_later_is_though_another_rank_still_cannot(monkeypatch):
+    blob, module = of_a_gone_module(monkeypatch)
+    run = returned(b"nonsense", blob)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(pickle.UnpicklingError) as raised:
+        run.load_results()
+    assert "rank 0's result" in raised.value.__notes__[0]
+    assert type(run.results[1][0]) is module.Kept
+    assert [each.rank for each in unloaded(run)] == [0]
+
+
+def test_a_tensor_of_a_gpu_that_came_as_one_can_be_loaded_on_the_cpu():
+    run = returned(cloudpickle.dumps(GpuTensor([1.0])))
+    assert "deserialize object on a CUDA device" in unloaded(run)[0].why
+    assert torch.equal(run.load_results(map_location="cpu")[0], torch.tensor([1.0]))
+
+
+def test_results_that_cannot_be_loaded_for_the_same_reason_are_said_in_one_line(monkeypatch):
+    blob, _ = of_a_gone_module(monkeypatch)
+    run = returned(*[blob] * 30)
+    (line,) = summary.unloaded(run)
+    assert "the results of 30 ranks (0–29)" in line
+
+
+def exits_the_notebook():
+    raise SystemExit("a script, imported")
+
+
+class Exits:
+    def __reduce__(self):
+        return exits_the_notebook, ()
+
+
+def test_a_result_whose_module_ends_the_process_when_imported_ends_nothing():
+    run = returned(dumps(Exits()))
+    assert (run.status, unloaded(run)[0].why) == ("finished", "SystemExit: a script, imported")
+
+
+def returns_from_a_module_of_its_own(worker):
+    import sys
+    import types
+
+    module = types.ModuleType("only_on_the_ranks")
+    module.__file__ = "only_on_the_ranks.py"  # without a file it would come along
+    module.Kept = type("Kept", (), {"__module__": module.__name__})
+    sys.modules[module.__name__] = module
+    return module.Kept() if worker.rank else "well"
+
+
+@pytest.mark.spawns
+def test_a_class_that_only_the_ranks_have_costs_no_run_and_names_its_rank_in_values():
+    with shared_session(2) as ranks:
+        run = labkit.launch(returns_from_a_module_of_its_own, on=ranks, live=False)
+        assert (run.status, run.results[0]) == ("finished", "well")
+        assert isinstance(run.results[1], labkit.UnloadedResult)
+        ranks.run(
+            "import sys, types; sys.modules['mine'] = types.ModuleType('mine'); "
+            "sys.modules['mine'].__file__ = 'mine.py'"
+        )
+        ranks.run("class Kept: pass\nKept.__module__ = 'mine'; sys.modules['mine'].Kept = Kept")
+        with pytest.raises(ModuleNotFoundError) as raised:
+            ranks.values("Kept()")
+        assert raised.value.__notes__ == ["raised as rank 0's value was loaded in the notebook"]

@@ -1,0 +1,155 @@
+r"""Half a surrogate pair in the reader's text ("\ud800") hides nothing: it is shown escaped. Starts no process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+
+import pytest
+from jupyter_client.session import json_packer
+
+import labkit
+from labkit.failures.facts import Diagnosis
+from labkit.protocol.events import Failure, Output
+from labkit.protocol.text import printable
+from labkit.session import cells
+from labkit.trackers.base import plain
+from labkit.ui import formatting, live, summary
+from labkit.ui.lines import Lines
+from tests.conftest import LONG_S
+from tests.trackers.test_tracking import Notes
+from tests.ui.test_view import fail, finish, log, page, slow_imports_are_paid, started  # noqa: F401 - two are fixtures
+
+HALF = "\ud800"
+SHOWN = r"\ud800"
+FILE = os.fsdecode(b"caf\xe9")
+"""A file's name in another encoding, as `os.listdir` gives it."""
+
+
+class Weights:
+    def __repr__(self):
+        return HALF
+
+
+def fails_with_odd_text(worker):
+    worker.log(**{f"loss {HALF}": 1.0})
+    print("printed", HALF)
+    state = {HALF: HALF}  # noqa: F841 - one of the variables that are shown
+    raise ValueError(f"no file {FILE} for {HALF}")
+
+
+def sendable(*shown):
+    """What Jupyter makes of it; raises where Jupyter would, so that nothing is shown at all."""
+    for each in shown:
+        json_packer({"data": each}).decode()
+
+
+@pytest.fixture(scope="module")
+def failed():
+    tracker = Notes()
+    options = {"name": f"run {HALF}", "live": False, "log_to": tracker, "on": labkit.Here()}
+    with pytest.raises(labkit.WorkerFailed) as caught:
+        labkit.launch(fails_with_odd_text, **options)
+    return caught.value, tracker
+
+
+def test_a_run_with_odd_text_is_shown_with_its_error_in_every_view(failed):
+    error, _ = failed
+    run = error.run
+    for view in (summary.bundle(run), live.title_html(run), live.states_html(run), live.notice_html(run)):
+        sendable(view)
+    sendable(
+        formatting.output_html("\n".join(run.output)), error._render_traceback_(), str(error), run.figure().bundle()
+    )
+    report = summary.as_html(run)
+    assert rf"no file caf\udce9 for {SHOWN}" in report
+    assert f"run {SHOWN}: failed" in report
+    assert f"printed {SHOWN}" in report
+    assert "<code>state</code>" in report
+    assert rf"no file caf\udce9 for {SHOWN}" in error.cause
+
+
+def test_a_tracker_and_a_table_get_names_that_they_can_write(failed):
+    error, tracker = failed
+    assert tracker.rows == [(0, {f"loss {SHOWN}": 1.0})]
+    assert tracker.others[0][1] == f"run {SHOWN}"
+    assert error.run.history[f"loss {SHOWN}"].tolist() == [1.0]
+    assert plain({HALF: HALF, "many": [HALF]}) == {SHOWN: SHOWN, "many": rf"['{SHOWN}']"}
+
+
+def test_what_the_ranks_of_a_session_print_of_a_value_can_be_shown():
+    assert cells._shown(Weights()) == SHOWN
+    assert cells._shown([Weights()]) == f"[{SHOWN}]"
+
+
+def test_a_diagnosis_with_an_odd_path_is_shown():
+    run = started()
+    run._follower.take(Output(0, f"{HALF}\n"))
+    error = labkit.WorkerFailed(Diagnosis(None, f"a {HALF}", f"b {HALF}", [f"c {HALF}"], "rank_failed"), run)
+    sendable(str(error), *error.diagnosis.others, run.output)
+
+
+@pytest.mark.parametrize("text", ["", "plain", "Grüße, 世界 🙂", "\x00\x1b[31m\r"])
+def test_text_that_can_be_sent_stays_as_it_is(text):
+    assert printable(text) == text
+
+
+def test_a_live_view_that_cannot_draw_still_shows_how_the_run_ended(page, monkeypatch, caplog):  # noqa: F811
+    def broken(*_):
+        raise OSError("no paper")
+
+    run = started(steps=3)
+    view = live.LiveView(run)
+    monkeypatch.setattr(live, "title_html", broken)
+    monkeypatch.setattr(summary, "as_html", broken)
+    with caplog.at_level(logging.ERROR):
+        view.start()
+        fail(run, cause=f"Cell In[3]\nValueError: bad batch {HALF}")
+        view.join(LONG_S)
+    assert not view.is_alive()
+    last = page[0].things[-1]
+    assert "rank 1 failed: ValueError: bad batch" in last["text/plain"]
+    assert json.dumps(last).isascii()
+    assert "application/vnd.plotly.v1+json" in page[1].things[-1], "and the chart, which is none the worse"
+    assert [record.message for record in caplog.records] == [
+        "run 'train': part of its live view could not be drawn. The run is not affected"
+    ]
+
+
+def test_a_redraw_that_fails_once_is_not_the_last(page, monkeypatch):  # noqa: F811
+    run = started(steps=3)
+    refused = [OSError("no paper")]
+    states = live.states_html
+
+    def once_broken(*arguments):
+        if refused:
+            raise refused.pop()
+        return states(*arguments)
+
+    view = live.LiveView(run)
+    monkeypatch.setattr(live, "states_html", once_broken)
+    view.start()
+    log(run, 0, [7], loss=[1.0])
+    finish(run)
+    view.join(LONG_S)
+    assert "train: finished" in page[0].things[-1]["text/plain"]
+
+
+def test_lines_that_cannot_be_written_still_end_with_the_error(capsys, monkeypatch):
+    run = fail(started(steps=3))
+
+    def broken(_):
+        raise OSError("no paper")
+
+    monkeypatch.setattr(summary, "line", broken)
+    Lines(run, in_notebook=False, wait=True).run()
+    assert "rank 1 failed: ValueError: bad batch" in capsys.readouterr().out
+
+
+def test_a_record_of_a_failure_is_plain_text_already(failed):
+    error, _ = failed
+    (failure,) = error.run.failures
+    assert isinstance(failure, Failure)
+    for text in (failure.summary, failure.traceback, *(part for frame in failure.frames for part in frame[::2])):
+        text.encode()

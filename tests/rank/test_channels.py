@@ -1,0 +1,223 @@
+"""What a rank and the notebook send each other: put together wherever it is cut, from the rank's own process alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+from array import array
+
+import pytest
+import torch
+
+import labkit
+from labkit.protocol import events
+from labkit.protocol.job import RankInfo
+from labkit.rank import channels
+from labkit.rank.channels import HEADER, MARK, EventQueue, Garbled, Messages, PipeChannel
+from labkit.rank.log_batcher import LogBatcher
+from labkit.rank.worker import Worker
+from tests.conftest import LONG_S, shared_session, wait_until
+from tests.support.fake_engine import KeptChannel
+
+SOME = [events.Started(0), events.Log(0, ("loss",), array("q", [3]), array("d", [0.5]), array("d", [1.0])), None, "a"]
+
+
+def frame(event):
+    body = pickle.dumps(event)
+    return HEADER.pack(MARK, len(body)) + body
+
+
+STREAM = b"".join(map(frame, SOME))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 15, 16, 17, len(STREAM) - 1, len(STREAM)])
+def test_events_are_whole_wherever_their_bytes_are_cut(size):
+    messages, found = Messages(), []
+    for at in range(0, len(STREAM), size):
+        found += messages.add(STREAM[at : at + size])
+    assert found == SOME
+    assert not messages.is_partial
+
+
+def test_a_byte_that_is_missing_does_not_go_unnoticed_wherever_it_was():
+    """As after two writers at once. The next message does not begin where it should, or the last one does not end."""
+    for cut in range(len(STREAM)):
+        messages = Messages()
+        with contextlib.suppress(Garbled):
+            messages.add(STREAM[:cut] + STREAM[cut + 1 :])
+            assert messages.is_partial, cut
+
+
+@pytest.mark.parametrize("garbage", [b"x", b"garbage", MARK[:3] + b"x", bytes(100), HEADER.pack(MARK, 5) + b"xxxxx"])
+def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
+    messages = Messages()
+    assert messages.add(frame("before")) == ["before"]
+    for _ in range(2):
+        with pytest.raises(Garbled):
+            messages.add(garbage)
+        garbage = b""
+
+
+def test_too_little_memory_for_an_event_is_not_taken_for_garbage(monkeypatch):
+    def loads(body, buffers):
+        raise MemoryError
+
+    monkeypatch.setattr(channels.pickle, "loads", loads)
+    with pytest.raises(MemoryError):
+        Messages().add(frame("much"))
+
+
+def test_an_event_larger_than_a_pipe_comes_whole():
+    queue, much = EventQueue(), events.Result(0, os.urandom(3_000_000))
+    sending = threading.Thread(target=queue.put, args=(much,))
+    sending.start()
+    found = []
+    wait_until(lambda: found.extend(queue.receive()) or found)
+    sending.join(LONG_S)
+    assert found == [much]
+    queue.close()
+
+
+def test_an_event_of_which_a_part_never_comes_holds_up_nobody():
+    """Its writer was killed, and what it has forked keeps the pipe open."""
+    queue = EventQueue()
+    os.write(queue._writer.fileno(), frame(events.Result(0, bytes(1000)))[:500])
+    assert queue.receive() == []
+    assert queue.receive() == []
+    queue.close_writer()
+    with pytest.raises(EOFError, match="in the middle of a message"):
+        queue.receive()
+    queue.close()
+
+
+def test_an_event_that_a_signals_handler_breaks_off_is_sent_to_its_end_before_the_next(monkeypatch):
+    """As where a DataLoader's worker dies: the handler raises in the rank's main thread, wherever that is."""
+    queue, write, left = EventQueue(), os.write, [RuntimeError("a DataLoader's worker died")]
+
+    def interrupted(descriptor, data):
+        if not left:
+            return write(descriptor, data)
+        written = write(descriptor, data[:10])
+        monkeypatch.setattr(queue, "_unsent", [data[written:]])  # noted before the handler is called
+        raise left.pop()
+
+    monkeypatch.setattr(channels.os, "write", interrupted)
+    with pytest.raises(RuntimeError):
+        queue.put(events.Started(0))
+    queue.put(events.Started(1))
+    assert queue.receive() == [events.Started(0), events.Started(1)]
+    queue.close()
+
+
+# In a process that is not the rank's
+
+
+def in_a_fork(do):
+    """Return what something raises in a forked process, as text; "" if nothing."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+            os._exit(1)
+    os.close(writer)
+    with open(reader, "rb") as end:
+        said = end.read().decode()
+    os.waitpid(pid, 0)
+    return said
+
+
+def a_worker(channel):
+    return Worker(RankInfo(1, 1, 2, 2), torch.device("cpu"), LogBatcher(1, channel.send, 0.0), channel)
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("method", ["log", "expect"])
+def test_a_forked_process_is_told_that_it_cannot_speak_for_the_rank_also_while_a_lock_is_held(method):
+    worker = a_worker(KeptChannel())
+    worker.log(loss=0.0)
+    with worker._log._lock:  # by a thread that a fork does not have
+        said = in_a_fork(lambda: worker.log(loss=1.0) if method == "log" else worker.expect(3))
+    assert said.startswith(f"RuntimeError: worker.{method} was called in process ")
+    assert "which rank 1 has started (a DataLoader's worker?)" in said
+    assert said.endswith("return the value to it, and log it there")
+    worker._log.close()
+    assert [step for event in worker._channel.sent for step in event.steps] == [0]
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("what", ["send", "end"])
+def test_nothing_that_a_forked_process_sends_comes_between_what_the_rank_sends(what):
+    queue = EventQueue()
+    channel = PipeChannel(queue, 1)
+    with channel._lock:
+        said = in_a_fork(lambda: getattr(channel, what)(events.Exit(1, 0)))
+    assert "Exit was to be sent in process" in said
+    channel.send(events.Started(1))
+    assert queue.receive() == [events.Started(1)]
+    queue.close()
+
+
+# With real ranks
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(2) as session:
+        yield session
+
+
+class Logs(torch.utils.data.Dataset):
+    """Data that logs as it is loaded."""
+
+    def __init__(self, worker):
+        self.worker = worker
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        self.worker.log(index=index)
+        return index
+
+
+def load(worker):
+    worker.log(loss=0.0)
+    list(torch.utils.data.DataLoader(Logs(worker), num_workers=1, multiprocessing_context="fork"))
+
+
+@pytest.mark.spawns
+def test_a_data_set_that_logs_in_a_loaders_worker_fails_with_the_line_and_the_cure(ranks):
+    with pytest.raises(labkit.WorkerFailed, match="RuntimeError: Caught RuntimeError in DataLoader worker") as failure:
+        labkit.launch(load, on=ranks, live=False)
+    assert "self.worker.log(index=index)" in failure.value.cause
+    assert "worker.log was called in process" in failure.value.cause
+    assert failure.value.run.recorded.progress(0).last_step == 0
+
+
+def fork_and_return(worker, how):
+    worker.log(loss=0.0)
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        worker.log(code=os.waitstatus_to_exitcode(status))
+        return "the rank's"
+    if how == "raises":
+        raise ValueError("the fork's own")
+    if how == "exits":
+        raise SystemExit(7)
+    return "the fork's"
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 1), ("exits", 7)])
+def test_a_forked_process_that_comes_back_from_the_function_is_not_taken_for_the_rank(how, code, ranks):
+    run = labkit.launch(fork_and_return, how, on=ranks, live=False)
+    assert run.results == ["the rank's"] * 2
+    assert [run.recorded.progress(rank).last["code"] for rank in range(2)] == [code] * 2
+    assert ("ValueError: the fork's own" in run.output[0]) == (how == "raises")

@@ -1,0 +1,277 @@
+"""Where ranks compute, and what is said of GPUs: what can be decided without one. No process is started but one."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from course.transformer import GPT, ContextParallel
+from labkit import profiling
+from labkit.comparison.measuring import Observer
+from labkit.engines.arguments import check_device
+from labkit.failures.facts import RankFacts
+from labkit.failures.first_to_fail import diagnose
+from labkit.monitor.state import RunState
+from labkit.profiling import Event
+from labkit.protocol import events
+from labkit.protocol.job import RankInfo
+from labkit.rank import device as devices
+from labkit.rank.device import OWN_GPU, Placement, place, settle
+from labkit.rank.log_batcher import number
+from tests.support.fake_engine import A_JOB
+
+# The notebook's part
+
+
+@pytest.mark.parametrize(
+    ("world_size", "gpus", "device", "backend", "reserved", "found"),
+    [
+        (2, 0, None, None, 0, Placement(0, "gloo")),
+        (1, 1, None, None, 0, Placement(1, OWN_GPU)),
+        (2, 4, None, None, 0, Placement(4, OWN_GPU)),
+        (2, 1, None, None, 0, Placement(0, "gloo", spared=1)),  # the laptop
+        (4, 2, None, None, 0, Placement(0, "gloo", spared=2)),  # Kaggle
+        (2, 1, "cuda", None, 0, Placement(1, "gloo")),
+        (4, 2, "cuda", None, 0, Placement(2, "gloo")),
+        (2, 2, "cuda", None, 0, Placement(2, OWN_GPU)),
+        (2, 4, "cpu", None, 0, Placement(0, "gloo")),
+        (2, 4, None, "gloo", 0, Placement(4, "gloo")),
+        (2, 4, None, "nccl", 0, Placement(4, "nccl")),
+        (1, 2, None, None, 4, Placement(0, "gloo", spared=2)),  # one rank of a session that has four
+        (1, 2, None, "nccl", 4, Placement(2, "nccl")),
+        (1, 2, "cuda", None, 4, Placement(2, OWN_GPU)),
+        (4, None, None, None, 0, Placement(None, None)),
+        (4, None, "cpu", None, 0, Placement(0, "gloo")),
+    ],
+)
+def test_ranks_have_a_gpu_each_or_compute_on_the_cpu(world_size, gpus, device, backend, reserved, found, monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert place(world_size, gpus, device, backend, reserved) == found
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "gpus", "said"),
+    [
+        ("cuda:1", None, 2, r"device is 'cpu', 'cuda' .* got 'cuda:1'. Which GPU a rank has is worker.device"),
+        (0, None, 2, "got 0"),
+        ("cuda", None, 0, "device='cuda' needs a GPU, and this machine has none that can be used"),
+        ("cpu", "nccl", 2, "device='cpu', but backend 'nccl' takes CUDA tensors; use 'gloo'"),
+    ],
+)
+def test_a_device_on_which_ranks_cannot_compute_is_refused(device, backend, gpus, said):
+    with pytest.raises(ValueError, match=said):
+        check_device(device, backend, gpus)
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "built_for", "usable", "said"),
+    [
+        ({"version": 13020, "count": 2}, 2, "13.2", 2, ""),
+        ({"version": 13000, "count": 1}, 1, "13.2", 1, ""),  # CUDA's minor versions go together
+        (
+            {"version": 12040, "count": 1},
+            1,
+            "13.2",
+            0,
+            "the driver is for CUDA 12.4, and this PyTorch is built for 13.2",
+        ),
+        ({"version": 13020, "error": "cuInit: error 999"}, 4, "13.2", 0, "4 GPUs cannot be used: cuInit: error 999"),
+        ({"error": "the library is missing"}, 1, "13.2", 0, "GPU cannot be used: the library is missing"),
+        ({"version": 13020, "count": 1}, 8, "13.2", 1, r"CUDA can use 1: they may be split \(MIG\)"),
+        ({"error": "no driver of NVIDIA's"}, 2, "", 2, ""),  # a PyTorch for other GPUs
+    ],
+)
+def test_only_gpus_that_cuda_can_use_are_counted(found, count, built_for, usable, said):
+    can_use, why = devices.judge(found, count, built_for)
+    assert can_use == usable
+    assert re.search(said, why) if said else why == ""
+
+
+def test_why_gpus_are_not_used_is_said_once_and_names_its_page(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(devices, "_asked", lambda visible, count: (0, "this machine's GPU cannot be used: why"))
+    monkeypatch.setattr(devices, "_said", set())
+    with pytest.warns(
+        UserWarning, match=r'cannot be used: why\nWhat to do: help\("labkit.failures.pages.gpu"\)'
+    ) as caught:
+        assert devices.usable_gpus() == 0
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert devices.usable_gpus() == 0
+
+
+@pytest.mark.spawns
+def test_the_driver_is_asked_in_a_process_of_its_own():
+    devices._asked.cache_clear()
+    usable, why = devices._asked(None, 1)
+    assert (usable == 1) == (why == "")
+    assert torch.cuda.is_available() or "cannot be used" in why
+    assert not torch.cuda.is_initialized()
+
+
+# A rank's part
+
+
+class Cuda:
+    """What of `torch.cuda` a rank asks and calls as it begins."""
+
+    def __init__(self, monkeypatch, count):
+        self.calls = []
+        for name, function in {
+            "device_count": lambda: count,
+            "is_initialized": lambda: False,
+            "set_device": lambda device: self.calls.append(f"set {device}"),
+            "_lazy_call": lambda call: self.calls.append(f"later {call.args[0]}"),
+            "get_device_properties": lambda index: SimpleNamespace(uuid=f"uuid-{index}"),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+        for name in ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK"):
+            monkeypatch.setenv(name, "as it was")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "rank", "ranks", "device", "backend", "found", "calls"),
+    [
+        (2, 1, 2, None, OWN_GPU, "cuda:1", ["set cuda:1"]),
+        (1, 1, 2, "cuda", "gloo", "cuda:0", ["later cuda:0"]),
+        (2, 3, 4, "cuda", "gloo", "cuda:1", ["later cuda:1"]),
+        (0, 1, 2, None, "gloo", "cpu", []),
+    ],
+)
+def test_a_rank_makes_its_gpu_the_current_one_and_no_context_where_it_need_not(
+    gpus, rank, ranks, device, backend, found, calls, monkeypatch
+):
+    cuda = Cuda(monkeypatch, max(1, gpus))
+    job = A_JOB._replace(cuda_devices=gpus, device=device, backend=backend, spared_gpus=0 if gpus else 1)
+    settled = settle(job, RankInfo(rank, rank, ranks, ranks), dist.HashStore())
+    assert (str(settled.device), settled.backend, cuda.calls) == (found, backend, calls)
+    assert ("they compute on the CPU" in settled.note) == (found == "cpu")
+
+
+def test_a_rank_on_the_cpu_sees_no_gpu(monkeypatch):
+    import os
+
+    Cuda(monkeypatch, 2)
+    settle(A_JOB._replace(cuda_devices=0, device="cpu"), RankInfo(0, 0, 1, 1), dist.HashStore())
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("other", ["another", "the same"])
+def test_where_each_rank_sees_one_gpu_code_for_torchrun_finds_its_own(other, monkeypatch):
+    """As under `srun --gpus-per-task=1`, or on Ray."""
+    import os
+
+    cuda = Cuda(monkeypatch, 1)
+    store = dist.HashStore()
+    store.set("labkit/gpu/0", "uuid-0" if other == "the same" else "uuid-of-another")
+    settled = settle(A_JOB._replace(cuda_devices=None, backend=None), RankInfo(1, 1, 2, 2), store)
+    if other == "the same":
+        assert (settled.device.type, settled.backend, cuda.calls) == ("cpu", "gloo", [])
+        assert "2 ranks, 1 GPU" in settled.note
+    else:
+        assert (str(settled.device), settled.backend, cuda.calls) == ("cuda:0", OWN_GPU, ["set cuda:0"])
+        assert os.environ["LOCAL_RANK"] == "0"
+
+
+def test_devices_that_have_changed_under_a_rank_are_told(monkeypatch):
+    Cuda(monkeypatch, 2)
+    settle(A_JOB._replace(cuda_devices=2, backend=OWN_GPU), RankInfo(0, 0, 2, 2), dist.HashStore())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES is '1' now, and was 'as it was' when this rank began"):
+        settle(A_JOB._replace(cuda_devices=1, backend=OWN_GPU), RankInfo(0, 0, 1, 1), dist.HashStore())
+
+
+# What is said
+
+
+def test_ranks_that_share_a_gpu_are_told_of_by_the_run():
+    state = RunState(4, 1.0, 0.0)
+    for rank in range(4):
+        state.take(events.Started(rank, f"cuda:{rank % 2}"), 0.0, 0.0)
+    assert state.placement == "2 ranks share cuda:0, 2 ranks share cuda:1"
+    for rank in range(4):
+        state.take(events.Started(rank, "cpu", "2 ranks, 1 GPU: they compute on the CPU"), 0.0, 0.0)
+    assert state.placement == "2 ranks, 1 GPU: they compute on the CPU"
+
+
+def test_a_value_on_a_broken_gpu_raises_the_gpus_own_error_when_it_is_logged():
+    class OnBrokenGpu:
+        shape, is_cuda = (1,), True
+
+        def item(self):
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        number("loss", OnBrokenGpu(), 1)
+    with pytest.raises(TypeError, match="takes one number"):
+        number("loss", torch.ones(1, device="meta"), 1)
+
+
+@pytest.mark.parametrize(
+    ("summary", "page"),
+    [
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "gpu"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)", "rank_failed"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "gpu"),
+        ("ValueError: planted", "rank_failed"),
+    ],
+)
+def test_a_gpu_that_has_failed_has_a_page(summary, page):
+    failure = events.Failure(1, 0.5, "running", summary, summary)
+    assert diagnose([RankFacts(0), RankFacts(1, failure=failure)]).page == page
+
+
+# NCCL's kernels
+
+
+def kernels_of_nccl():
+    """The names of the kernels in the library that is installed, as the profiler has them."""
+    nccl = pytest.importorskip("nvidia.nccl", reason="could not import 'nvidia.nccl'")
+    (library,) = Path(list(nccl.__path__)[0]).glob("lib/libnccl.so*")
+    found = set(re.findall(rb"_Z\d+(nccl(?:Dev)?Kernel_[A-Za-z0-9_]+?)(?=24nccl|P)", library.read_bytes()))
+    return sorted({name.decode() for name in found})
+
+
+def test_every_kernel_of_nccl_is_known_as_one():
+    kernels = kernels_of_nccl()
+    assert any("SendRecv" in name for name in kernels)
+    kinds = {profiling.KERNEL.match(f"{name}(ncclDevKernelArgsStorage<4096ul>)")[1] for name in kernels}
+    assert kinds >= {"SendRecv", "AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
+
+
+def test_a_message_awaited_on_a_gpu_is_waiting_and_one_that_is_sent_is_communication(monkeypatch):
+    kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    found = [
+        Event("nccl:recv 0<-1", 0, 0.1),
+        Event("nccl:recv 0<-1", 1, 3, on_device=True),
+        Event(kernel, 1, 3, on_device=True),
+        Event("nccl:send 0->1", 3, 3.1),
+        Event("nccl:send 0->1", 4, 5, on_device=True),
+        Event(kernel, 4, 5, on_device=True),
+    ]
+    monkeypatch.setattr("labkit.comparison.measuring.events_of", lambda profiler: found)
+    spans = Observer(torch.device("cpu"))._spans()
+    assert ("recv", 1, 3) in [(span.kind, span.start_s, span.end_s) for span in spans]
+    assert ("on the device", 4, 5) in [(span.kind, span.start_s, span.end_s) for span in spans]
+    assert not any(span.kind == "on the device" and span.start_s < 3 for span in spans)
+
+
+# Strategies
+
+
+def test_positions_of_a_ring_lie_where_the_batch_does():
+    strategy = object.__new__(ContextParallel)
+    strategy.worker = SimpleNamespace(rank=0, world_size=2)
+    strategy.network = GPT(2, 16, 2)
+    strategy.ring = SimpleNamespace(positions=[])
+    strategy.set_place(torch.zeros(2, 8, dtype=torch.long, device="meta"))
+    assert {positions.device.type for positions in strategy.ring.positions} == {"meta"}

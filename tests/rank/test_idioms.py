@@ -1,0 +1,491 @@
+"""What a script may do, in the parts that need no ranks; `tests/whole/test_twins.py` does it in them."""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from labkit.engines.arguments import LaunchArgs, check
+from labkit.exporting.exporter import _check as check_export
+from labkit.protocol import unpicklable
+from labkit.protocol.job import RankInfo
+from labkit.protocol.pickling import dumps, loads, name_of, pack_result
+from labkit.rank import failure, main
+from labkit.rank.script_compat import bars
+from labkit.rank.script_compat import reuse_process_group as hooks
+from labkit.rank.stop_agreement import Stopped
+from labkit.rank.worker import Worker
+from labkit.session import cell_runs
+from labkit.ui import kernel
+from tests.benchmarks import foreign
+from tests.conftest import LONG_S
+from tests.support.idioms import IDIOMS
+from tests.support.twins import Outcome
+from tests.support.whole_programs import PROGRAMS
+from tests.tools import make_coming_from
+
+# Exits
+
+
+def leaves(code):
+    sys.exit(code)
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_an_exit_with_0_is_the_functions_end(code):
+    assert main.call(leaves, code) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "of_the_process"), [(3, 3), (True, 1), (256, 1), (-1, 255), ("no data", 1), ("", 1), (0.0, 1)]
+)
+def test_any_other_exit_fails_with_its_code(code, of_the_process):
+    with pytest.raises(SystemExit) as caught:
+        main.call(leaves, code)
+    assert failure.exit_code(caught.value) == of_the_process
+
+
+def test_an_exception_ends_its_process_with_1():
+    assert failure.exit_code(ValueError()) == 1
+
+
+def exits_after(error):
+    try:
+        raise error
+    except BaseException:
+        sys.exit(1)
+
+
+def exits_from_none():
+    try:
+        raise ValueError("bad batch")
+    except ValueError:
+        raise SystemExit(2) from None
+
+
+def of(call, *args):
+    with pytest.raises(BaseException) as caught:  # noqa: PT011
+        call(*args)
+    return caught.value
+
+
+def test_an_exit_that_an_error_was_made_into_is_told_as_the_error():
+    summary, text, frames = failure.describe(of(exits_after, ValueError("bad batch")), {})
+    assert summary == "ValueError: bad batch (then sys.exit(1))"
+    assert "raise error" in text
+    assert "sys.exit(1)" in text
+    assert [name for _, _, name in frames] == ["exits_after"]
+    assert frames[0][1] < exits_after.__code__.co_firstlineno + 4, "where it was raised"
+
+
+def test_an_exit_that_hides_what_was_before_is_told_as_the_exit():
+    assert failure.describe(of(exits_from_none), {})[0] == "SystemExit: 2"
+
+
+def test_a_stop_that_was_made_into_an_exit_is_a_stop():
+    with pytest.raises(Stopped):
+        main.call(exits_after, Stopped("rank 0 stopped"))
+
+
+# The worker is no rank
+
+
+WORKER = Worker(RankInfo(1, 1, 4, 4), torch.device("cpu"), None, SimpleNamespace(hooks=()))
+
+
+@pytest.mark.parametrize(
+    "takes_it_for_a_number",
+    [
+        lambda rank: rank == 0,
+        lambda rank: rank != 0,
+        lambda rank: 0 == rank,  # noqa: SIM300
+        lambda rank: rank in (0, 1),
+        lambda rank: rank < 2,
+        lambda rank: 2 > rank,  # noqa: SIM300
+        lambda rank: rank + 1,
+        lambda rank: 42 + rank,
+        lambda rank: rank % 2,
+        lambda rank: 2 * rank,
+        lambda rank: range(8)[rank],
+        lambda rank: range(rank, 8),
+        lambda rank: int(rank),
+        lambda rank: torch.manual_seed(rank),
+        lambda rank: torch.utils.data.DistributedSampler(range(8), num_replicas=4, rank=rank),
+    ],
+)
+def test_a_worker_that_is_taken_for_a_number_says_what_it_is(takes_it_for_a_number):
+    with pytest.raises(TypeError, match=r"rank 1: this is the worker, .* Write worker\.rank"):
+        takes_it_for_a_number(WORKER)
+
+
+def test_a_worker_compares_with_what_is_no_number_and_can_be_kept_in_a_dict():
+    other = Worker(RankInfo(1, 1, 4, 4), torch.device("cpu"), None, SimpleNamespace(hooks=()))
+    assert WORKER == WORKER
+    assert other != WORKER
+    assert WORKER != "rank"
+    assert WORKER is not None
+    assert {WORKER: 1}[WORKER] == 1
+    assert WORKER, "as anything that is there"
+
+
+def by_rank(rank, epochs):
+    return rank == 0
+
+
+def by_gpu(gpu):
+    return gpu
+
+
+def by_int(n: int):
+    return n
+
+
+class Trainer:
+    def train(self, local_rank):
+        return local_rank
+
+
+def asked(function, *args):
+    return LaunchArgs(function, args, {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"), [(by_rank, (3,)), (by_gpu, ()), (by_int, ()), (Trainer().train, ()), (lambda i: i, ())]
+)
+def test_a_function_that_takes_its_rank_is_refused_before_anything_starts(function, args):
+    with pytest.raises(TypeError, match=r"first parameter is the worker; write worker\.rank for the rank"):
+        check(asked(function, *args), 0)
+
+
+def test_so_it_is_by_export_and_by_compare(tmp_path):
+    for call in (lambda: check_export(by_gpu, None, 0, {}), lambda: labkit.compare(a=by_gpu)):
+        with pytest.raises(TypeError, match="first parameter is the worker"):
+            call()
+
+
+def typed(rank: labkit.Worker):
+    return rank
+
+
+@pytest.mark.parametrize("function", [typed, lambda worker: 0, lambda w, rank=0: 0, lambda *args: 0, print])
+def test_others_are_not(function):
+    check(asked(function), 0)
+
+
+# The command line
+
+
+def shell_with(argv):
+    application = SimpleNamespace(argv=argv, parent=None)
+    return SimpleNamespace(parent=SimpleNamespace(parent=application))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "now", "found"),
+    [
+        (["-f", "k.json"], ["ipykernel_launcher.py", "-f", "k.json"], ("train",)),
+        (["-f", "k.json"], ["train.py", "--lr", "1"], ("train.py", "--lr", "1")),  # a cell, or %run, has set it
+        (["-f", "k.json"], [""], ("",)),
+        (None, ["train.py", "--lr", "1"], ("train.py", "--lr", "1")),  # a script
+    ],
+)
+def test_a_rank_finds_a_scripts_command_line_and_not_the_kernels(kernels, now, found, monkeypatch):
+    monkeypatch.setattr(sys, "argv", now)
+    monkeypatch.setattr(kernel, "shell", lambda: None if kernels is None else shell_with(kernels))
+    assert kernel.command_line("train") == found
+
+
+# The group that there is
+
+
+@pytest.fixture
+def within(monkeypatch):
+    """As in rank 1 of 4."""
+    found = hooks._Within(dist.HashStore(), False, 1, 4)
+    monkeypatch.setattr(hooks, "_within", found)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    limits = []
+    monkeypatch.setattr(hooks, "_set_timeout", limits.append)
+    found.limits = limits
+    return found
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {},
+        {"backend": "gloo"},
+        {"backend": "cpu:gloo,cuda:nccl"},
+        {"init_method": "env://"},
+        {"init_method": "tcp://10.0.0.1:23456", "rank": 1, "world_size": 4},
+        {"init_method": "tcp://10.0.0.1:23456?rank=1&world_size=4"},
+        {"init_method": "file:///nfs/meeting", "rank": 1, "world_size": 4},
+        {"store": dist.HashStore(), "rank": 1, "world_size": 4},
+    ],
+)
+def test_whatever_address_a_script_joins_at_it_finds_the_group(within, ask):
+    hooks._init_as_under_torchrun(**ask, timeout=5)
+    assert within.limits == [5], "its time limit is the group's"
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        ({"rank": 0}, "rank 1 asks for a process group in which it is rank 0"),
+        ({"init_method": "tcp://h:1?rank=3&world_size=4"}, "rank 1 asks for a process group in which it is rank 3"),
+        ({"world_size": 8}, "rank 1 asks for a process group of 8 ranks, but 4 were launched"),
+        ({"store": dist.HashStore(), "rank": 1, "world_size": 2}, "of 2 ranks, but 4 were launched"),
+        ({"backend": "nccl"}, "rank 1 asks for a process group with nccl, but labkit.launch has made one with gloo"),
+    ],
+)
+def test_another_group_than_there_is_is_refused_with_both(within, ask, said):
+    with pytest.raises(ValueError, match=said.replace("(", r"\(")):
+        hooks._init_as_under_torchrun(**ask)
+
+
+def test_groups_that_ranks_form_later_meet_apart_from_each_other(within, monkeypatch):
+    """Ranks 0 and 1 at one address, ranks 2 and 3 at another, in the one store of the job."""
+    joined = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(hooks, "_init_process_group", hooks.functools.partial(_note_join, joined))
+    for port in (1, 1, 2):
+        hooks._init_as_under_torchrun("gloo", init_method=f"tcp://h:{port}?rank=0&world_size=2")
+    for options in joined:
+        options.pop("store").set("here", "1")
+    assert joined == [{"backend": "gloo", "rank": 0, "world_size": 2}] * 3
+    assert within.store.num_keys() == 3
+
+
+def _note_join(joined, backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **_):
+    assert init_method is None
+    joined.append({"backend": backend, "rank": rank, "world_size": world_size, "store": store})
+
+
+def test_what_was_imported_by_its_name_before_finds_the_group_too(monkeypatch):
+    monkeypatch.setattr(dist, "init_process_group", hooks._init_process_group)
+    early = types.ModuleType("early")
+    early.init_process_group = hooks._init_process_group
+    monkeypatch.setitem(sys.modules, "early", early)
+    main_module = types.ModuleType("__main__")
+    main_module.join = hooks._init_process_group
+    monkeypatch.setitem(sys.modules, "__main__", main_module)
+    hooks._put_in_place()
+    assert early.init_process_group is main_module.join is dist.init_process_group is hooks._init_as_under_torchrun
+
+
+# Progress bars
+
+
+def test_a_bar_for_notebooks_is_text_and_moves(monkeypatch):
+    pytest.importorskip("tqdm")
+    module = types.ModuleType(bars.NAME)
+    bars._TextBars().exec_module(module)
+    shown = io.StringIO()
+    for _ in module.tqdm(range(4), display=False, file=shown, mininterval=0):
+        pass
+    assert "0/4" in shown.getvalue()
+    assert "4/4" in shown.getvalue()
+    assert list(module.trange(2, file=io.StringIO())) == [0, 1]
+    assert module.tqdm_notebook is module.tqdm
+
+
+def test_only_that_one_module_is_found():
+    finder = bars._TextBars()
+    assert finder.find_spec("tqdm.notebook", None).loader is finder
+    assert finder.find_spec("tqdm.auto", None) is None
+
+
+# What is sent
+
+
+def test_a_ddp_model_arrives_without_its_wrapper():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(2, 1)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        blob = pack_result({"model": wrapped, "module": model, "optimizer": torch.optim.SGD(wrapped.parameters(), 0.1)})
+    finally:
+        dist.destroy_process_group()
+    found = loads(blob)
+    assert type(found["model"]) is torch.nn.Linear
+    assert found["model"] is found["module"]
+    assert found["optimizer"].param_groups[0]["params"][0] is found["model"].weight
+    assert torch.equal(found["model"].weight, model.weight)
+
+
+def test_what_a_notebook_has_of_ipython_is_pythons_own_in_a_rank():
+    class Kernel:
+        __module__ = "ipykernel.ipkernel"
+
+        def __init__(self):
+            self.lock = threading.Lock()
+
+        def getpass(self, prompt=""):
+            return ""
+
+    Exit = type("ZMQExitAutocall", (), {"__module__": "IPython.core.autocall"})  # noqa: N806
+    assert loads(dumps(Kernel().getpass)) is getpass.getpass
+    assert loads(dumps(Exit())) is builtins.exit
+
+
+class Loader:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+class HasALock:
+    def __init__(self):
+        self.loader = Loader()
+
+    def train(self, worker):
+        return self
+
+
+class InSlots:
+    __slots__ = ("lock",)
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ((HasALock().train, (), {}), "'lock' of 'loader' of self, a HasALock, is a lock"),
+        ((print, (HasALock(),), {}), "'lock' of 'loader' of argument 1 (after the worker) is a lock"),
+        ((print, (), {"to": [InSlots()]}), "'lock' of item 0 of argument to=… is a lock"),
+        ((print, (), {"to": {"a": threading.Lock()}}), "'a' of argument to=… is a lock"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_by_its_attribute(call, said):
+    assert unpicklable.explain(name_of(call[0]), *call, dumps).startswith(said)
+
+
+# What a cell on the ranks misses
+
+
+@pytest.mark.parametrize(
+    ("missed", "said"),
+    [
+        ("NameError: name 'lr' is not defined", ". The notebook has it: %%ranks --send lr"),
+        ("NameError: name 'lr' is not defined. Did you mean: 'l'?", ". The notebook has it: %%ranks --send lr"),
+        ("NameError: name 'np' is not defined", ". The notebook has imported np; the ranks import it in a cell"),
+        ("NameError: name 'elsewhere' is not defined", ""),
+        ("ValueError: name 'lr' is not defined", ""),
+    ],
+)
+def test_a_name_that_the_notebook_has_is_answered_with_how_it_is_sent(missed, said, monkeypatch):
+    monkeypatch.setattr(kernel, "variables", lambda: {"lr": 0.1, "np": os})
+    assert cell_runs._left_behind(missed) == said
+
+
+# The page, and programs that nobody here wrote
+
+
+def test_the_page_for_those_who_come_from_scripts_is_current():
+    said = "python -m tests.tools.make_coming_from writes it anew"
+    assert make_coming_from.PAGE.read_text(encoding="utf-8") == make_coming_from.page(), said
+
+
+def test_twins_have_names_of_their_own_and_are_tried_as_scripts_and_as_cells():
+    twins = [*IDIOMS, *PROGRAMS]
+    assert len({make_coming_from.anchor(twin.name) for twin in twins}) == len(twins)
+    assert all(twin.scripts and twin.cells for twin in twins)
+
+
+PROGRAM = foreign.Program(
+    "a program",
+    "repository/part",
+    foreign.whole("train.py", "--lr=0.1"),
+    r"loss [\d.]+",
+    (foreign.Change("train.py", 'device = "cuda"', 'device = "cpu"', foreign.NO_GPU),),
+)
+
+
+@pytest.fixture
+def programs(tmp_path):
+    folder = tmp_path / "programs" / "repository" / "part"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text('device = "cuda"\nprint(device)\n')
+    return tmp_path / "programs"
+
+
+def test_a_foreign_program_is_changed_in_a_copy(programs, tmp_path):
+    assert foreign.copy_of(PROGRAM, programs, tmp_path / "copy") == ""
+    assert 'device = "cpu"' in (tmp_path / "copy" / "train.py").read_text()
+    assert 'device = "cuda"' in (programs / "repository" / "part" / "train.py").read_text()
+    assert foreign.changed(PROGRAM) == "1 place: no GPU here"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"folder": "elsewhere"}, "no folder elsewhere"),
+        ({"needs": ("no_such_module",)}, "needs no_such_module"),
+        ({"changes": (foreign.Change("train.py", "gone", "", ""),)}, "train.py has no 'gone' (any more)"),
+        ({"changes": (foreign.Change("gone.py", "x", "", ""),)}, "gone.py has no 'x' (any more)"),
+    ],
+)
+def test_a_foreign_program_that_cannot_be_tried_says_why(programs, tmp_path, change, why):
+    row = foreign.try_program(PROGRAM._replace(**change), programs, ["cell"], None)
+    assert row.why_not.startswith(why)
+    assert f"| not tried: {row.why_not} |  |" in foreign.table([row], ["cell"])
+
+
+def of_output(*lines, status="finished", said=""):
+    return Outcome([None], status, [list(lines)], [], [], said)
+
+
+def test_what_a_foreign_program_prints_is_compared_as_far_as_its_row_says():
+    script = of_output("iter 1: loss 2.5, time 30 ms")
+    assert foreign.judged(PROGRAM, script, of_output("iter 1: loss 2.5, time 9 ms")) == "runs"
+    assert foreign.judged(PROGRAM, script, of_output("iter 1: loss 2.4")) == "runs, but prints something else"
+    assert foreign.judged(PROGRAM, of_output("done"), of_output("done")) == "says nothing that can be compared"
+    failed = of_output(status="failed", said="Traceback\n  File\nValueError: bad batch")
+    assert foreign.judged(PROGRAM, script, failed) == "failed: ValueError: bad batch"
+
+
+def test_the_table_has_a_column_for_each_way():
+    row = foreign.Row("a program", "nothing", {"torchrun": "runs", "cell": "runs", "reserved": "failed: X"})
+    assert foreign.table([row], ["cell", "reserved"]).splitlines() == [
+        "| program | what was changed, and why | as a script | cell | reserved |",
+        "|---|---|---|---|---|",
+        "| a program | nothing | runs | runs | failed: X |",
+    ]
+
+
+# Output
+
+
+BEGINS = """
+import os, sys
+from labkit.launchers.rank_entry import begin
+begin(os.open(os.devnull, os.O_WRONLY))
+print("\\xe9", flush=True)
+"""
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="for where a launcher starts ranks")
+def test_a_launchers_rank_writes_utf_8_whatever_the_locale():
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINS], env=environment, capture_output=True, timeout=LONG_S, check=True
+    )
+    assert done.stdout == "é\n".encode()

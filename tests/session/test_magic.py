@@ -1,0 +1,141 @@
+"""`%%ranks` as a reader uses it: cells sent to a real Jupyter kernel."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.conftest import rank_processes
+from tests.ui.test_kernel import Notebook, ranks_alive
+
+pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left_behind():
+    """Here ranks stay from test to test: look when the last has ended."""
+    before = {process.pid for process in rank_processes()}
+    yield
+    assert {process.pid for process in rank_processes()} <= before
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    notebook.run("%load_ext labkit")
+    yield notebook
+    notebook.close()
+
+
+def plain(cell):
+    """What a failed cell shows, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(cell.error["traceback"]))
+
+
+def test_cells_run_on_ranks_whose_variables_stay(notebook):
+    notebook.run("n, scale = 2, 10")
+    cell = notebook.run("%%ranks $n --send scale\nx = scale * torch.arange(2) + rank\nx")
+    assert cell.stdout == "[rank 0] tensor([ 0, 10])\n[rank 1] tensor([ 1, 11])\n"
+    cell = notebook.run("%%ranks\ndist.all_reduce(x)\nprint('sum', end='')\nx.tolist()")
+    assert cell.stdout == "[rank 0] sum\n[rank 1] sum\n[rank 0] [1, 21]\n[rank 1] [1, 21]\n"
+    assert notebook.run("%%ranks --only 1\nx[0].item()").stdout == "[rank 1] 1\n"
+    notebook.run("values = %ranks {'rank': rank, 'x': x.tolist()}")
+    assert notebook.value("values") == [{"rank": 0, "x": [1, 21]}, {"rank": 1, "x": [1, 21]}]
+    assert cell.stderr == ""
+
+
+def test_a_cell_may_choose_the_backend_of_its_ranks(notebook):
+    notebook.run("%%ranks 2")
+    notebook.run("%%ranks --backend gloo\nbackend = dist.get_backend()")
+    notebook.run("values = %ranks backend")
+    assert notebook.value("values") == ["gloo", "gloo"]
+    cell = notebook.run("%%ranks 2 --backend mpi\nrank", fails=True)
+    assert "mpi" in plain(cell)
+
+
+def test_a_failed_cell_names_rank_and_line_and_the_variables_live_on(notebook):
+    notebook.run("%%ranks 2\nkept = rank")
+    helper = notebook.run("def check(value):\n    assert value < 1, 'too great'")
+    cell = notebook.run("%%ranks --send check\n\ncheck(rank)", fails=True)
+    assert cell.error["ename"] == "WorkerFailed"
+    assert f"Cell In[{cell.number}], line 3, in <cell>\n    check(rank)" in plain(cell)
+    assert f"Cell In[{helper.number}], line 2, in check" in plain(cell)
+    assert "rank 1 failed: AssertionError: too great" in plain(cell)
+    assert "rank 0 ran the cell to its end" in plain(cell)
+    assert "labkit" not in plain(cell).replace("labkit.failures.pages", "")
+    notebook.run("values = %ranks kept")
+    assert notebook.value("values") == [0, 1]
+
+
+def test_a_syntax_error_shows_the_line_and_sends_nothing(notebook):
+    notebook.run("%%ranks 2\nkept = 1")
+    cell = notebook.run("%%ranks\nkept = 2\nif rank:\nprint(1)", fails=True)
+    assert cell.error["ename"] == "IndentationError"
+    assert re.search(rf"Cell In\[{cell.number}\]\D+4", plain(cell))
+    notebook.run("values = %ranks kept")
+    assert notebook.value("values") == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("%%ranks two\n1", "invalid int value: 'two'"),
+        ("%%ranks --only x\n1", "--only takes ranks, such as 1 or 0,2; got 'x'"),
+        ("%%ranks --send nothing\n1", "the notebook has no variable 'nothing'"),
+        ("%ranks", "%ranks takes an expression"),
+    ],
+)
+def test_a_wrong_call_says_what_is_right(notebook, cell, said):
+    assert said in notebook.run(cell, fails=True).stderr
+
+
+def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook, start_s):
+    cell = notebook.start("""
+        %%ranks 2
+        print("waiting", flush=True)
+        if rank == 0:
+            dist.barrier()
+        while True:
+            pass
+    """)
+    notebook.listen_until(lambda: cell.stdout.count("waiting") == 2)
+    asked = time.monotonic()
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert cell.idle_s - asked < start_s, "sooner than ranks start"
+    assert cell.error is None
+    assert cell.stdout.endswith("stopped: ranks 0 and 1 are replaced: their variables are gone\n")
+    assert cell.stderr == ""
+    notebook.run("values = %ranks rank")
+    assert notebook.value("values") == [0, 1]
+
+
+def test_a_hang_is_reported_and_the_next_cell_runs(notebook):
+    cell = notebook.run("%%ranks 2 --timeout 1\nif rank == 1:\n    dist.barrier()", fails=True)
+    assert f"rank 1 waits in barrier at Cell In[{cell.number}], line 3" in plain(cell)
+    assert "so rank 1 is replaced: its variables are gone" in plain(cell)
+    assert notebook.run("%%ranks\nrank").stdout == (
+        "rank 1 is new (its process had been ended with its run): its variables are gone\n[rank 0] 0\n[rank 1] 1\n"
+    )
+
+
+def test_another_number_or_the_end_takes_the_ranks_away(notebook):
+    notebook.run("%%ranks 2\n1")
+    cell = notebook.run("%%ranks 1 --end\nworld_size")
+    assert cell.stdout == "ranks started anew: 1, in the place of 2\n[rank 0] 1\n"
+    assert ranks_alive(notebook) == []
+    notebook.run("%%ranks 1\n1")
+    notebook.run("%unload_ext labkit")
+    assert ranks_alive(notebook) == []
+    assert "not found" in notebook.run("%%ranks\n1", fails=True).stderr
+
+
+def test_ranks_end_with_the_kernel(notebook):
+    notebook.run("%load_ext labkit")
+    notebook.run("%%ranks 2\n1")
+    ranks = ranks_alive(notebook)
+    assert len(ranks) == 2
+    notebook.shut_down()
+    notebook.wait_until_gone(ranks)

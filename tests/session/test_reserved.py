@@ -1,0 +1,259 @@
+"""Functions launched on reserved ranks: a run like any other, on processes that stay."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+import labkit
+from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
+from tests.support import workloads
+
+pytestmark = pytest.mark.spawns
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with shared_session(3) as ranks:
+        yield ranks
+
+
+def launch(fn, *arguments, on, **options):
+    return labkit.launch(fn, *arguments, on=on, live=False, **options)
+
+
+def pid(worker):
+    return os.getpid()
+
+
+# A run like any other
+
+
+def test_launch_after_launch_has_the_results_of_one_process_on_the_same_processes(ranks):
+    pids = ranks.pids
+    runs = [launch(workloads.fit, on=ranks) for _ in range(5)]
+    alone = labkit.launch(workloads.fit, world_size=3, live=False)
+    for run in runs:
+        assert run.status == "finished"
+        assert run.states == ["finished"] * 3
+        assert len(run.history) == 60
+        for mine, theirs in zip(run.results, alone.results, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), "bit for bit"
+    assert launch(pid, on=ranks).results == pids == ranks.pids
+
+
+def test_each_rank_is_placed_as_on_new_ranks(ranks):
+    new, reserved = (
+        labkit.launch(workloads.where_am_i, live=False, **where) for where in ({"world_size": 3}, {"on": ranks})
+    )
+    for mine, theirs in zip(reserved.results, new.results, strict=True):
+        assert {**mine, "pid": 0, "listening": 0, "main": 0} == {**theirs, "pid": 0, "listening": 0, "main": 0}
+
+
+def test_output_is_that_of_the_run_by_rank_and_whole(ranks):
+    for _ in range(3):
+        run = launch(workloads.talk, 500, on=ranks)
+        for rank, text in enumerate(run.output):
+            lines = text.splitlines()
+            assert lines[:1000:2] == [f"out {rank} {n}" for n in range(500)]
+            assert lines[1000:] == [f"native {rank}", "unfinished"]
+
+
+def test_a_smaller_world_size_takes_the_first_ranks(ranks):
+    assert launch(pid, on=ranks, world_size=2).results == ranks.pids[:2]
+    assert [r["world_size"] for r in launch(workloads.where_am_i, on=ranks, world_size=1).results] == [1]
+    with pytest.raises(ValueError, match=r"world_size=4, but this session has 3 ranks; reserve more"):
+        launch(pid, on=ranks, world_size=4)
+    assert launch(pid, on=ranks).results == ranks.pids
+
+
+def test_a_second_run_is_refused_with_who_holds_the_ranks_and_waiting_helps(ranks):
+    first = launch(workloads.spin, on=ranks, wait=False)
+    wait_for_step(first, 3)
+    with pytest.raises(RuntimeError, match=r"run 'spin' holds these ranks, for \d+ s now. Wait for it \(session.wait"):
+        launch(pid, on=ranks)
+    with pytest.raises(RuntimeError, match="run 'spin' holds these ranks"):
+        ranks.run("1")
+    with pytest.raises(TimeoutError, match="run 'spin' still holds these ranks after 0.01 s"):
+        ranks.wait(0.01)
+    assert ranks.busy_with == "spin"
+    threading.Timer(0.1, first.stop).start()
+    ranks.wait()
+    assert first.over.wait(LONG_S)
+    assert launch(pid, on=ranks).results == ranks.pids
+    assert first.status == "stopped"
+    assert len(set(first.results)) == 1, "all at one step"
+
+
+def test_what_cannot_be_launched_holds_no_ranks(ranks):
+    with pytest.raises(ValueError, match="cannot be sent"):
+        launch(lambda worker, lock: None, threading.Lock(), on=ranks)
+    with pytest.raises(TypeError, match="cannot be called"):
+        launch(pid, 1, 2, on=ranks)
+    assert ranks.busy_with == ""
+
+
+def test_cells_and_launches_take_turns_and_variables_stay(ranks, capsys):
+    ranks.run("x = torch.ones(1) * rank")
+    assert launch(pid, on=ranks).results == ranks.pids
+    ranks.run("dist.all_reduce(x)\nx.item()")
+    assert capsys.readouterr().out == "".join(f"[rank {rank}] 3.0\n" for rank in range(3))
+    assert launch(pid, on=ranks).results == ranks.pids  # which closes the port of the cells' process group
+
+
+# Failing and being ended
+
+
+def test_ranks_that_are_stuck_are_ended_with_their_run_and_replaced_and_the_next_launch_says_so(ranks):
+    before = ranks.pids
+    run = launch(workloads.go_astray, "waits elsewhere", on=ranks, wait=False)
+    wait_for_step(run, 0)
+    run.stop(0.1)
+    assert run.status == "stopped"
+    after = launch(pid, on=ranks, wait=False)
+    assert after.wait(LONG_S).results == ranks.pids
+    assert not set(ranks.pids) & set(before)
+    assert not any(map(lives, before))
+
+
+def test_a_new_rank_is_announced_and_forgotten_once_it_is_there():
+    with labkit.Session(2) as ranks:
+        launch(pid, on=ranks)
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        ranks._reserve.processes[1].wait_for_exit()
+        run = launch(workloads.spin, on=ranks, wait=False)
+        assert run.notice == "rank 1 is new (its process had ended: SIGKILL): the launch waits until it is ready"
+        wait_for_step(run, 1)
+        assert run.notice == ""
+        run.stop()
+        assert [bool(each.note) for each in ranks.ranks] == [False, True]
+
+
+def test_a_hang_is_reported_and_its_ranks_are_replaced(ranks):
+    with pytest.raises(labkit.WorkerFailed) as failure:
+        launch(workloads.go_astray, "sleeps", on=ranks, timeout_s=1)
+    assert failure.value.rank == 1
+    assert "rank 1 is in time.sleep" in str(failure.value)
+    assert launch(pid, on=ranks).results == ranks.pids
+
+
+def test_a_group_that_a_failed_rank_still_refers_to_does_not_keep_the_others_waiting(ranks):
+    def fail(worker):
+        import sys
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        sys.modules["torch"].kept_by_a_test = model, dist.group.WORLD
+        if worker.rank == 1:
+            raise ValueError("bad batch")
+        dist.barrier()
+
+    pids = ranks.pids
+    with pytest.raises(labkit.WorkerFailed, match="rank 1 failed: ValueError: bad batch"):
+        launch(fail, on=ranks)
+    assert ranks.pids == pids, "each got an error and went on"
+    assert launch(workloads.fit, on=ranks).status == "finished"
+
+
+def test_a_rank_that_could_not_make_a_group_meets_the_others_in_the_next(ranks):
+    def fails_to_join(worker):
+        if worker.rank == 0:
+            dist.destroy_process_group()
+            with pytest.raises(RuntimeError):  # nobody else comes
+                dist.init_process_group(
+                    "gloo", store=dist.HashStore(), rank=0, world_size=2, timeout=timedelta(seconds=0.1)
+                )
+            assert not dist.is_initialized()
+
+    pids = ranks.pids
+    assert launch(fails_to_join, on=ranks).status == "finished"
+    assert launch(workloads.fit, on=ranks, timeout_s=LONG_S).status == "finished"
+    assert ranks.pids == pids
+
+
+# The end of the ranks
+
+
+def test_nothing_is_left_when_a_session_ends():
+    with labkit.Session(2) as ranks:
+        pids = ranks.pids
+        run = launch(workloads.spin, on=ranks, wait=False)
+        wait_for_step(run, 1)
+    assert run.over.is_set()
+    assert run.status == "stopped"
+    assert not any(map(lives, pids))
+    assert ranks.over
+    ranks.close()
+    for use in (lambda: ranks.run("1"), lambda: launch(pid, on=ranks)):
+        with pytest.raises(RuntimeError, match="these ranks are gone, and their variables with them: they were closed"):
+            use()
+
+
+def test_ranks_with_nothing_to_do_end_after_a_while_but_not_while_they_work():
+    ranks = labkit.Session(1, idle_s=1)
+    pids = ranks.pids
+    launch(workloads.sleep_and_return, 2, on=ranks)
+    assert not ranks.over, "it was at work for longer"
+    assert ranks.ended.wait(LONG_S)
+    wait_until(lambda: not any(map(lives, pids)))
+    assert ranks.why_over == "nothing had run on them for 1 s (idle_s)"
+    assert "gone: nothing had run on them for 1 s (idle_s)" in repr(ranks)
+
+
+def test_ranks_on_this_machine_stay_as_long_as_the_notebook():
+    with labkit.Session(1) as ranks:
+        launch(pid, on=ranks)
+        assert ranks.idle_left_s == math.inf
+
+
+@pytest.mark.parametrize("idle_s", [0, -1])
+def test_idle_s_is_a_time(idle_s):
+    with pytest.raises(ValueError, match="idle_s is a number of seconds greater than 0, or None; got"):
+        labkit.Session(2, idle_s=idle_s)
+
+
+def test_a_session_that_nobody_refers_to_ends_its_ranks():
+    ranks = labkit.Session(1)
+    pids = ranks.pids
+    launch(pid, on=ranks)
+    del ranks
+    gc.collect()
+    wait_until(lambda: not any(map(lives, pids)))
+
+
+def test_waiting_costs_no_processor_time():
+    with labkit.Session(2) as ranks:
+        launch(workloads.fit, on=ranks)
+        processes = [psutil.Process(pid) for pid in ranks.pids]
+
+        def used_in_a_second():
+            before = [sum(process.cpu_times()[:2]) for process in processes]
+            time.sleep(1)
+            return max(sum(p.cpu_times()[:2]) - b for p, b in zip(processes, before, strict=True))
+
+        wait_until(lambda: used_in_a_second() <= 0.03)  # once what a job has left is tidied up
+
+
+def test_memory_stays_the_same_from_launch_to_launch(ranks):
+    def hold(worker):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2000, 2000))  # 16 MB, and a cycle
+        model(torch.ones(1, 2000)).sum().backward()
+
+    def resident():
+        return psutil.Process(ranks.pids[0]).memory_info().rss
+
+    for _ in range(3):
+        launch(hold, on=ranks)
+    before = resident()
+    for _ in range(10):
+        launch(hold, on=ranks)
+    wait_until(lambda: resident() - before < 16e6)  # once what a job has left is given back

@@ -1,0 +1,249 @@
+"""One list of dependencies, a README that tells the truth, and a Makefile and CI that fit them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import labkit
+from tests.conftest import LONG_S
+from tests.support import programs
+from tests.support.repository import ROOT, tracked
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def test_conda_takes_python_only_and_the_rest_from_the_one_list():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    *plain, with_pip = environment["dependencies"]
+    assert plain == [f"python{PROJECT['requires-python']}", "pip"]
+    assert with_pip == {"pip": ["-c .ci/ranges.txt", "-e .[lab]"]}
+
+
+def recorded(name):
+    """The versions in a list of constraints, by package."""
+    lines = (ROOT / ".ci" / name).read_text().splitlines()
+    versions = dict(line.split("==") for line in lines if "==" in line)
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in versions.items()}
+
+
+def requirements(*extras):
+    """What labkit needs with this Python, and what its extras need, without itself."""
+    listed = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    needed = [Requirement(text) for texts in listed for text in texts]
+    return [one for one in needed if one.name != PROJECT["name"] and (one.marker is None or one.marker.evaluate())]
+
+
+def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it():
+    versions = recorded("constraints.txt")
+    for requirement in requirements("lab", "trainers", "test"):
+        assert requirement.specifier.contains(versions[requirement.name]), requirement
+
+
+def ranges():
+    """What `make lab` installs within, by package."""
+    lines = (ROOT / ".ci" / "ranges.txt").read_text().splitlines()
+    return {one.name: one for one in (Requirement(line) for line in lines if not line.startswith("#"))}
+
+
+def test_a_learner_gets_what_lies_between_the_oldest_and_the_newest_version_that_are_tested():
+    oldest, newest = recorded("constraints-oldest.txt"), recorded("constraints.txt")
+    assert set(ranges()) == {one.name for one in requirements("lab")}
+    for name, allowed in ranges().items():
+        floor, cap = sorted(allowed.specifier, key=lambda each: each.operator, reverse=True)
+        assert (floor.operator, cap.operator) == (">=", "<")
+        assert allowed.specifier.contains(oldest[name])
+        assert allowed.specifier.contains(newest[name])
+        major, minor, *_ = newest[name].split(".")
+        assert cap.version == f"{major}.{int(minor) + 1}", f"{name}: a version that nobody has tried"
+
+
+def test_the_floors_are_the_oldest_versions_that_are_tested():
+    versions = recorded("constraints-oldest.txt")
+    for requirement in requirements("lab"):
+        (floor,) = requirement.specifier
+        assert floor.operator == ">=", "nothing newer is shut out"
+        tested = versions[requirement.name].split(".")
+        given = floor.version.split(".")
+        assert tested[: len(given)] == given, requirement
+        assert set(tested[len(given) :]) <= {"0"}, f"{requirement} would also take versions before the one tested"
+
+
+def test_the_versions_of_python_are_said_alike():
+    oldest, *_ = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert PROJECT["requires-python"] == f">={oldest}"
+    assert f"It needs Python {oldest}, " in README
+    assert f"Python {oldest} or newer with venv" in README
+    tried = re.search(r"^\* \*\*Another Python\*\*: `[^`]+`(.*?)^\* ", README, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"3\.\d+", tried[1]) == re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_make_help_and_the_readme_say_the_same_of_what_each_command_took_and_where():
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    machine = re.search(r"measured (on a .*)\.", said)[1]
+    assert machine in README
+    for target in ("lab", "test", "check"):
+        (took,) = re.findall(rf"^make {target} .*took (\d+ min(?: \d+ s)?)", said, re.MULTILINE)
+        assert re.search(rf"^\| .*`make {target}` \| {took} \|", README, re.MULTILINE), (target, took)
+
+
+def test_the_tests_with_the_oldest_versions_exist():
+    for name in (ROOT / ".ci" / "oldest-tests.txt").read_text().split():
+        file, *test = name.split("::")
+        assert not test or re.search(rf"^def {test[0].partition('[')[0]}\(", (ROOT / file).read_text(), re.MULTILINE), (
+            name
+        )
+        if file == "tests/lessons/test_notebooks.py":
+            assert (ROOT / "notebooks" / f"{test[0].partition('[')[2].rstrip(']')}.ipynb").exists(), name
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_the_top_level_holds_what_it_should():
+    top = {name.split("/")[0] for name in tracked()}
+    visible = {name for name in top if not name.startswith(".")}
+    assert visible <= {
+        *("notebooks", "labkit", "environment.yml", "tests", "README.md"),
+        *("pyproject.toml", "Makefile", "lab.py", "LICENSE", "CHANGELOG.md"),
+    }
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([\w-]+)", README))))
+def test_the_make_commands_in_the_readme_exist(target):
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
+def test_the_links_in_the_readme_lead_somewhere(target):
+    assert (ROOT / target).exists()
+
+
+def test_the_readme_lists_every_lesson():
+    assert set(re.findall(r"notebooks/(\d\d[a-z]?_\w+)\.ipynb", README)) == {
+        path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
+    }
+
+
+def test_the_readme_promises_only_names_that_exist():
+    for name in set(re.findall(r"labkit\.(\w+)", README)) - {"log", "rank"}:
+        assert name in labkit.__all__, name
+
+
+@pytest.mark.spawns
+def test_the_readmes_ten_lines_run_as_they_stand(tmp_path):
+    example, *_ = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    ast.parse(example)
+    script = tmp_path / "example.py"
+    script.write_text(example + "\nassert run.status == 'finished' and len(run.history) == 1000\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=5 * LONG_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train: finished · 2 ranks · step 499" in done.stdout
+
+
+def test_every_public_name_can_be_had_and_is_documented():
+    for name in labkit.__all__:
+        assert getattr(labkit, name).__doc__, name
+    with pytest.raises(AttributeError, match="module 'labkit' has no attribute 'lanch'; it has Checkpoint, Comparison"):
+        _ = labkit.lanch
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_importing_labkit_costs_a_rank_nothing():
+    code = "import sys, labkit; print([m for m in ('torch', 'pandas', 'plotly', 'ipywidgets') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.spawns
+def test_what_wings_do_in_a_rank_imports_nothing_of_the_notebooks_side():
+    code = """
+import sys
+import labkit.rank.main, labkit.debugger.hooks, labkit.trace.recording
+print([m for m in sys.modules if m.startswith(("labkit.launcher", "labkit.ui", "labkit.monitor", "labkit.engines"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ci_installs_what_all_tests_need():
+    script = (ROOT / ".ci" / "run").read_text()
+    for program in programs.NEEDED.values():
+        for package in program.install.removeprefix("apt install ").split():
+            assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
+            assert package in README
+
+
+CI_MAKE = """\
+#!/bin/sh
+echo "$1, $(ls -A "$HOME" | wc -l) files at home, skips ${LABKIT_FORBID_SKIPS:+forbidden}" >> calls
+echo "=== $1: 3 passed in 1.00s ==="
+[ "$1" != "$FAILS" ]
+"""
+"""Makes nothing."""
+
+
+@pytest.fixture
+def ci_run(tmp_path):
+    """What CI makes of a copy of .ci/run, where everything it installs is there, and one target of make fails."""
+
+    def run(fails):
+        for name in ("make", "chromium", "slurmctld"):
+            (tmp_path / "bin" / name).write_text(CI_MAKE if name == "make" else "#!/bin/sh\n")
+            (tmp_path / "bin" / name).chmod(0o755)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LABKIT_")}
+        environment |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "FAILS": fails}
+        command = [tmp_path / ".ci" / "run"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done, [line.split(", ") for line in (tmp_path / "calls").read_text().splitlines()]
+
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    (tmp_path / "bin").mkdir()
+    return run
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+def test_ci_has_an_empty_home_forbids_skips_and_ends_with_what_make_test_says_last(ci_run):
+    done, calls = ci_run(fails="")
+    assert done.returncode == 0, done.stderr
+    assert [call[0] for call in calls] == ["setup", "check", "test", "test-oldest"]
+    assert done.stdout.splitlines()[-1] == "=== test: 3 passed in 1.00s ==="
+    assert {name: home for name, home, _ in calls}["check"] == "0 files at home"
+    assert {skips for name, _, skips in calls if name != "setup"} == {"skips forbidden"}
+
+
+@pytest.mark.spawns
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("fails", "called"),
+    [
+        ("check", ["setup", "check"]),  # in a home that is empty only once
+        ("test", ["setup", "check", "test", "test"]),
+        ("test-oldest", ["setup", "check", "test", "test-oldest", "test-oldest"]),
+    ],
+)
+def test_what_fails_in_ci_fails_it_after_one_more_try_but_for_the_empty_home(ci_run, fails, called):
+    done, calls = ci_run(fails)
+    assert done.returncode != 0
+    assert [call[0] for call in calls] == called

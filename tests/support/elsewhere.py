@@ -1,0 +1,236 @@
+"""Functions that tests launch on a cluster or under torchrun, and that wait for the test by files. Light to import."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import labkit
+from tests.support import workloads
+
+
+def wait_for(path):
+    """Wait until the test has made this file; an hour at most, should the test have died."""
+    deadline = time.monotonic() + 3600
+    while not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def fit_and_show(worker, go=None):
+    """Train under DDP, ten steps and, once the test says go, ten more; say where this rank was."""
+    print(f"hello from {worker.rank}")
+    weights = workloads.fit(worker, steps=10)
+    if go:
+        wait_for(go)
+    weights += workloads.fit(worker, steps=10)
+    return weights, workloads.where_am_i(worker), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def fit_where_it_lies(worker, go):
+    """Do so beside a module of the notebook's folder, with a variable that the ranks were given."""
+    import lies_there
+
+    return (lies_there.VALUE, os.getcwd(), os.environ["GIVEN"]), *fit_and_show(worker, go)
+
+
+def where_it_is(worker):
+    """Return where this rank has found a package of the notebook's, and what lies there."""
+    import lay_there.inner
+
+    return lay_there.inner.table(), lay_there.__file__
+
+
+def pid(worker):
+    """Return which process this rank is."""
+    return os.getpid()
+
+
+def fail(worker, how, go):
+    """Once the test says go, the last rank fails; the others wait in a collective, or where nothing tells them."""
+    worker.log(loss=1.0)
+    wait_for(go)
+    if worker.rank == worker.world_size - 1:
+        workloads.FAILURES[how](worker)
+    if how == "raises":
+        time.sleep(1e6)
+    dist.barrier()
+
+
+def resume(worker, folder, go=None, steps=12, stops_at=(4,)):
+    """Train under DDP with a checkpoint at every second step, and give the weights and all losses.
+
+    At each of the steps in `stops_at` the first attempts wait for files: `go`.0, `go`.1, …
+    """
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(worker.rank)
+    checkpoint = labkit.Checkpoint(folder, model=model, optimizer=optimizer)
+    checkpoint.resume()
+    while checkpoint.step < steps:
+        if go and checkpoint.step in stops_at:
+            wait_for(f"{go}.{checkpoint.step}")
+        loss = model(torch.randn(4, 8)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        checkpoint.step += 1
+        worker.log(checkpoint.step, loss=loss.item())
+        if checkpoint.step % 2 == 0:
+            checkpoint.save()
+    return [p.detach() for p in model.module.parameters()]
+
+
+def check_it_equals_a_local_run(run, folder):
+    """Check that a run of `resume` has a local one's weights, steps and losses, bit for bit, with each step once."""
+    local = labkit.launch(resume, folder, live=False)
+    for mine, other in zip(run.results, local.results, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+    assert run.history["step"].tolist() == local.history["step"].tolist(), "each step once"
+    assert run.history["loss"].tolist() == local.history["loss"].tolist()
+
+
+def save_when_stopped(worker, folder):
+    """Count steps until told to stop; keep how many there were, as a last checkpoint does."""
+    step = 0
+    try:
+        while True:
+            dist.barrier()
+            step += 1
+            worker.log(step, attempt=int(os.environ.get("SLURM_RESTART_COUNT", 0)))
+            time.sleep(0.01)
+    except labkit.Stopped:
+        Path(folder, f"{worker.rank}.{os.environ.get('SLURM_RESTART_COUNT', 0)}").write_text(str(step))
+        raise
+
+
+def log_and_print(worker):
+    print("before", flush=True)
+    for step in range(5):
+        worker.log(loss=float(step))
+    return worker.rank
+
+
+def raise_on_one(worker):
+    worker.log(loss=1.0)
+    if worker.rank == 1:
+        raise ValueError("bad batch")
+    time.sleep(1e5)
+
+
+def keep_logging(worker):
+    while True:
+        worker.log(pid=os.getpid())
+        time.sleep(0.01)
+
+
+LINES = 1_000_000
+"""Of 100 characters each, 100 MB."""
+
+ODD = "lone \ud800, null \0, bell \a, 😀 "
+
+STEPS = 40
+
+
+def pattern(rank, size):
+    """What a rank returns: bytes that differ by rank and place."""
+    return (bytes(range(rank, 251)) * (size // (251 - rank) + 1))[:size]
+
+
+def line(number):
+    return f"line {number} ".ljust(99, ".")
+
+
+def carry_much(worker, sizes):
+    """Log what is no number, print 100 MB on the last rank, and return as many bytes as were asked for."""
+    for _ in range(3):
+        worker.log(loss=float("nan"), up=float("inf"), down=float("-inf"))
+    if worker.rank:
+        for number in range(0, LINES, 1000):
+            print("\n".join(map(line, range(number, number + 1000))))
+    return pattern(worker.rank, sizes[worker.rank])
+
+
+def return_a_lock(worker, size):
+    """Return what can be sent on rank 0, and then what cannot on rank 1."""
+    import threading
+
+    if worker.rank:
+        time.sleep(1)
+        return threading.Lock()
+    return pattern(0, size)
+
+
+def raise_oddly(worker):
+    raise ValueError(ODD + "x" * 100_000)
+
+
+def fill_the_disk(worker, path):
+    """Fill the disk on rank 0; log, print and return something, whether there is room or not."""
+    dist.barrier()
+    if worker.rank == 0:
+        with open(path, "wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError:
+                    continue
+    dist.barrier()
+    for step in range(STEPS):
+        worker.log(loss=float(step), **{f"a_name_that_takes_room_{number}": 0.0 for number in range(100)})
+        print(f"step {step}", "." * 2000)
+        time.sleep(0.01)
+    return pattern(worker.rank, 1_000_000)
+
+
+def wait_for_signal(worker, name):
+    """Log until a signal comes that the function has a handler for; return its number."""
+    came = []
+    signal.signal(getattr(signal, name), lambda number, _: came.append(number))
+    step = 0
+    while not came:
+        worker.log(step, waits=1.0)
+        step += 1
+        time.sleep(0.05)
+    return came[0]
+
+
+def launch_on_slurm(worker, folder):
+    """Launch on SLURM from within a rank; return what its ranks were."""
+    run = labkit.launch(where, on=labkit.Slurm(2, 1, folder=folder), live=False)
+    return run.results, run.notice
+
+
+def where(worker):
+    """Return which rank this is, on which node, and what it has of a launcher's and the caller's variables."""
+    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "LABKIT_RANK", "SLURMD_NODENAME", "FOR_RANKS", "SET_UP")
+    return worker.rank, worker.world_size, {name: os.environ.get(name) for name in names}
+
+
+def import_it(worker, name):
+    """Return the VALUE of a module."""
+    return importlib.import_module(name).VALUE
+
+
+def list_folder(worker):
+    """Return the rank's working folder, and what is there that has not been made by Python."""
+    return os.getcwd(), sorted(name for name in os.listdir() if name != "__pycache__")
+
+
+def return_when_stopped(worker):
+    """Log until asked to stop; then return all the same."""
+    try:
+        for step in range(10**6):
+            worker.log(step, waits=1.0)
+            time.sleep(0.05)
+    except labkit.Stopped:
+        return "what there was"

@@ -1,0 +1,277 @@
+"""A real Ray cluster of several nodes on this machine, to be thrown away: every node is a few processes, on loopback.
+
+`ray.cluster_utils.Cluster` starts them, in a process of its own: tests never import Ray. `python -m
+tests.support.ray_nodes` starts one and waits, to be used by hand: it prints the address, and obeys "add", "kill N" and
+"drain N".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+UP_S = 120
+TRIALS = 3
+CPUS = 2
+"""Of each node, as Ray counts."""
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_infeasible_task_early_exit": "0",
+}
+
+
+def missing() -> str:
+    """Return why no cluster can be started here; "" if one can."""
+    return "" if importlib.util.find_spec("ray") else "no Ray here: pip install ray"
+
+
+_running: list[RayNodes] = []
+
+
+def family() -> set[int]:
+    """Return the process ids of all nodes that this process has started, and of what runs there."""
+    found: set[int] = set()
+    for nodes in _running:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(nodes.process.pid)
+            found |= {process.pid, *(child.pid for child in process.children(recursive=True))}
+    return found
+
+
+class RayNodes:
+    """Nodes by number, from 0, which is the head."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "ray").mkdir()
+        self._drained: set[int] = set()
+        environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": str(folder)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        self._errors = open(folder / "nodes.err", "wb")  # noqa: SIM115 - open as long as the nodes
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.ray_nodes", str(folder)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+        _running.append(self)
+        try:
+            self.address: str = self._answer()["address"]
+        except RuntimeError:
+            self.down()
+            raise
+
+    def add(self) -> int:
+        """Add a node; return its number."""
+        return self._do("add")["number"]
+
+    def kill(self, number: int) -> None:
+        """End all processes of a node, as a power cut would."""
+        self._drained.discard(number)
+        self._do(f"kill {number}")
+
+    def drain(self, number: int, grace_s: float) -> None:
+        """Take a node away, as a cloud does with what is cheap: after a while."""
+        self._drained.add(number)
+        self._do(f"drain {number} {grace_s}")
+
+    def have(self, count: int) -> None:
+        """Wait until those are gone that were taken away, and add nodes until there are so many."""
+        for number in sorted(self._drained):
+            self.kill(number)
+        deadline = time.monotonic() + UP_S
+        while self.state()["nodes"] > count and time.monotonic() < deadline:
+            time.sleep(0.1)
+        while self.state()["nodes"] < count:
+            self.add()
+
+    def state(self) -> dict:
+        """Return how many nodes and actors live, and how many CPUs are free."""
+        return self._do("state")
+
+    def processes(self) -> list[psutil.Process]:
+        """Those of ranks and their supervisors."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    command = " ".join(process.cmdline())
+                    alive = process.status() != psutil.STATUS_ZOMBIE
+                    if alive and ("rank_entry" in command or "supervisor.py" in command):
+                        found.append(process)
+        return found
+
+    def rank_folders(self) -> list[Path]:
+        """The folders that ranks have on their nodes."""
+        return list(self._folder.glob("ray/*/labkit-rank-*"))
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The ranks' processes, by rank."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if "rank_entry" in " ".join(words):
+                    found[int(words[-2])] = process
+        return found
+
+    def holders(self) -> dict[int, psutil.Process]:
+        """The processes of the actors, by rank."""
+        found = {}
+        for rank, process in self.ranks().items():
+            found[rank] = process.parent().parent()
+        return found
+
+    def down(self) -> None:
+        """End all of it."""
+        family = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.communicate(timeout=30)
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.kill()
+        self.process.wait()
+        self._errors.close()
+        _running.remove(self)
+
+    def _do(self, words: str) -> dict:
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict:
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+        errors = (self._folder / "nodes.err").read_text(errors="replace")
+        raise RuntimeError(f"the Ray nodes are gone:\n{errors[-3000:]}")
+
+
+def _started(folder: Path) -> RayNodes:
+    """Return nodes that have started. Ray gives each of them 30 s, also on a busy machine, and none can be given more:
+    so they are tried again."""
+    for trial in range(TRIALS):
+        (folder / str(trial)).mkdir()
+        try:
+            return RayNodes(folder / str(trial))
+        except RuntimeError as error:
+            if "timed out during startup" not in str(error) or trial == TRIALS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+@contextlib.contextmanager
+def running() -> Iterator[RayNodes]:
+    """Yield a cluster of two nodes, and end it. Its folders go with it."""
+    folder = Path(tempfile.mkdtemp(prefix="lk-ray-", dir="/tmp"))  # a socket's path may not be long
+    before = os.environ.pop("RAY_ADDRESS", None)
+    nodes = _started(folder)
+    try:
+        yield nodes
+    finally:
+        nodes.down()
+        shutil.rmtree(folder, ignore_errors=True)
+        if before is not None:
+            os.environ["RAY_ADDRESS"] = before
+
+
+def main(folder: str) -> None:
+    """Be the process that has the nodes."""
+    import ctypes
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    from ray._private.state import GlobalState
+    from ray.cluster_utils import Cluster
+
+    options = {
+        "num_cpus": CPUS,
+        "num_gpus": 0,
+        "object_store_memory": 80 * 2**20,
+        "include_dashboard": False,
+        "include_log_monitor": False,  # what ranks print comes by labkit's own ways
+        "plasma_directory": folder,
+        "temp_dir": f"{folder}/ray",
+    }
+    cluster = Cluster(shutdown_at_exit=True)
+    nodes: list = []
+    gcs: GlobalState = cluster.global_state
+
+    def add() -> int:
+        # Ray takes 127.0.0.1 for the machine's outer address, but not the rest of the loopback network.
+        nodes.append(cluster.add_node(node_ip_address=f"127.0.0.{len(nodes) + 2}", **options))
+        return len(nodes) - 1
+
+    def say(**what: object) -> None:
+        answers.write(json.dumps(what) + "\n")
+
+    add(), add()
+    say(address=cluster.address)
+    try:
+        for line in sys.stdin:
+            kind, *words = line.split()
+            if kind == "add":
+                say(number=add())
+            elif kind == "kill":
+                with contextlib.suppress(AssertionError, KeyError):  # it had gone by itself
+                    cluster.remove_node(nodes[int(words[0])], allow_graceful=False)
+                say(killed=words[0])
+            elif kind == "drain":
+                drain(cluster.address, nodes[int(words[0])].node_id, float(words[1]))
+                say(drained=words[0])
+            elif kind == "state":
+                alive = sum(node["Alive"] for node in gcs.node_table())
+                actors = len(gcs.actor_table(None, None, "ALIVE"))
+                say(nodes=alive, free=gcs.available_resources().get("CPU", 0), actors=actors)
+    finally:
+        cluster.shutdown()
+
+
+def drain(address: str, node_id: str, grace_s: float) -> None:
+    """Have Ray take a node away at a deadline, as a cloud's preemption does."""
+    from ray._raylet import GcsClient
+    from ray.core.generated import autoscaler_pb2
+
+    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + grace_s) * 1000)
+    accepted, why = GcsClient(address=address).drain_node(node_id, reason, "taken away by a test", deadline_ms)
+    assert accepted, why
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(sys.argv[1])
+    else:
+        with running() as found:
+            print(found.address, flush=True)
+            for line in sys.stdin:
+                print(found._do(line.strip()), flush=True)

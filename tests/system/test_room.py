@@ -1,0 +1,144 @@
+"""The one room that knows the operating system: nothing goes around it, and its three systems are complete."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import labkit
+from labkit import system
+from labkit.system.base import PRIMITIVES, System
+from labkit.system.linux import Linux
+from labkit.system.macos import MacOS
+from labkit.system.posix import Posix
+from labkit.system.windows import Windows
+from tests.support.repository import ROOT
+
+PACKAGE = Path(labkit.__file__).parent
+SYSTEMS = (Linux, MacOS, Windows)
+
+MODULES_OF_THE_SYSTEM = {"fcntl", "resource", "termios", "pwd", "grp", "msvcrt", "winreg", "platform", "ctypes"}
+
+ALLOWED = {
+    "protocol/storages.py: import ctypes": "to look at a tensor's memory, by whatever system it was given",
+}
+
+SIGNALS = {"SIGINT", "SIGTERM", "SIG_IGN", "SIG_DFL"}
+
+
+def goes_around(path):
+    """Return what a module asks of the system itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="sys"), attr="platform" | "getwindowsversion"):
+                yield "sys.platform"
+            case ast.Attribute(value=ast.Name(id="os"), attr="name" | "uname" | "waitid"):
+                yield f"os.{node.attr}"
+            case ast.Attribute(value=ast.Name(id="signal"), attr=attr) if re.match(r"(SIG|CTRL_)", attr):
+                if attr not in SIGNALS:
+                    yield f"signal.{attr}"
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[ast.Name(id="signal" | "os"), name, *_]):
+                if ast.unparse(name).strip("'\"") not in FEATURES:
+                    yield ast.unparse(node)
+            case ast.Import(names=names) if set_of_tops(alias.name for alias in names) & MODULES_OF_THE_SYSTEM:
+                yield ast.unparse(node)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in MODULES_OF_THE_SYSTEM:
+                yield ast.unparse(node)
+            case ast.alias(name="_prctl_pr_set_pdeathsig"):
+                yield node.name
+            case ast.Constant(value=str(text)) if id(node) not in documents and re.match(r"/(proc|sys)\b", text):
+                yield text
+
+
+def set_of_tops(names):
+    return {name.partition(".")[0] for name in names}
+
+
+FEATURES = {"sched_getaffinity", "getuid"}
+"""What Python has on some systems only, and may be looked for where it is used."""
+
+
+def test_only_this_room_asks_the_operating_system():
+    found = [
+        f"{path.relative_to(PACKAGE).as_posix()}: {what}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.parent != PACKAGE / "system"
+        for what in goes_around(path)
+    ]
+    assert [what for what in found if what not in ALLOWED] == []
+    assert set(ALLOWED) <= set(found), "what is allowed is also done"
+
+
+def text_files_without_encoding(path):
+    """Return the lines at which a text file is opened in whatever encoding the system has."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
+            continue
+        called = ast.unparse(node.func)
+        name = called.rpartition(".")[2]
+        if name in ("read_text", "write_text"):
+            if len(node.args) < 1 + (name == "write_text"):
+                yield node.lineno
+        elif called in ("open", "os.fdopen", "io.open"):
+            mode = next((k.value for k in node.keywords if k.arg == "mode"), node.args[1] if node.args[1:] else None)
+            if "b" not in ast.unparse(mode or ast.Constant("r")) and len(node.args) < 4:
+                yield node.lineno
+
+
+SHOWN_TO_READERS = {"pitfalls", "task_for_ranks.py"}
+"""Code that stands in a lesson's cell, or is what a learner types; its files hold ASCII."""
+
+
+@pytest.mark.parametrize("folder", [PACKAGE, ROOT / "notebooks" / "course"], ids=lambda folder: folder.name)
+def test_every_text_file_is_opened_with_its_encoding(folder):
+    """On Windows the default is that of its code page, in which labkit's own messages cannot be written."""
+    found = {
+        f"{path.relative_to(folder)}:{line}"
+        for path in folder.rglob("*.py")
+        if not SHOWN_TO_READERS & {path.name, *(parent.name for parent in path.parents)}
+        for line in text_files_without_encoding(path)
+    }
+    assert found == set()
+
+
+def test_every_primitive_says_what_is_missing_in_a_sentence_or_works():
+    for each in SYSTEMS:
+        assert tuple(each.missing) == PRIMITIVES, each.name
+        assert all(not text or each.name in text for text in each.missing.values()), each.name
+    assert not any(Linux.missing.values())
+    assert not Linux.lacks_posix
+    assert not MacOS.lacks_posix
+    assert "WSL2" in Windows.lacks_posix
+
+
+def test_the_primitives_are_those_that_the_room_describes():
+    described = re.findall(r"^([a-z' ]+?)   +\S", system.__doc__, re.MULTILINE)
+    assert tuple(described) == PRIMITIVES
+    for name in re.findall(r"`(\w+)`", system.__doc__):
+        assert hasattr(System, name) or name in ("host", "linux", "macos", "windows"), name
+
+
+def test_a_system_adds_nothing_that_the_others_are_not_asked_for():
+    public = {name for name in vars(System) if not name.startswith("_")}
+    for each in (*SYSTEMS, Posix):
+        assert {name for name in vars(each) if not name.startswith("_")} <= public, each.name
+        for name in public:
+            ours, theirs = getattr(each, name), getattr(System, name)
+            if inspect.isfunction(ours):
+                assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
+
+
+def test_this_process_is_on_one_of_them():
+    assert isinstance(system.host, SYSTEMS)

@@ -1,0 +1,96 @@
+"""What the system says: whether a process was killed because memory had run out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.system import out_of_memory
+from labkit.system.out_of_memory import OutOfMemoryKills
+from tests.support import fake_system
+from tests.support.fake_system import MOUNT
+
+UNIFIED = MOUNT.format(top="/", at="/sys/fs/cgroup", kind="cgroup2", options="nsdelegate")
+MEMORY = MOUNT.format(top="/", at="/sys/fs/cgroup/memory", kind="cgroup", options="memory")
+CPU = MOUNT.format(top="/", at="/sys/fs/cgroup/cpu", kind="cgroup", options="cpu,cpuacct")
+BESIDE_V1 = MOUNT.format(top="/", at="/sys/fs/cgroup/unified", kind="cgroup2", options="nsdelegate")
+IN_DOCKER = MOUNT.format(top="/docker/7f", at="/sys/fs/cgroup/memory", kind="cgroup", options="memory")
+
+SYSTEMS = {
+    "v2": ("0::/slurm/job_5/step_0\n", UNIFIED, "sys/fs/cgroup/slurm/job_5/step_0/memory.events"),
+    "v2, a kernel that counts without the groups below": (
+        *("0::/slurm\n", UNIFIED),
+        "sys/fs/cgroup/slurm/memory.events.local",
+    ),
+    "v2, a container": ("0::/\n", UNIFIED, "sys/fs/cgroup/memory.events"),
+    "v1": ("4:memory:/a/b\n2:cpu,cpuacct:/\n0::/\n", CPU + MEMORY, "sys/fs/cgroup/memory/a/b/memory.oom_control"),
+    "v1, and v2 beside it": (
+        *("4:memory:/a\n0::/b\n", BESIDE_V1 + MEMORY),
+        "sys/fs/cgroup/memory/a/memory.oom_control",
+    ),
+    "v1, a container that sees its own part": (
+        *("4:memory:/docker/7f\n", IN_DOCKER),
+        "sys/fs/cgroup/memory/memory.oom_control",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_what_is_killed_in_ones_own_cgroup_was_killed_for_want_of_memory(kind, tmp_path):
+    root = fake_system.system(tmp_path, *SYSTEMS[kind])
+    fake_system.count(root, cgroup=2, host=2)
+    kills = OutOfMemoryKills(root)
+    assert kills.seen() == "", "that was before"
+    fake_system.count(root, cgroup=3, host=3)
+    assert kills.seen() == "killed"
+
+
+@pytest.mark.parametrize("kind", SYSTEMS)
+def test_what_is_killed_elsewhere_on_the_machine_is_no_matter_of_ones_own(kind, tmp_path):
+    root = fake_system.system(tmp_path, *SYSTEMS[kind])
+    kills = OutOfMemoryKills(root)
+    fake_system.count(root, host=5)
+    assert kills.seen() == ""
+
+
+WITHOUT = {
+    "no cgroups": ("", ""),
+    "v2's root, which counts nothing": ("0::/\n", UNIFIED),
+    "a cgroup outside of what the container sees": ("4:memory:/other\n", IN_DOCKER),
+    "no mount": ("0::/a\n", CPU),
+    "lines that cannot be read": ("x\n", "y - z\n"),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_where_only_the_machine_counts_a_kill_may_have_been_anybodys(kind, tmp_path):
+    root = fake_system.system(tmp_path, *WITHOUT[kind], counter="")
+    kills = OutOfMemoryKills(root)
+    assert kills.seen() == ""
+    fake_system.count(root, host=1)
+    assert kills.seen() == "perhaps"
+
+
+def test_where_nothing_counts_nothing_is_said(tmp_path):
+    assert OutOfMemoryKills(tmp_path).seen() == ""
+
+
+def test_a_cgroup_that_is_gone_leaves_the_machines_count(tmp_path):
+    root = fake_system.v2(tmp_path)
+    kills = OutOfMemoryKills(root)
+    (root / (root / "counter").read_text()).unlink()
+    (root / "counter").write_text("")
+    fake_system.count(root, host=1)
+    assert kills.seen() == "perhaps"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+def test_on_this_machine_something_counts_and_nothing_has_been_killed():
+    assert (
+        out_of_memory._oom_kills(out_of_memory._cgroup_counter(Path("/"), os.getpid()) or Path("/proc/vmstat"))
+        is not None
+    )
+    assert OutOfMemoryKills().seen() == ""

@@ -1,0 +1,92 @@
+"""The page for those who come from torchrun, mp.spawn or Accelerate: `python -m tests.tools.make_coming_from`.
+
+Made of the twins (`tests/support/idioms.py`, `tests/support/whole_programs.py`), whose tests say that each row is so,
+and of the table that `tests/benchmarks/foreign.py` has written. `tests/rank/test_idioms.py` fails where the page is not
+current.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.idioms import IDIOMS
+from tests.support.twins import EXPORTED, SCRIPTS, Twin
+from tests.support.whole_programs import PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "notebooks" / "COMING_FROM.md"
+FOREIGN = ROOT / "tests" / "benchmarks" / "foreign.md"
+
+COLUMNS = {
+    "spawn": "mp.spawn",
+    "torchrun": "torchrun",
+    "cell": "cell",
+    "reserved": "on reserved ranks",
+    "cell-torchrun": "on `Torchrun`",
+    "exported": "exported",
+}
+
+HEAD = Path(__file__).parent / "site_templates" / "coming_from.md"
+
+
+def mark(twin: Twin, way: str) -> str:
+    """Return what a row says of a way."""
+    if way in SCRIPTS:
+        return "✓" if way in twin.scripts else ""
+    if twin.refused:
+        return "refused" if way in twin.cells else ""
+    return "✓" if way in twin.cells else ""
+
+
+def table(title: str, twins: list[Twin]) -> str:
+    """Return twins as a table."""
+    ways = (*SCRIPTS, *EXPORTED)
+    lines = [f"| {title} | {' | '.join(COLUMNS[way] for way in ways)} |", f"|---|{':-:|' * len(ways)}"]
+    for twin in twins:
+        lines.append(f"| [{twin.name}](#{anchor(twin.name)}) | {' | '.join(mark(twin, way) for way in ways)} |")
+    return "\n".join(lines) + "\n"
+
+
+def anchor(heading: str) -> str:
+    """Return how a heading is linked to, as GitHub has it."""
+    kept = [character for character in heading.lower() if character.isalnum() or character in " -_"]
+    return "".join(kept).replace(" ", "-")
+
+
+def details(twin: Twin) -> str:
+    """Return one twin with its source."""
+    parts = [f"### {twin.name}\n"]
+    if twin.refused:
+        parts.append(f"Refused before anything starts: *{twin.refused}*.\n")
+    if twin.note:
+        parts.append(f"{twin.note}\n")
+    parts.append(f"```python\n{twin.source.strip()}\n```\n")
+    for name, text in twin.files.items():
+        parts.append(f"`{name}`:\n\n```python\n{text.strip()}\n```\n")
+    launched = "labkit.launch(main)" if twin.launched == "main" else f"labkit.launch({twin.launched})"
+    parts.append(f"In the cell: `{launched}`\n")
+    return "\n".join(parts)
+
+
+def page() -> str:
+    """Return the page as Markdown."""
+    foreign = FOREIGN.read_text() if FOREIGN.exists() else ""
+    return "\n".join(
+        [
+            "<!-- made by `python -m tests.tools.make_coming_from`; not to be changed by hand -->\n",
+            HEAD.read_text(encoding="utf-8"),
+            "## What a script may do\n",
+            table("a script that …", IDIOMS),
+            "An empty field: not tried. *Reserved ranks* run it twice, and the second time counts.\n",
+            "## Whole programs\n",
+            table("small, of the form of public ones", PROGRAMS),
+            *(["### Programs that nobody here wrote\n", foreign] if foreign else []),
+            "## The sources\n",
+            *(details(twin) for twin in (*IDIOMS, *PROGRAMS)),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

@@ -1,0 +1,154 @@
+"""Make README's pictures from real runs.
+
+`python tests/tools/make_picture.py` photographs the live view: lesson 00 with four ranks, in a browser, while it runs.
+
+`python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, and puts it beside the
+lesson in README's table. A lesson that lies executed in build/notebooks (`make notebooks`), as it now is, is not run
+again; `--lessons 06_ddp` makes that one only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+# Started by its path, it finds its neighbours as the package `tests`, and Python's `platform`, not `tests/system`.
+sys.path[:] = [str(Path(__file__).parents[2]), *(path for path in sys.path if path != str(Path(__file__).parent))]
+
+import nbformat  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from tests.tools.run_notebooks import FOLDER, LESSONS, execute  # noqa: E402
+
+README = FOLDER.parent / "README.md"
+EXECUTED = FOLDER.parent / "build" / "notebooks"
+LIVE_VIEW = FOLDER / "images" / "live_view.png"
+PICTURES = FOLDER / "images" / "lessons"
+
+WIDTH, SHOWN_WIDTH = 480, 240
+"""Pixels of a lesson's picture, and in README, where a screen with fine pixels needs twice as many."""
+LIMIT_BYTES = 60_000
+
+ROW = re.compile(r"^\| \[([^]]+)\]\(notebooks/(\w+)\.ipynb\) \| ([^|]+?) \|.*$", re.MULTILINE)
+"""A lesson in README's table."""
+
+
+def live_view() -> Path:
+    """Run lesson 00 with four ranks, and photograph its cell while it runs."""
+    from tests.support.browser import lab
+
+    with tempfile.TemporaryDirectory(prefix="labkit-") as name:
+        folder = Path(name)
+        notebook = json.loads((FOLDER / "00_start_here.ipynb").read_text())
+        for cell in notebook["cells"]:
+            cell["source"] = [
+                line.replace("epochs = 15", "epochs = 60").replace("world_size = 2", "world_size = 4")
+                for line in cell["source"]
+            ]
+        sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        launch = next(index for index, source in enumerate(sources) if "run = labkit.launch(" in source)
+        (folder / "live.ipynb").write_text(json.dumps(notebook))
+        with lab(folder, width=1180, height=1000) as page:
+            page.open("live.ipynb")
+            page.page.keyboard.press("Escape")
+            page.page.keyboard.press("Control+b")  # hide the side bar
+            for index in range(launch):
+                page.run_cell(index)
+            page.wait_until_run(launch - 1)
+            page.run_cell(launch)
+            page.page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached", timeout=180_000)
+            page.page.wait_for_timeout(4000)
+            cell = page.cell(launch)
+            cell.scroll_into_view_if_needed()
+            cell.screenshot(path=LIVE_VIEW)
+    return LIVE_VIEW
+
+
+def first_chart(executed: Path) -> Image.Image:
+    """Return the first picture that an executed lesson shows. Raises ValueError if there is none."""
+    for cell in nbformat.read(executed, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            if picture := output.get("data", {}).get("image/png"):
+                return Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
+    raise ValueError(f"{executed} shows no chart; run the lesson again (make notebooks)")
+
+
+def small_png(picture: Image.Image) -> bytes:
+    """Return a picture as PNG, `WIDTH` wide, with as many colours as fit into the limit."""
+    size = (WIDTH, round(picture.height * WIDTH / picture.width))
+    small = picture.resize(size, Image.Resampling.LANCZOS)
+    for colors in (256, 64, 16):
+        file = io.BytesIO()
+        small.quantize(colors, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+        if file.tell() <= LIMIT_BYTES:
+            break
+    return file.getvalue()
+
+
+def is_new(executed: Path, lesson: Path) -> bool:
+    """Return whether a lesson was executed with the code, and the parameters, that it has now."""
+    if not executed.exists():
+        return False
+    ran, now = (nbformat.read(file, as_version=4).cells for file in (executed, lesson))
+    ran_code, code = ([cell.source for cell in cells if cell.cell_type == "code"] for cells in (ran, now))
+    return bool(ran_code == code)
+
+
+def lesson_pictures(lessons: Iterable[Path], folder: Path) -> list[Path]:
+    """Make the picture of each lesson, running those that do not lie executed in the folder. Return the pictures."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    made = []
+    for lesson in lessons:
+        executed = folder / lesson.name
+        if not is_new(executed, lesson):
+            print(f"running {lesson.name}", flush=True)
+            executed = execute(lesson, folder)
+        made.append(PICTURES / f"{lesson.stem}.png")
+        made[-1].write_bytes(small_png(first_chart(executed)))
+    return made
+
+
+def with_pictures(readme: str) -> str:
+    """Return README with its table's pictures: each lesson's that has one."""
+
+    def row(found: re.Match[str]) -> str:
+        title, name, question = found.groups()
+        start = f"| [{title}](notebooks/{name}.ipynb) | {question} |"
+        if not (PICTURES / f"{name}.png").exists():
+            return f"{start} |"
+        source = f"notebooks/{(PICTURES / name).relative_to(FOLDER).as_posix()}.png"
+        return f'{start} <img src="{source}" width="{SHOWN_WIDTH}" alt="a chart of lesson {title}"> |'
+
+    return ROW.sub(row, readme)
+
+
+def main() -> int:
+    """Make what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lessons", nargs="*", metavar="NAME", help="make the lessons' pictures; all by default")
+    parser.add_argument("--executed", type=Path, default=EXECUTED, help="folder of executed notebooks")
+    arguments = parser.parse_args()
+    if arguments.lessons is None:
+        print(live_view())
+        return 0
+    known = {lesson.stem: lesson for lesson in LESSONS}
+    if unknown := set(arguments.lessons) - set(known):
+        parser.error(f"there is no lesson {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    chosen = [known[name] for name in arguments.lessons] or list(known.values())
+    for picture in lesson_pictures(chosen, arguments.executed):
+        print(f"{picture.relative_to(FOLDER.parent)}: {picture.stat().st_size / 1e3:.0f} kB")
+    for gone in {picture.stem for picture in PICTURES.glob("*.png")} - set(known):
+        (PICTURES / f"{gone}.png").unlink()
+    README.write_text(with_pictures(README.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""README's table of front ends, row by row: what each shows of a run, and how it is stopped there.
+
+Real are nbclient, a terminal's IPython and plain Python; JupyterLab 4 and Notebook 7 are in `test_browser.py` and
+`test_browser_notebook.py`. VS Code, Colab and Kaggle are emulated: cells are sent to a real kernel as they send them,
+in their environment. Each says where it is known from what they send, and when that was read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import warnings
+
+import nbclient
+import nbformat
+import pytest
+
+import labkit
+from labkit.engines import arguments as checks
+from labkit.ui import charts, kernel
+from tests.conftest import LONG_S
+from tests.support.repository import beside_the_course
+from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
+
+TPU = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
+
+HOSTED = {
+    # COLAB_RELEASE_TAG: colabtools' _serverextension/_handlers.py at 3c07d776a9d3, 2026-04-07.
+    "colab": {"COLAB_RELEASE_TAG": "release-colab-external_20260406-060047_RC00", **TPU},
+    # Public notebooks and their tools look for these two; KAGGLE_KERNEL_RUN_TYPE is "Batch" in Save & Run All.
+    "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "KAGGLE_URL_BASE": "https://www.kaggle.com", **TPU},
+}
+
+OUTPUT = '''
+"""As much of google.colab.output as anywidget asks for (colabtools' output/_widgets.py at 3c07d776a9d3)."""
+
+enabled = 0
+
+def enable_custom_widget_manager():
+    global enabled
+    enabled += 1
+'''
+
+
+def packages(folder, name):
+    """Write the packages that a hosted notebook has; give their folder."""
+    found = {"torch_xla/__init__.py": ""}
+    if name == "colab":
+        found |= {"google/__init__.py": "", "google/colab/__init__.py": "", "google/colab/output.py": OUTPUT}
+    for path, text in found.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return str(folder)
+
+
+# VS Code, Colab, Kaggle: emulated
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    notebook = Notebook(tmp_path_factory.mktemp("kernel"))
+    notebook.run(SPIN)
+    yield notebook
+    notebook.close()
+
+
+SENT = {
+    # The address of the cell's document, and the cell's own metadata: vscode-jupyter's cellExecution.ts at
+    # 00593cb90954, read on 2026-11-22.
+    "VS Code": lambda cell: {"cellId": f"vscode-notebook-cell:/home/me/a.ipynb#{cell}", "collapsed": False},
+    # colabtools' _history.py at 3c07d776a9d3, 2026-04-07.
+    "Colab": lambda cell: {"colab": {"cell_id": cell}},
+}
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize("front_end", SENT)
+def test_a_cell_is_known_by_what_the_front_end_says_of_it(notebook, front_end):
+    """Run again, edited, it stops what it had launched; another cell with the same text does not."""
+    sent = SENT[front_end]
+    launch = "run_{} = labkit.launch(spin, world_size=1, wait=False)".format
+    notebook.run(launch(1), metadata=sent("one"))
+    notebook.run("kept = run_1\n" + launch(1), metadata=sent("two"))
+    assert statuses(notebook, "kept", "run_1") == ["running", "running"]
+    notebook.run(launch(3), metadata=sent("two"))
+    assert statuses(notebook, "kept", "run_1", "run_3") == ["running", "stopped", "running"]
+    notebook.run("for run in (kept, run_3): run.stop()")
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
+    """A kernel may have subshells and the front end none, as any but JupyterLab and Notebook: then nobody hears it."""
+    if not notebook.value("labkit.ui.kernel.has_subshells()"):
+        pytest.skip("this kernel has no subshells: test_the_stop_button_works_while_its_cell_is_waiting")
+    notebook.run("labkit.ui.live.SUBSHELL_S = 0.5")
+    cell = notebook.start("run = labkit.launch(spin)", watched=True)
+    notebook.listen_until(lambda: notebook.button_now.get("disabled"))
+    assert notebook.button["description"] == "Stop"
+    assert notebook.button_now["description"] == "use kernel ■"
+    assert "a front end that uses them" in notebook.button_now["tooltip"]
+    subshell = notebook.open_subshell()  # late, as by a browser that was slow
+    notebook.listen_until(lambda: not notebook.button_now["disabled"])
+    assert notebook.button_now["description"] == "Stop"
+    notebook.close_subshell(subshell)
+    notebook.interrupt()
+    notebook.finish(cell)
+    assert (cell.error["ename"], notebook.value("labkit.runs[-1].status")) == ("RunInterrupted", "stopped")
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_without_widgets_there_are_text_and_pictures(notebook):
+    notebook.run("labkit.ui.prewarm.wait()")
+    notebook.run("import sys\nwidgets = {name: sys.modules.pop(name) for name in ('ipywidgets', 'anywidget')}")
+    notebook.run("sys.modules.update(dict.fromkeys(widgets))")  # as if they could not be imported
+    notebook.ever_shown.clear()
+    cell = notebook.run(
+        "def train(worker):\n    [worker.log(loss=float(step)) for step in range(3)]\nrun = labkit.launch(train)",
+        watched=True,
+    )
+    notebook.run("sys.modules.update(widgets)")
+    assert "train: finished · 2 ranks" in cell.html
+    assert set(cell.data[1]) == {PLOTLY, "image/png", "text/plain"}
+    assert not any(WIDGET in data for data in notebook.ever_shown)
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_front_end_that_does_not_know_widgets_has_words_instead(notebook):
+    notebook.ever_shown.clear()
+    notebook.run("labkit.launch(lambda worker: worker.log(loss=1.0))", watched=True)
+    (view,) = [data for data in notebook.ever_shown if WIDGET in data]
+    assert view["text/plain"] == kernel.NO_WIDGETS
+
+
+@pytest.fixture
+def hosted(notebook, request, tmp_path):
+    """The kernel in a hosted notebook's environment, without subshells, which neither has."""
+    notebook.run(f"""
+        import sys
+        from labkit.ui import kernel
+        before, subshells = dict(os.environ), kernel.has_subshells
+        os.environ.update({HOSTED[request.param]!r})
+        sys.path.insert(0, {packages(tmp_path, request.param)!r})
+        kernel.has_subshells = lambda: False
+    """)
+    yield notebook
+    notebook.run("""
+        os.environ.clear()
+        os.environ.update(before)
+        del sys.path[0]
+        kernel.has_subshells = subshells
+    """)
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize("hosted", HOSTED, indirect=True)
+def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(hosted, request):
+    """On a machine with a TPU, too (pytorch/xla #2753, #9303)."""
+    is_colab = "colab" in request.node.name
+    if is_colab:
+        hosted.run("import google.colab.output as output")
+    hosted.run("from labkit.engines import arguments as checks\nchecks._say_once_that_tpus_are_not_used.cache_clear()")
+    hosted.run("globals().pop('__warningregistry__', None)")  # Python, too, warns once at a place
+    open_before = dict(hosted.open_comms)
+    cell = hosted.start("run = labkit.launch(spin)", watched=True)
+    hosted.listen_until(
+        lambda: "LiveChart" in [hosted.open_comms[n] for n in set(hosted.open_comms) - set(open_before)]
+    )
+    assert (hosted.button["description"], hosted.button["disabled"]) == ("use kernel ■", True), "from the beginning"
+    hosted.interrupt()
+    hosted.finish(cell)
+    hosted.listen_until(cell.charts)
+    assert cell.error["ename"] == "RunInterrupted"
+    assert "spin: stopped" in cell.html
+    assert set(cell.charts()[0]) == {PLOTLY, "image/png", "text/plain"}, "whichever the page can draw"
+    assert cell.stderr.count("TPUs are not supported; the ranks compute on this machine's CPU cores") == 1
+    assert not re.search(r"(contextlib|labkit/\w+)\.py:\d+: UserWarning", cell.stderr), "it is the reader's own line"
+    again = hosted.run("labkit.launch(lambda worker: print(worker.device))")
+    assert "[rank 1] cpu" in again.stdout
+    assert "TPU" not in again.stderr, "said once"
+    if is_colab:
+        assert hosted.value("output.enabled") == 1, "or Colab draws no live chart"
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_installed", "found"),
+    [
+        ({"TPU_NAME": "local"}, True, True),
+        ({"PJRT_DEVICE": "TPU"}, True, True),
+        ({"PJRT_DEVICE": "CPU"}, True, False),
+        ({}, True, False),
+        ({"TPU_NAME": "local"}, False, False),
+    ],
+)
+def test_a_tpu_is_known_by_its_package_and_the_environment(environment, is_installed, found, tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("TPU_") or name == "PJRT_DEVICE"]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if is_installed:
+        monkeypatch.syspath_prepend(packages(tmp_path, "kaggle"))
+    assert checks.has_tpu() == found
+    checks._say_once_that_tpus_are_not_used.cache_clear()
+    with warnings.catch_warnings(record=True) as said:
+        for _ in range(2):
+            checks._say_once_that_tpus_are_not_used()
+    assert len(said) == found
+    checks._say_once_that_tpus_are_not_used.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "picture"), [("COLAB_RELEASE_TAG", True), ("KAGGLE_URL_BASE", True), ("", False)])
+def test_a_watched_chart_has_a_picture_where_the_page_may_not_draw_plotlys_data(name, picture, monkeypatch):
+    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
+    for each in ("COLAB_RELEASE_TAG", "KAGGLE_URL_BASE"):
+        monkeypatch.delenv(each, raising=False)
+    if name:
+        monkeypatch.setenv(name, "x")
+    bundle = labkit.charts.bars(["a"], [1.0], "s")._repr_mimebundle_()
+    assert ("image/png" in bundle, charts.PLOTLY in bundle) == (picture, True)
+
+
+# nbclient and papermill: real (papermill also runs every lesson, in test_notebooks.py)
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkeypatch):
+    """With what Kaggle says of itself in Save & Run All, where nobody watches either."""
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    sources = (
+        "import course, labkit\n%load_ext labkit",
+        "def train(worker):\n    [worker.log(loss=float(step)) for step in range(3)]\n    print('bye')",
+        "run = labkit.launch(train)",
+        "%%ranks 2\nrank",
+        "def local_indices(samples, rank, world_size, epoch, seed):\n    return []\ncourse.check(local_indices)",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=LONG_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
+    )
+    client.execute()
+    launched, ranks, checked = (cell.outputs for cell in notebook.cells[2:])
+    lines = "".join(output.text for output in launched if output.output_type == "stream")
+    assert {"[rank 0] bye", "[rank 1] bye"} <= set(lines.splitlines())
+    data = [output.data for output in launched if "data" in output]
+    assert "train: finished · 2 ranks · step 2 · loss 2" in data[0]["text/html"]
+    assert set(data[1]) == {PLOTLY, "image/png", "text/plain"}
+    assert ranks[0].text == "[rank 0] 0\n[rank 1] 1\n"
+    assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+def test_a_time_limit_that_interrupts_a_run_is_no_success(tmp_path):
+    """`jupyter nbconvert --execute` with `interrupt_on_timeout`, on a run that hangs."""
+    sources = (
+        "import time, labkit\ndef stuck(worker):\n    time.sleep(1e6)",
+        "labkit.launch(stuck)",
+        "print('the next cell')",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout_func=lambda cell: 15 if "launch" in cell.source else LONG_S,
+        interrupt_on_timeout=True,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(beside_the_course(tmp_path))}},
+    )
+    with pytest.raises(
+        nbclient.exceptions.CellExecutionError, match="run 'stuck' was interrupted and stopped"
+    ) as error:
+        client.execute()
+    assert "time.sleep at Cell In[1], line 3" in str(error.value), "where the ranks were"
+    assert str(error.value).rstrip().splitlines()[-1]
+    assert "stuck: stopped by an interrupt" in str(notebook.cells[1].outputs), "it is kept, and shown"
+    assert notebook.cells[2].outputs == []
+
+
+# A terminal: real
+
+
+class Terminal:
+    """A program in a terminal of its own, and who types there."""
+
+    def __init__(self, folder, *command):
+        import pexpect
+
+        environment = {**os.environ, "TERM": "dumb", "PYTHON_BASIC_REPL": "1", "IPYTHONDIR": str(folder / "ipython")}
+        self._child = pexpect.spawn(
+            sys.executable,
+            list(command),
+            cwd=str(folder),
+            env=environment,
+            timeout=LONG_S,
+            encoding="utf-8",
+            dimensions=(50, 200),
+        )
+
+    def see(self, words):
+        """Wait until something is shown; give what it is."""
+        self._child.expect(words)
+        return self._child.match.group(0)
+
+    def type(self, *lines):
+        for line in lines:
+            self._child.sendline(line)
+
+    def interrupt(self):
+        self._child.sendintr()
+
+    def close(self):
+        self._child.kill(signal.SIGKILL)
+        self._child.wait()  # pexpect itself would give up on a busy machine
+        self._child.close()
+
+
+@pytest.mark.spawns
+@pytest.mark.kernel
+@pytest.mark.parametrize("program", ["IPython", "Python"])
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX's kind")
+def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_path):
+    options = (
+        ["-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"] if program == "IPython" else ["-q"]
+    )
+    prompt = r"In \[\d+\]: " if program == "IPython" else ">>> "
+    terminal = Terminal(beside_the_course(tmp_path), *options)
+    try:
+        terminal.see(prompt)
+        terminal.type("import course, labkit, time")
+        terminal.see(prompt)
+        body = ["    for step in range(10**9):", "        worker.log(loss=1 / (1 + step))", "        time.sleep(0.01)"]
+        terminal.type("def train(worker):", *body, "", "")
+        terminal.type("run = labkit.launch(train, world_size=2)")
+        terminal.see(r"train: running · 2 ranks · step \d+ · loss ")
+        terminal.interrupt()
+        terminal.see(r"train: stopped by an interrupt · 2 ranks · step \d+")
+        terminal.see("loss [▁▂▃▄▅▆▇█]+")
+        terminal.see(r"What was logged, printed and returned is kept in labkit.runs\[-1\]")
+        terminal.type("run = labkit.runs[-1]")
+        terminal.type("print('status', run.status, len(set(run.history['rank'])))")
+        terminal.see("status stopped 2\r\n")
+        if program == "IPython":
+            terminal.type("%load_ext labkit", "%%ranks 2", "rank + 40", "", "")
+            terminal.see(r"\[rank 1\] 41")
+        terminal.type("def local_indices(samples, rank, world_size, epoch, seed):", "    return []", "", "")
+        terminal.type("course.check(local_indices)")
+        terminal.see("local_indices: wrong")
+    finally:
+        terminal.close()
