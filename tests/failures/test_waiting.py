@@ -17,6 +17,8 @@ from labkit.rank import recorder, waiting
 from labkit.rank.recorder import Collectives
 from labkit.system.linux import SLEEP
 
+IF_SLEEP_IS_TOLD = pytest.mark.skipif(platform.machine() not in SLEEP, reason="the system does not tell")
+
 SCRIPT = """
 import json, os, queue, threading, time
 from labkit.rank.waiting import look
