@@ -153,7 +153,8 @@ def test_stopped_at_any_step_the_rest_is_as_uninterrupted_or_a_warning_names_the
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             rest = train(tmp_path / f"{stop_at}", make, resumes=True)
-        said = [str(each.message) for each in caught]
+        # PyTorch's own may come here if an earlier test has read a sparse tensor that was damaged.
+        said = [text for each in caught if "sparse tensor invariants" not in (text := str(each.message))]
         assert [step for step, *_ in first + rest] == [step for step, *_ in whole]
         if kind in EXACT:
             assert (first + rest, said) == (whole, [])

@@ -302,6 +302,7 @@ def test_ranks_that_have_returned_do_not_wait_for_one_that_has_failed():
     assert left == []
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_rank_is_sent_its_own_ends_only_however_many_there_are(count, monkeypatch):
     """All ranks' ends in each would be four times their number: more than the 256 open files of macOS, from 60 on."""

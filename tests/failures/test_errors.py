@@ -377,6 +377,8 @@ def test_every_class_of_errors_that_a_reader_meets_has_a_page():
         "CannotConnectError",  # "the ranks cannot be given to Ray"
         "NotThereError",  # a file that is looked for again
         "NotWrittenError",  # a piece that is written later
+        "IntegersDifferError",  # a cell of a comparison: "differs"
+        "ReplayError",  # a comparison says so where the step would stand
         "Garbled",  # ends a rank, whose failure says what has come
         "Ended",  # JobEnded, on its way to the notebook
         "Told",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -142,8 +143,8 @@ def test_the_readme_lists_every_lesson():
 
 
 def test_the_readme_promises_only_names_that_exist():
-    for name in set(re.findall(r"labkit\.(\w+)", README)) - {"log", "rank"}:
-        assert name in labkit.__all__, name
+    for name in set(re.findall(r"labkit\.(\w+)", README)) - {"log"}:
+        assert name in labkit.__all__ or importlib.util.find_spec(f"labkit.{name}"), name
 
 
 @pytest.mark.spawns
