@@ -229,7 +229,7 @@ class Case(NamedTuple):
             "from datetime import timedelta",
             "import torch, torch.distributed as dist",
             "from torch.distributed.device_mesh import init_device_mesh",
-            "from tests import transports  # run it in the repository's root",
+            "from tests.support import transports  # run it in the repository's root",
             "",
             "def program(worker, path):",
             f"    # {self}",

@@ -249,6 +249,9 @@ UNREACHED = {
 }
 """Places to which no run comes here, and why."""
 
+OF_FORKED_RANKS = {"rank.channels: EventQueue.close: end.close", "rank.channels: RankPipes.close: end.close"}
+"""What ranks do here because they are forked: they let go of the others' ends. One that is spawned has its own only."""
+
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("how", RUNS)
@@ -261,7 +264,7 @@ def test_without_a_fault_a_run_ends_as_it_should(how):
 def test_every_place_is_reached_or_it_is_said_why_not(reached):
     there = {place for place, _ in reached}
     unreached = [str(place) for place in places(*MODULES) if place not in there]
-    assert unreached == list(UNREACHED)
+    assert sorted(unreached) == sorted(UNREACHED)
 
 
 def faults(place):
@@ -305,6 +308,8 @@ def check(code, place, side, fault, how, usual_s):
 def test_whatever_goes_wrong_at_a_place_the_run_ends_and_says_why(place, code, reached):
     wrong = []
     for side in ("notebook", "rank"):
+        if side == "rank" and str(place) in OF_FORKED_RANKS:
+            continue
         how, usual_s = reached.get((place, side), (None, 0))
         for fault in faults(place) if how else ():
             if found := check(code, place, side, fault, how, usual_s):
