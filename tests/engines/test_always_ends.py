@@ -249,6 +249,9 @@ UNREACHED = {
 }
 """Places to which no run comes here, and why."""
 
+SOMETIMES = {"monitor.follower: Follower._enforce_stop: self._engine.ask_to_stop"}
+"""Where ranks happen to take long to stop, and are asked again."""
+
 OF_FORKED_RANKS = {"rank.channels: EventQueue.close: end.close", "rank.channels: RankPipes.close: end.close"}
 """What ranks do here because they are forked: they let go of the others' ends. One that is spawned has its own only."""
 
@@ -264,7 +267,7 @@ def test_without_a_fault_a_run_ends_as_it_should(how):
 def test_every_place_is_reached_or_it_is_said_why_not(reached):
     there = {place for place, _ in reached}
     unreached = [str(place) for place in places(*MODULES) if place not in there]
-    assert sorted(unreached) == sorted(UNREACHED)
+    assert not (set(unreached) ^ set(UNREACHED)) - SOMETIMES
 
 
 def faults(place):
