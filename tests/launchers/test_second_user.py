@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 REACHABLE = {
-    r"(cluster|session)\.rank_entry|spawn_main": "gloo: a rank listens for the others on loopback, as PyTorch has no "
+    r"(launchers|session)\.rank_entry|spawn_main": "gloo: a rank listens for the others on loopback, as PyTorch has no "
     "other transport for it. Whoever connects when all have joined is given nothing: see .github/SECURITY.md",
     r"^\d+ srun ": "SLURM's own, which asks munge who connects",
 }

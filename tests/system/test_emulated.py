@@ -56,8 +56,9 @@ def scenarios(system, uvlike):
 
 
 @pytest.fixture(scope="module")
-def on_linux():
-    return scenarios("linux", None)
+def on_linux(uvlike):
+    """With the same transport: what each reports of a rank that has gone is its own."""
+    return scenarios("linux", uvlike)
 
 
 @pytest.mark.parametrize("system", emulation.EMULATED)
