@@ -5,6 +5,7 @@ Screenshots, of two of the widths, are kept in build/screenshots; look at them.
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -179,8 +180,14 @@ def page(tmp_path_factory):
 
 
 def large(found):
-    """Return what notes those messages that only Plotly's five megabytes can be."""
-    return lambda message: found.append(len(message)) if len(message) > 3_000_000 else None
+    """Return what notes the first piece of Plotly that a message brings, or all of it."""
+
+    def note(message):
+        text = message.decode(errors="replace") if isinstance(message, bytes) else message
+        if len(message) > 1_000_000 or re.search(r'"piece": ?0\b', text):
+            found.append(len(message))
+
+    return note
 
 
 def settle(page, index):

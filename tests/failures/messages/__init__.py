@@ -10,7 +10,7 @@ from pathlib import Path
 import labkit
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 
 CHANGES = [
     (re.escape(str(Path(labkit.__file__).parent)), "<project>/labkit"),  # which may be installed
