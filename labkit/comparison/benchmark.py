@@ -179,6 +179,7 @@ def every_strategy(
     world_size: int = 2,
     steps: int = 8,
     on: Session | None = None,
+    live: bool = True,
 ) -> Comparison:
     """Train by each strategy, one after the other on reserved ranks, and return what `labkit.compare` says of them.
 
@@ -187,6 +188,7 @@ def every_strategy(
         network, loss, optimizer, batches, steps: as `run_strategy` takes them.
         world_size: ranks of each; a strategy may take another number (`Strategy.ranks`).
         on: has the ranks to launch on; by default they are reserved here, and released.
+        live: show the comparison while they run; else only when it is the last expression of a cell.
     """
     from labkit.comparison.comparison import Comparison
     from labkit.comparison.launching import grow
@@ -203,7 +205,7 @@ def every_strategy(
 
     reserved = on or Session(max(strategy.ranks(world_size) for strategy in chosen.values()))
     try:
-        grow(comparison, {title: launching(strategy) for title, strategy in chosen.items()})
+        grow(comparison, {title: launching(strategy) for title, strategy in chosen.items()}, live)
     finally:
         if on is None:
             reserved.close()
