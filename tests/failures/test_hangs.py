@@ -254,7 +254,7 @@ def test_a_rank_that_logs_alone_returns_what_it_has(first):
     assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
 
 
-@pytest.mark.parametrize(("seconds", "kept", "why"), [(4, [0, 1], ""), (1e6, [None, None], "in vain")])
+@pytest.mark.parametrize(("seconds", "kept", "why"), [(4, [0, 1], ""), (1e6, [None, None], "deadlock")])
 def test_ranks_that_sleep_are_ended_only_if_they_sleep_for_longer_than_they_are_given(seconds, kept, why):
     if why and platform.machine() not in SLEEP:
         pytest.skip("this system does not tell when a sleep ends")
