@@ -98,28 +98,30 @@ class _Live(threading.Thread):
 
     def __init__(self, found: Processes) -> None:
         super().__init__(name="labkit-processes", daemon=True)
-        import ipywidgets as widgets
+        from ipywidgets import HTML, Button, HBox, Layout, VBox
 
         self._found = found
         self._texts = found.rows()
         self._over = threading.Event()
         self._buttons, self._rows, self._lines = [], [], []
         for process, texts in zip(found, self._texts, strict=True):
-            button = widgets.Button(description="▪", tooltip=_what_ends(process), layout=widgets.Layout(width="34px"))
+            button = Button(description="▪", tooltip=_what_ends(process), layout=Layout(width="34px"))
             button.on_click(lambda _, process=process: self._clicked(process))
             kernel.answer_while_the_cell_runs(button)
-            row = widgets.HTML(_line(texts))
+            row = HTML(_line(texts))
             self._buttons.append(button)
             self._rows.append(row)
-            self._lines.append(widgets.HBox([button, row]))
-        self._total = widgets.HTML(html.escape(found.total()))
-        self._box = widgets.VBox([*self._lines, self._total])
+            self._lines.append(HBox([button, row]))
+        self._total = HTML(html.escape(found.total()))
+        self._box = VBox([*self._lines, self._total])
         if _Live.shown is not None:
             _Live.shown.finish()
         _Live.shown = self
         self._box_handle = kernel.display(self._box, display_id=True)
 
     def run(self) -> None:
+        from labkit.ui import widgets  # not above: it imports ipywidgets
+
         while not self._over.wait(LOOK_EVERY_S):
             live = {process.pid: process.state for process in holders.processes()}
             for index, process in enumerate(self._found):
@@ -133,6 +135,7 @@ class _Live(threading.Thread):
         )
         self._box.children = [self._total]  # where the page takes no change of the output: see `LiveView`
         self._total.value = _table(self._texts, self._found.total())
+        widgets.close_later(self._lines)
         if _Live.shown is self:
             _Live.shown = None
 
