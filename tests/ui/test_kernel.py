@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
 import queue
 import re
@@ -70,6 +71,8 @@ class Notebook:
         """Every bundle displayed by any cell, replaced ones included."""
         self.open_comms = {}
         """What each open comm carries: "LiveChart" (a chart's data), "ButtonModel", …"""
+        self.drawn = set()
+        """The comms of charts in which something has been drawn: they open before there is anything to draw."""
         self.button = {}
         """What the front end was first told of the last button."""
         self.button_now = {}
@@ -157,8 +160,11 @@ class Notebook:
                 self.button, self.button_now = state, dict(state)
         elif kind == "comm_msg":
             carries = self.open_comms.get(content["comm_id"], "closed")
+            state = content["data"].get("state", {})
             if carries == "ButtonModel":
-                self.button_now.update(content["data"].get("state", {}))
+                self.button_now.update(state)
+            elif carries == "LiveChart" and json.loads(state.get("value", "{}")).get("figures"):
+                self.drawn.add(content["comm_id"])
             self.comm_messages.append((carries, time.monotonic()))
         elif kind == "comm_close":
             self.open_comms.pop(content["comm_id"], None)
@@ -567,8 +573,8 @@ def test_several_launches_in_one_execution_of_a_cell_all_live(notebook):
 
 
 def drawn_since(notebook, before):
-    """Whether there is a chart of a run that was not there before."""
-    return "LiveChart" in [kind for each, kind in notebook.open_comms.items() if each not in before]
+    """Whether something has been drawn in a chart of a run that was not there before."""
+    return bool(notebook.drawn - before)
 
 
 def interrupt_when(notebook, cell, condition):
