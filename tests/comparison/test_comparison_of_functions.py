@@ -126,7 +126,7 @@ def the_picker_draws_what_is_ticked(compared):
     with pytest.MonkeyPatch.context() as patch:
         outputs, shown = [], []
         patch.setattr(kernel, "is_interactive", lambda: True)
-        patch.setattr(kernel, "display", lambda thing, **options: shown.append(thing))
+        patch.setattr(kernel, "display", lambda thing, **options: shown.append(thing) or Output())
         patch.setattr(kernel, "reserve", lambda: outputs.append(Output()) or outputs[-1])
         view = View(compared)
         view.run()
@@ -143,7 +143,7 @@ def the_picker_draws_what_is_ticked(compared):
         assert [trace["name"] for trace in loss["data"]] == ["one", "ddp", "alone"]
         assert rows(memory) == rows(lanes) == {"one · 0", "ddp · 0", "ddp · 1", "alone · 0", "alone · 1"}
         assert rows(sent) == {"one", "ddp", "alone"}
-        row, clocks, _ = shown[0].children
+        row, clocks, *_ = shown[0].children
         clock, speeds = clocks.children
         boxes = {box.description: box for box in row.children}
         colors = {trace["name"]: trace["line"]["color"] for trace in loss["data"]}
@@ -386,7 +386,8 @@ def test_each_cell_that_shows_a_comparison_shows_all_of_its_pictures(monkeypatch
     monkeypatch.setattr(kernel, "this_execution", lambda: next(executions))
     monkeypatch.setattr(kernel, "display", lambda thing, **options: displayed.append(thing))
     compared = Comparison({})
-    monkeypatch.setattr(Comparison, "pictures", lambda self: [SimpleNamespace(bundle=dict), "lanes"])
+    loss = SimpleNamespace(update_shown=lambda handle: handle.update("loss"))
+    monkeypatch.setattr(Comparison, "pictures", lambda self: [loss, "lanes"])
     monkeypatch.setattr(Comparison, "table", lambda self: "table")
     compared._first_picture = early
     compared._ipython_display_()

@@ -598,10 +598,15 @@ def test_a_prediction_can_be_left_to_another_lesson_and_its_buttons_become_text(
     guess = course.predict("How long is a step?", "as long", "longer")
     assert guess.postpone("Lesson 10") == "How long is a step? Lesson 10 answers; you made no prediction"
     guess.say("longer")
-    guess._shown = shown = types.SimpleNamespace(update=lambda content, raw: setattr(shown, "content", content))
+    shown = types.SimpleNamespace(update=lambda content, raw: setattr(shown, "content", content))
+    text, buttons = types.SimpleNamespace(), types.SimpleNamespace()
+    box = types.SimpleNamespace(children=(text, buttons))
+    guess._shown = [(shown, box)]
     assert guess.postpone("Lesson 10").endswith("you said longer")
     assert "font-weight:bold" in shown.content["text/html"]
     assert "button" not in shown.content["text/html"]
+    assert box.children == (text,), "nor in the widget, which a page shows after a reload"
+    assert text.value == shown.content["text/html"]
     assert guess.right is None, "which counts neither as right nor as wrong"
 
 
