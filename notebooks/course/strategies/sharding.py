@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from course.strategies.base import DataParallelStrategy, equal_part, has_parameters
 from course.strategies.ddp import DDP
-from labkit.profiling import size_bytes
+from labkit.profiling import local, size_bytes
 
 LESSON = "09"
 
@@ -58,7 +58,7 @@ class FSDP2(DataParallelStrategy):
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Shard every child, then what is left of the whole."""
-        self.whole_bytes = size_bytes(network.parameters())
+        self.gathered_bytes = padded_bytes(network, self.worker.world_size)
         shard(network, self._mesh("dp"))
         return network
 
@@ -73,9 +73,9 @@ class FSDP2(DataParallelStrategy):
         return {name: whole(tensor) for name, tensor in self.model.state_dict().items()}
 
     def bytes_expected(self, batch_size: int) -> float:
-        """All-gather before forward and before backward, reduce-scatter after: (n − 1) / n of the whole each."""
+        """All-gather before forward and backward, reduce-scatter after: (n − 1) / n of the padded whole each."""
         n = self.worker.world_size
-        return (2 + reduce_scatters()) * (n - 1) / n * self.whole_bytes
+        return (2 + reduce_scatters()) * (n - 1) / n * self.gathered_bytes
 
 
 class TensorParallel(FSDP2):
@@ -120,6 +120,7 @@ class FSDP2TensorParallel(FSDP2):
         """Cut the linear layers within a pair, then shard over the pairs."""
         mesh = self._mesh("dp", "tp")
         self.travels = split_linear_layers(network, mesh["tp"])
+        self.gathered_bytes = padded_bytes(network, mesh["dp"].size())
         shard(network, mesh["dp"])
         return network
 
@@ -130,14 +131,19 @@ class FSDP2TensorParallel(FSDP2):
     def bytes_expected(self, batch_size: int) -> float:
         """FSDP2's over the pairs, of what this rank holds when gathered; and a pair's all-reduces."""
         pairs = self.worker.world_size // 2
-        gathered = self.parameter_bytes * pairs
         within_pairs = batch_size / pairs * self.travels * self.itemsize
-        return (2 + reduce_scatters()) * (pairs - 1) / pairs * gathered + within_pairs
+        return (2 + reduce_scatters()) * (pairs - 1) / pairs * self.gathered_bytes + within_pairs
 
 
 def reduce_scatters() -> int:
     """How many (n − 1) / n of a tensor a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
     return 2 if dist.get_backend() == "gloo" else 1
+
+
+def padded_bytes(network: nn.Module, parts: int) -> int:
+    """Return the size of what FSDP2 gathers: parts of equal size, so that rows of each parameter are padded to them."""
+    held = map(local, network.parameters())
+    return sum(-(-len(each) // parts) * parts * size_bytes([each[0]]) for each in held)
 
 
 def shard(network: nn.Module, mesh: Any) -> None:
