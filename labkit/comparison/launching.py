@@ -54,7 +54,7 @@ def compare(
         on: a `labkit.Session` to launch on; by default one is made, and closed.
         timeout_s: end a run when no rank has logged, printed or returned anything for so many seconds.
         live: show the comparison while it grows; else only when it is the last expression of a cell.
-        devices: how fast ideal devices and their links are; `labkit.comparison.replay.NAMED` has real ones.
+        devices: how fast ideal devices and their links are; `NAMED` in `labkit.comparison.replay` has real ones.
         named: runs and functions by title; everything else, classes included, is passed on to each function.
 
     Returns a `Comparison`, which shows itself in a cell: with a picker where a person watches, else as four pictures

@@ -251,7 +251,7 @@ def test_of_ranks_that_cannot_all_be_started_none_is_left(monkeypatch):
     opened = []
 
     def start(main, args, nprocs, join):
-        opened.extend(args[0])
+        opened.extend(args[0]._left)
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("labkit.engines.spawn.mp.spawn", start)

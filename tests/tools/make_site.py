@@ -39,7 +39,11 @@ from tests.tools.make_coming_from import anchor
 
 TEMPLATES = Path(__file__).parent / "site_templates"
 SHOWN = {
+    "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
+    "comparison.why": ("Why",),
+    "launchers.ray.working_dir": ("without_runs",),
+    "launchers.slurm.options": ("table",),
     "comparison.measuring": ("Measured",),
     "failures.frames": ("FailedFrame", "Frames"),
     "monitor.searching": ("Found",),
