@@ -31,7 +31,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.rank.private_folder import remove_left_behind
+from labkit.rank.private_folder import PREFIX, remove_left_behind
 from tests.support import cluster, prefork, programs, ray_nodes, workloads
 from tests.support.cluster import DAEMONS
 from tests.support.progress import FILE_S, Progress
@@ -180,7 +180,10 @@ def listening_ports() -> set[int]:
 def temporary_files() -> set[str]:
     folder = Path(tempfile.gettempdir())
     patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
-    return {str(path) for pattern in patterns for path in folder.glob(pattern)}
+    found = {str(path) for pattern in patterns for path in folder.glob(pattern)}
+    # The ranks of a session that tests share keep the modules that were sent to them, until they end.
+    of_shared = (folder.glob(f"{PREFIX}{pid}-*") for session in SHARED for pid in session.pids)
+    return found - {str(path) for paths in of_shared for path in paths}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -211,10 +214,11 @@ def nothing_is_left_behind(request):
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
         left = [p for p in rank_processes() if p.pid not in mine] if spawns else []
-        if request.node.get_closest_marker("kernel") or request.node.get_closest_marker("notebook"):
+        markers = [name for name in ("kernel", "notebook") if request.node.get_closest_marker(name)]
+        if markers or of_ray(request.node.nodeid):
             # A kernel that is killed cannot remove where its ranks met; the next notebook does. Jupyter kills each
             # kernel that does not end within seconds, and none does whose child ignores SIGTERM (ipykernel 7 waits for
-            # multiprocessing's resource tracker).
+            # multiprocessing's resource tracker). On Ray, a rank's supervisor is killed with its actor or node.
             remove_left_behind(Path(tempfile.gettempdir()))
         new_ports, new_files = listening_ports() - ports, temporary_files() - files
         if not (left or new_ports or new_files):
