@@ -49,7 +49,7 @@ class Speeds:
     def __init__(self, devices: Devices) -> None:
         named = [each.name for each in NAMED]
         chosen = next((each.name for each in NAMED if each == devices), self.OWN)
-        wide = widgets.Layout(width="min(460px, 100%)")
+        wide = widgets.Layout(width="min(460px, calc(100% - 4px))")
         look = {"description_width": "120px"}
         self._named = widgets.Dropdown(options=[*named, self.OWN], value=chosen, description="devices like", style=look)
         self._gflops = widgets.FloatLogSlider(
