@@ -1,4 +1,4 @@
-"""Names in the state of a module of which `torch.compile` has wrapped a part: saved as if it had not."""
+"""The names of a module's weights where `torch.compile` has wrapped parts of it: saved as if it had not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_compiled(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_compiled(state: dict[str, Any], module: torch.nn.Module) -> dict[str, Any]:
-    """Return a state with the names that a module's own state has, of which parts may be compiled."""
+    """Return a state with a module's own names, whether or not parts of the module are compiled."""
     names = {plain_name(key): key for key in module.state_dict()}
     if all(name == key for name, key in names.items()) and not any(COMPILED in key for key in state):
         return state

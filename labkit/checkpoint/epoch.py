@@ -43,7 +43,7 @@ class Replay:
         self._glimpse: list[Any] | None = None
 
     def state(self, position: int) -> dict[str, Any]:
-        """Return what a checkpoint keeps, of an epoch of which `position` batches were given."""
+        """Return what a checkpoint keeps of an epoch after its first `position` batches."""
         if not position:
             return {"position": 0, "generators": self._states()["generators"]}
         began, before = self._began, self._before

@@ -127,7 +127,7 @@ def run_strategy(
         trainer = strategy(worker, whole_network, loss, optimizer, clock)
     except Exception as error:
         raise ValueError(f"{strategy.title} cannot train this network: {type(error).__name__}: {error}") from error
-    del whole_network  # of which a stage keeps a part
+    del whole_network  # a stage keeps its part
     stream = batches(worker.device)
     warm = steps // 4
     worker.expect(steps)

@@ -64,7 +64,7 @@ class Launches(Protocol):
         world_size: int | Mapping[str, int] | None,
         parameters: Mapping[str, Any],
     ) -> Launches:
-        """Return what launches further functions, with these parameters in place of the others'."""
+        """Return how further functions are launched: with the same parameters, except for these."""
 
     def launch(self, comparison: Comparison, functions: Mapping[str, Callable[..., Any]], live: bool = True) -> None:
         """Launch functions, and put their runs in place of earlier ones."""

@@ -217,7 +217,7 @@ class IntegersDifferError(Exception):
 def _off(first: Sequence[Portable], ranks: Sequence[Portable]) -> float:
     """Return the greatest difference of one tensor on some ranks to the whole that the first run has of it, relative.
 
-    Raises IntegersDifferError for integers, of which there is no more or less, unless they are equal.
+    Raises IntegersDifferError for integers that are not equal: a distance means nothing for them.
     """
     right = whole(first)
     whole(ranks)  # raises if a piece is missing

@@ -316,6 +316,19 @@ class Step(NamedTuple):
     name: str
 
 
+IN_WORDS = {
+    "name": "{1}",
+    "default": "the default {1}= of {0}",
+    "attribute": "{0}.{1}",
+    "item": "{0}[{key}]",
+    "base": "the base class of {0}",
+    "closure": "{1!r} inside {0}",
+    "registered": "{0}, registered for {1},",
+    "code": "the code of {0}",
+}
+"""What each kind of step leads to, said of what it begins at."""
+
+
 class Difference(NamedTuple):
     """What two programs do not have alike."""
 
@@ -327,22 +340,8 @@ class Difference(NamedTuple):
         """Return where it is, as a reader would say it: `Net.scale`, "the default lr= of train"."""
         text = ""
         for _, kind, name in self.path:
-            if kind == "name":
-                text = name
-            elif kind == "default":
-                text = f"the default {name}= of {text}"
-            elif kind == "attribute":
-                text = f"{text}.{name}"
-            elif kind == "item":
-                text = f"{text}[{name.partition(' ')[2] or name}]"
-            elif kind == "base":
-                text = f"the base class of {text}"
-            elif kind == "closure":
-                text = f"{name!r} inside {text}"
-            elif kind == "registered":
-                text = f"{text}, registered for {name},"
-            elif kind == "code":
-                text = f"the code of {text}"
+            if kind in IN_WORDS:
+                text = IN_WORDS[kind].format(text, name, key=name.partition(" ")[2] or name)
         return text
 
 

@@ -14,6 +14,9 @@ from labkit.ui import kernel, page
 if TYPE_CHECKING:
     from labkit.ui.charts import Chart
 
+NOTHING = {"text/plain": ""}
+"""Shown where there is no chart."""
+
 
 class Place:
     """Where a chart is shown, and another one later.
@@ -26,15 +29,14 @@ class Place:
         self._shown, self._empty = kernel.reserve(), kernel.reserve()
         self._last: Any = None
 
-    def show(self, chart: Chart | None) -> None:
-        """Show a chart, or nothing for None. What is there already is left."""
-        bundle = {"text/plain": ""} if chart is None else chart.bundle()
+    def show(self, bundle: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Show a chart, given as its bundle of MIME types. What is there already is left."""
         if bundle == self._last:
             return
         self._last = bundle
         self._shown, self._empty = self._empty, self._shown
-        self._shown.update(bundle, metadata={} if chart is None else chart.metadata(), raw=True)
-        self._empty.update({"text/plain": ""}, raw=True)
+        self._shown.update(bundle, metadata=metadata, raw=True)
+        self._empty.update(NOTHING, raw=True)
 
 
 class ChangingOutputs:
@@ -63,12 +65,15 @@ class ChangingOutputs:
 
     def show(self, charts: Sequence[Chart], table: Any = None) -> None:
         """Show these charts, and a table, a pandas `Styler`."""
-        shown = [*charts, *[None] * (self._count - len(charts))]
-        for place, chart in zip(self._places, shown, strict=True):
-            place.show(chart)
+        from labkit.ui.charts import PLOTLY  # not above: it imports Plotly, which is here once there are charts
+
+        shown = [(chart.bundle(), chart.metadata()) for chart in charts]
+        empty: list[tuple[dict[str, Any], dict[str, Any]]] = [(NOTHING, {})] * (self._count - len(charts))
+        for place, (bundle, metadata) in zip(self._places, [*shown, *empty], strict=True):
+            place.show(bundle, metadata)
         if self._table is not None:
-            self._table.update({"text/plain": ""} if table is None else table, raw=table is None)
-        figures = [chart.to_plotly_json_small() for chart in charts]
+            self._table.update(NOTHING if table is None else table, raw=table is None)
+        figures = [bundle[PLOTLY] for bundle, _ in shown]
         now = (figures, "" if table is None else table._repr_html_(), "; ".join(chart.words() for chart in charts))
         with self._lock:
             if now[:1] + now[2:] == self._now[:1] + self._now[2:] and bool(now[1]) == bool(self._now[1]):

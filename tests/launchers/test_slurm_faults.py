@@ -16,6 +16,7 @@ import labkit
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.slurm import commands, job
 from tests.conftest import LONG_S, end_of, wait_until
+from tests.launchers.test_slurm import job_of, logged
 from tests.support import elsewhere, workloads
 
 pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
@@ -32,15 +33,6 @@ def launch(slurm, tmp_path):
         return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
 
     return launch
-
-
-def job_of(run):
-    return run.engine.launched.job_id
-
-
-def logged(run):
-    wait_until(lambda: run.over.is_set() or not set(range(run.world_size)) - set(run.history["rank"]), LONG_S)
-    assert not run.over.is_set(), str(run.error)
 
 
 def in_another_process(script):
