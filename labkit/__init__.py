@@ -17,9 +17,9 @@
 
 A room imports those below it in this list, and never one above:
 
+    scaling      how long a step takes on other numbers of ranks, and what each holds, with none of them there
     comparison   runs, or functions that it launches, side by side (`compare`), on devices of their own by the clock;
-                 its `benchmark` says what a step of a `Strategy` costs, `scaling` predicts how long one takes on other
-                 numbers of ranks
+                 its `benchmark` says what a step of a `Strategy` costs
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     launchers    ranks that SLURM, torchrun or Ray starts; they and the notebook exchange files in a run directory
     launcher     the public call, `launch`, which reads from top to bottom; it names the run's observers
@@ -61,10 +61,10 @@ from labkit.protocol.versions import VERSION
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
     from labkit import profiling as profiling
+    from labkit import scaling as scaling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
     from labkit.comparison import benchmark as benchmark
-    from labkit.comparison import scaling as scaling
     from labkit.comparison.comparison import Comparison as Comparison
     from labkit.comparison.launching import compare as compare
     from labkit.comparison.strategy import Strategy as Strategy
@@ -117,10 +117,9 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("checkpoint", "profiling", "trackers")},
+    **{name: name for name in ("checkpoint", "profiling", "scaling", "trackers")},
     "benchmark": "comparison.benchmark",
     "charts": "ui.charts",
-    "scaling": "comparison.scaling",
     "standby": "engines.standby",
 }
 """… and the public modules, whose names are shorter than their paths."""

@@ -264,7 +264,7 @@ class Comparison:
 
     def figure(self, titles: Sequence[str] | None = None) -> Chart:
         """Return the curves over each other."""
-        from labkit import charts
+        from labkit.ui import charts
 
         # A run keeps its colour whichever others are drawn.
         histories = {title: run.recorded for title, run in self.runs.items()}
@@ -278,7 +278,7 @@ class Comparison:
 
         White is loading and whatever else is neither computing nor waiting for a message.
         """
-        from labkit import charts
+        from labkit.ui import charts
 
         rows: dict[str, Sequence[tuple[str, float, float]]] = {}
         for title in self._measured_titles(titles):
@@ -298,7 +298,7 @@ class Comparison:
 
     def memory(self, titles: Sequence[str] | None = None) -> Chart:
         """Draw what a rank holds: of functions each rank and device, of strategies the greatest over ranks."""
-        from labkit import charts
+        from labkit.ui import charts
 
         held: dict[str, dict[str, float]] = {}
         for title in self._measured_titles(titles):
@@ -327,7 +327,7 @@ class Comparison:
         """
         import plotly.graph_objects as go
 
-        from labkit import charts
+        from labkit.ui import charts
 
         bars = (
             ("sent KiB", "calls dispatched", "#0072B2"),
@@ -355,7 +355,7 @@ class Comparison:
 
     def steps(self) -> Chart:
         """Draw what a step's time on this machine's clock is made of, the mean over ranks."""
-        from labkit import charts
+        from labkit.ui import charts
 
         every = {title: columns(self.runs[title], self.devices) for title in self._measured_titles()}
         parts = {
@@ -367,7 +367,7 @@ class Comparison:
 
     def gantt(self, title: str) -> Chart:
         """Draw what every rank of one run did when, in one step under the profiler."""
-        from labkit import charts
+        from labkit.ui import charts
 
         rows = {f"rank {rank}": result.marks for rank, result in enumerate(measured(self.runs[title]))}
         return charts.gantt(rows, f"{title}: one step")
@@ -524,7 +524,7 @@ def _drawn(draw: Callable[[], Chart]) -> Chart:
     except Exception as error:
         import plotly.graph_objects as go
 
-        from labkit import charts
+        from labkit.ui import charts
 
         LOG.exception("a picture of a comparison could not be drawn")
         figure = go.Figure()

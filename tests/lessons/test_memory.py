@@ -12,7 +12,7 @@ from course.scaling import capacity, fewest_ranks, fits, largest_batch, memory, 
 from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
-from labkit.comparison.scaling import CostModel, Fit
+from labkit.scaling import CostModel, Fit
 from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from course.scaling.memory_model import Memory, largest, memory
 from course.transformer import ALL, GPT, OneFOneB
-from labkit.comparison.scaling import Fit, Prediction
+from labkit.scaling import Fit, Prediction
 
 COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 """What the cost model calls the strategies of which it knows the time."""

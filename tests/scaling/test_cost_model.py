@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from course import scaling_plots
-from labkit.comparison.scaling import STRATEGIES, CostModel, Point, fit, split
+from labkit.scaling import STRATEGIES, CostModel, Point, fit, split
 
 NETWORK = CostModel(
     sample_s=1e-3, fixed_s=5e-3, parameter_bytes=100e6, latency_s=1e-5, byte_s=1e-10, buckets=4, activation_bytes=1e6
