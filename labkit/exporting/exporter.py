@@ -49,7 +49,8 @@ RANK_SIDE_MODULES = {
     *(f"launchers.run_directory.{name}" for name in ("directory", "files", "private", "records", "sender")),
     *("exporting", "exporting.script"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
-    *("comparison", "comparison.program", "comparison.strategy", "scaling", "profiling"),
+    *("comparison", "comparison.program", "comparison.strategy", "comparison.chain", "profiling"),
+    *("scaling", "scaling.cost_model"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""
 

@@ -17,9 +17,10 @@ import course
 import labkit
 from course import registry
 from course.strategies import ALL, DDP, FSDP2, GPipe, ModelParallel, OneProcess, ZeRO1
-from course.strategies.base import DataParallelStrategy, check_chain, equal_part, layers, split_stages
+from course.strategies.base import DataParallelStrategy, equal_part
 from labkit import profiling
 from labkit.comparison import benchmark
+from labkit.comparison.chain import check_chain, layers, split_stages
 from tests.conftest import shared_session
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from course.scaling import local_parts, parameters, schedules
-from course.scaling.counting import fake, kept, kept_in_halves
+from course.scaling import local_parts
 from course.scaling.local_parts import Shape
-from course.scaling.parameters import Tensors
-from course.scaling.schedules import Action
 from course.transformer import ALL, GPT, GPTStrategy, mean_loss
 from course.transformer.pipelines import GPipe
+from labkit.scaling import parameters, schedules
+from labkit.scaling.counting import fake, kept, kept_in_halves
+from labkit.scaling.parameters import Tensors
+from labkit.scaling.schedules import Action
 
 
 class Memory(NamedTuple):

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from course.scaling.counting import KeepInput, fake, kept
 from course.scaling.memory_model import memory
 from course.transformer import GPT
+from labkit.scaling.counting import KeepInput, fake, kept
 
 
 class Point(NamedTuple):

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course.strategies.base import StageStrategy, equal_part, split_stages
+from course.strategies.base import StageStrategy, equal_part
+from labkit.comparison.chain import split_stages
 
 LESSON = "07"
 

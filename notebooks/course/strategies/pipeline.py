@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from course.strategies.base import StageStrategy, split_stages
+from course.strategies.base import StageStrategy
+from labkit.comparison.chain import split_stages
 
 LESSON = "08"
 

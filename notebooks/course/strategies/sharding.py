@@ -6,15 +6,16 @@ ZeRO: Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054). FSDP: Zhao et 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.strategies.base import DataParallelStrategy, equal_part, has_parameters
+from course.strategies.base import DataParallelStrategy, equal_part
 from course.strategies.ddp import DDP
+from labkit.comparison.chain import blocks, has_parameters
 from labkit.profiling import local, size_bytes
 
 LESSON = "09"
@@ -150,19 +151,10 @@ def shard(network: nn.Module, mesh: Any) -> None:
     """Apply `fully_shard` to every child that has parameters, of lists to their elements, then to the whole."""
     from torch.distributed.fsdp import fully_shard
 
-    for child in _blocks(network):
+    for child in blocks(network):
         if has_parameters(child):
             fully_shard(child, mesh=mesh)
     fully_shard(network, mesh=mesh)
-
-
-def _blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children; of an `nn.ModuleList`, which is never called itself, its elements."""
-    for child in network.children():
-        if isinstance(child, nn.ModuleList):
-            yield from _blocks(child)
-        else:
-            yield child
 
 
 def split_linear_layers(network: nn.Module, mesh: Any) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course.scaling.schedules import Kept
 from labkit.profiling import activations, kept_now, local
+from labkit.scaling.schedules import Kept
 
 
 @contextlib.contextmanager
