@@ -27,8 +27,8 @@ help:
 	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
 	@echo "make site        those pages, and beside them a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
-	@echo "make benchmarks  measure the figures that README quotes"
-	@echo "make scoreboard  measure labkit against other launchers; writes README's table (took 45 min)"
+	@echo "make benchmarks  measure the figures that notebooks/guide/figures.md quotes"
+	@echo "make scoreboard  measure labkit against other launchers; writes that page's table (took 45 min)"
 	@echo "make constraints record the installed versions in .ci/constraints.txt"
 
 define make_venv
@@ -99,7 +99,7 @@ benchmarks: setup
 
 scoreboard: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e '.[rivals]'
-	$(BIN)/python -m tests.benchmarks.scoreboard --write-readme $(SCOREBOARD_OPTIONS)
+	$(BIN)/python -m tests.benchmarks.scoreboard --write-guide $(SCOREBOARD_OPTIONS)
 
 constraints: setup
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable > .ci/constraints.txt

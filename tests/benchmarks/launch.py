@@ -1,5 +1,6 @@
-"""Measure what the README quotes of the launcher: `make benchmarks`. Every figure is a ratio within one run, or said
-with its spread; nothing here is a test.
+"""Measure what the guide's figures.md quotes of the launcher: `make benchmarks`.
+
+Every figure is a ratio within one run, or said with its spread; nothing here is a test.
 
 1. Lesson 06's job (DDP, ConvNet, 2 ranks, 2 epochs) by `labkit.launch` against the same function under a bare
    `mp.spawn` script, from launch to end: the ratio of medians of interleaved repeats.

@@ -2,12 +2,12 @@
 
 Every trial has a fresh kernel, driven as a front end drives it, and a deadline. The job is DDP on a linear layer, two
 ranks, gloo on the loopback interface, no GPU. Raw figures go to build/scoreboard.json as they come; a partial
-measurement replaces only what it measures again. From that file the program makes README's table,
+measurement replaces only what it measures again. From that file the program makes the guide's table,
 notebooks/images/scoreboard.png and build/scoreboard.html.
 
     python -m tests.benchmarks.scoreboard --repeats 1 --only labkit --rows first second
     python -m tests.benchmarks.scoreboard --load --rows second stuck        (beside a busy process on every core)
-    python -m tests.benchmarks.scoreboard --repeats 0 --write-readme        (measure nothing, report again)
+    python -m tests.benchmarks.scoreboard --repeats 0 --write-guide         (measure nothing, report again)
 """
 
 import argparse
@@ -41,6 +41,7 @@ from labkit.ui.pictures import picture
 from tests.benchmarks.launch import free_port, time_logging
 
 ROOT = Path(__file__).parents[2]
+FIGURES = ROOT / "notebooks" / "guide" / "figures.md"
 DEADLINE_S = 45.0
 PAUSE_S = 6.0
 """Between the end of the first launch and the start of the second, for every tool."""
@@ -577,7 +578,7 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="beside a busy process on every core")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "scoreboard.json")
     parser.add_argument("--picture", type=Path, default=ROOT / "notebooks" / "images" / "scoreboard.png")
-    parser.add_argument("--write-readme", nargs="?", type=Path, const=ROOT / "README.md", metavar="PAGE")
+    parser.add_argument("--write-guide", nargs="?", type=Path, const=FIGURES, metavar="PAGE")
     options = parser.parse_args()
     options.json.parent.mkdir(parents=True, exist_ok=True)
 
@@ -607,8 +608,8 @@ def main() -> None:
     figure = chart(scores)
     options.picture.write_bytes(picture(figure))
     options.json.with_suffix(".html").write_text(figure.to_html())
-    if options.write_readme:
-        write_between_markers(options.write_readme, table(scores))
+    if options.write_guide:
+        write_between_markers(options.write_guide, table(scores))
 
 
 if __name__ == "__main__":

@@ -151,17 +151,16 @@ def test_a_lesson_runs_headless_and_stays_small_and_readable(name, tmp_path):
     assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', html)
 
 
-def test_the_course_and_the_readme_list_every_lesson_with_the_same_question():
+def test_the_table_of_the_course_lists_every_lesson():
     lessons = course()
     assert [lesson.name for lesson in lessons] == NAMES
-    readme = (FOLDER.parent / "README.md").read_text()
     for lesson in lessons:
-        assert f"| [{lesson.title}](notebooks/{lesson.name}.ipynb) | {lesson.question} |" in readme
+        assert lesson.question
         assert set(filter(None, lesson.needs.split(", "))) < set(map(number, LESSONS))
 
 
 ROUTE = re.compile(r"^\| \*\*(.+?)\*\*[^|]*\| ([^|]+) \| ([\d.]+) hours \|$", re.MULTILINE)
-"""A route in notebook 00 and in README: its name, its lessons, and hours."""
+"""A route in notebook 00: its name, its lessons, and hours."""
 
 
 def lessons_of(route):
@@ -177,10 +176,9 @@ def lessons_of(route):
             yield names[part], ""
 
 
-def test_the_routes_are_the_same_in_the_readme_and_their_hours_are_those_of_the_estimate():
+def test_the_hours_of_the_routes_are_those_of_the_estimate():
     text = "\n".join(cell.source for cell in nbformat.read(START, as_version=4).cells)
     routes = ROUTE.findall(text)
-    assert routes == ROUTE.findall((FOLDER.parent / "README.md").read_text())
     assert [name.rstrip(":") for name, *_ in routes] == ["Compare", "Train big models", "Run it for real"]
     said = f"{WORDS_A_MINUTE} words or {LINES_A_MINUTE} lines of code a minute, {MINUTES_AN_EXERCISE} minutes"
     assert said in text.replace("\n", " ")

@@ -19,9 +19,15 @@ import labkit
 from tests.conftest import LONG_S
 from tests.support import programs
 from tests.support.repository import ROOT, tracked
+from tests.tools.make_coming_from import anchor
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
+GUIDE = {page: page.read_text() for page in sorted((ROOT / "notebooks" / "guide").glob("*.md"))}
+SET_UP = GUIDE[ROOT / "notebooks" / "guide" / "set_up.md"]
+PAGES = {ROOT / "README.md": README, **GUIDE}
+"""What a reader of the repository is told, by file."""
+TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", "\n".join(PAGES.values()), re.MULTILINE)))
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -84,21 +90,22 @@ def test_the_floors_are_the_oldest_versions_that_are_tested():
 def test_the_versions_of_python_are_said_alike():
     oldest, *_ = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     assert PROJECT["requires-python"] == f">={oldest}"
-    assert f"It needs Python {oldest}, " in README
-    assert f"Python {oldest} or newer with venv" in README
-    tried = re.search(r"^\* \*\*Another Python\*\*: `[^`]+`(.*?)^\* ", README, re.MULTILINE | re.DOTALL)
+    assert f"It needs Python {oldest}, " in GUIDE[ROOT / "notebooks" / "guide" / "your_notebook.md"]
+    assert f"Python {oldest} or newer" in README
+    assert f"Python {oldest} or newer with venv" in SET_UP
+    tried = re.search(r"^\* \*\*Another Python\*\*: `[^`]+`(.*?)^\* ", SET_UP, re.MULTILINE | re.DOTALL)
     assert re.findall(r"3\.\d+", tried[1]) == re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
 
 
 @pytest.mark.spawns
 @pytest.mark.check
-def test_make_help_and_the_readme_say_the_same_of_what_each_command_took_and_where():
+def test_make_help_and_the_guide_say_the_same_of_what_each_command_took_and_where():
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     machine = re.search(r"measured (on a .*)\.", said)[1]
-    assert machine in README
+    assert machine in SET_UP
     for target in ("lab", "test", "check"):
         (took,) = re.findall(rf"^make {target} .*took (\d+ min(?: \d+ s)?)", said, re.MULTILINE)
-        assert re.search(rf"^\| .*`make {target}` \| {took} \|", README, re.MULTILINE), (target, took)
+        assert re.search(rf"^\| .*`make {target}` \| {took} \|", SET_UP, re.MULTILINE), (target, took)
 
 
 def test_the_tests_with_the_oldest_versions_exist():
@@ -124,26 +131,32 @@ def test_the_top_level_holds_what_it_should():
 
 @pytest.mark.spawns
 @pytest.mark.check
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\bmake ([\w-]+)", README))))
-def test_the_make_commands_in_the_readme_exist(target):
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_make_commands_in_the_readme_and_the_guide_exist(target):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#:]+)\)", README))))
-def test_the_links_in_the_readme_lead_somewhere(target):
-    assert (ROOT / target).exists()
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_of_the_repository(page):
+    """Those to the web are not followed."""
+    for link in set(re.findall(r"\]\(([^)\s:]+)\)", PAGES[page])):
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not heading or heading in map(anchor, re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)), link
 
 
-def test_the_readme_lists_every_lesson():
-    assert set(re.findall(r"notebooks/(\d\d[a-z]?_\w+)\.ipynb", README)) == {
-        path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
-    }
+def test_the_readme_is_short_and_leads_to_every_page_of_the_guide():
+    assert len(README.split()) <= 1000
+    assert README.count("![") == 1
+    assert README.index("```python") < README.index("![") < README.index("\n## ")
+    assert {f"notebooks/guide/{page.name}" for page in GUIDE} == set(re.findall(r"\((notebooks/guide/\w+\.md)", README))
 
 
-def test_the_readme_promises_only_names_that_exist():
-    for name in set(re.findall(r"labkit\.(\w+)", README)) - {"log"}:
+def test_the_readme_and_the_guide_promise_only_names_that_exist():
+    for name in set(re.findall(r"labkit\.(\w+)", "\n".join(PAGES.values()))) - {"log"}:
         assert name in labkit.__all__ or importlib.util.find_spec(f"labkit.{name}"), name
 
 
@@ -191,7 +204,7 @@ def test_ci_installs_what_all_tests_need():
     for program in programs.NEEDED.values():
         for package in program.install.removeprefix("apt install ").split():
             assert re.search(rf"missing\+=\([^)]*\b{package}\b", script), package
-            assert package in README
+            assert package in SET_UP
 
 
 CI_MAKE = """\

@@ -1,4 +1,4 @@
-"""README's set-up, word for word, by an ordinary user with an empty home and no network: a clone called labkit,
+"""The guide's set-up, word for word, by an ordinary user with an empty home and no network: a clone called labkit,
 an archive without .git, and a course folder that the reader cannot write to.
 
 pip downloads nothing: modules are those that are installed here (tests/support/newcomer.py), so that packages which pip
@@ -36,10 +36,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="users and networks are Linux's"),
 ]
 
-README = (ROOT / "README.md").read_text()
-COMMANDS = re.search(r"```sh\n(make lab .*?)```", README, re.DOTALL)
+SET_UP = (ROOT / "notebooks" / "guide" / "set_up.md").read_text()
+COMMANDS = re.search(r"```sh\n(make lab .*?)```", SET_UP, re.DOTALL)
 MAKE_LAB, MAKE_TEST, MAKE_CHECK = (line.partition("#")[0].strip() for line in COMMANDS[1].splitlines())
-NO_BROWSER = re.search(r"`(make lab LAB_OPTIONS=.*?)`", README)[1]
+NO_BROWSER = re.search(r"`(make lab LAB_OPTIONS=.*?)`", SET_UP)[1]
 JUPYTER_LAB = "jupyter lab notebooks/00_start_here.ipynb"
 
 OPEN = """
@@ -126,7 +126,7 @@ def wheels(place):
 
 @pytest.fixture(scope="module", params=few(["clone", "archive"], 2))
 def course(request, place, wheels):
-    """Set up by README's first command, in a home of its own."""
+    """Set up by the guide's first command, in a home of its own."""
     holds = place / request.param
     holds.mkdir()
     newcomer = Newcomer(holds, wheels)
@@ -196,7 +196,7 @@ def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_g
 @pytest.mark.wide
 @pytest.mark.parametrize("course", ["archive"], indirect=True)
 def test_jupyter_opens_the_lessons_as_after_conda_or_pip(course):
-    assert f"`{JUPYTER_LAB}`" in README
+    assert f"`{JUPYTER_LAB}`" in SET_UP
     open_lesson(f"PATH=$PWD/.venv/bin:$PATH {JUPYTER_LAB}", course.folder, course.newcomer)
 
 

@@ -1,10 +1,10 @@
-"""Make README's pictures from real runs.
+"""Make the pictures of README and of the site from real runs.
 
 `python tests/tools/make_picture.py` photographs the live view: lesson 00 with four ranks, in a browser, while it runs.
 
-`python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, and puts it beside the
-lesson in README's table. A lesson that lies executed in build/notebooks (`make notebooks`), as it now is, is not run
-again; `--lessons 06_ddp` makes that one only.
+`python tests/tools/make_picture.py --lessons` takes the first chart of every lesson, small, for the site's table of
+lessons. A lesson that lies executed in build/notebooks (`make notebooks`), as it now is, is not run again;
+`--lessons 06_ddp` makes that one only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import base64
 import io
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -27,17 +26,13 @@ from PIL import Image  # noqa: E402
 
 from tests.tools.run_notebooks import FOLDER, LESSONS, execute  # noqa: E402
 
-README = FOLDER.parent / "README.md"
 EXECUTED = FOLDER.parent / "build" / "notebooks"
 LIVE_VIEW = FOLDER / "images" / "live_view.png"
 PICTURES = FOLDER / "images" / "lessons"
 
-WIDTH, SHOWN_WIDTH = 480, 240
-"""Pixels of a lesson's picture, and in README, where a screen with fine pixels needs twice as many."""
+WIDTH = 480
+"""Pixels of a lesson's picture: it is shown half as wide, and a screen with fine pixels needs twice as many."""
 LIMIT_BYTES = 60_000
-
-ROW = re.compile(r"^\| \[([^]]+)\]\(notebooks/(\w+)\.ipynb\) \| ([^|]+?) \|.*$", re.MULTILINE)
-"""A lesson in README's table."""
 
 
 def live_view() -> Path:
@@ -115,20 +110,6 @@ def lesson_pictures(lessons: Iterable[Path], folder: Path) -> list[Path]:
     return made
 
 
-def with_pictures(readme: str) -> str:
-    """Return README with its table's pictures: each lesson's that has one."""
-
-    def row(found: re.Match[str]) -> str:
-        title, name, question = found.groups()
-        start = f"| [{title}](notebooks/{name}.ipynb) | {question} |"
-        if not (PICTURES / f"{name}.png").exists():
-            return f"{start} |"
-        source = f"notebooks/{(PICTURES / name).relative_to(FOLDER).as_posix()}.png"
-        return f'{start} <img src="{source}" width="{SHOWN_WIDTH}" alt="a chart of lesson {title}"> |'
-
-    return ROW.sub(row, readme)
-
-
 def main() -> int:
     """Make what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,7 +127,6 @@ def main() -> int:
         print(f"{picture.relative_to(FOLDER.parent)}: {picture.stat().st_size / 1e3:.0f} kB")
     for gone in {picture.stem for picture in PICTURES.glob("*.png")} - set(known):
         (PICTURES / f"{gone}.png").unlink()
-    README.write_text(with_pictures(README.read_text()))
     return 0
 
 

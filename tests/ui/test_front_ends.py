@@ -1,4 +1,4 @@
-"""README's table of front ends, row by row: what each shows of a run, and how it is stopped there.
+"""The guide's table of front ends, row by row: what each shows of a run, and how it is stopped there.
 
 Real are nbclient, a terminal's IPython and plain Python; JupyterLab 4 and Notebook 7 are in `test_browser.py` and
 `test_browser_notebook.py`. VS Code, Colab and Kaggle are emulated: cells are sent to a real kernel as they send them,

@@ -1,17 +1,16 @@
-"""README's pictures: each lesson's is there, small, and made from what the lesson showed. No process."""
+"""The lessons' pictures: each is there, small, and made from what the lesson showed. No process."""
 
 from __future__ import annotations
 
 import base64
 import io
-import re
 
 import nbformat
 import pytest
 from PIL import Image
 
 from tests.tools import make_picture
-from tests.tools.run_notebooks import FOLDER
+from tests.tools.run_notebooks import LESSONS
 
 PICTURES = sorted(make_picture.PICTURES.glob("*.png"))
 
@@ -28,15 +27,8 @@ def executed(tmp_path, *sizes):
     return tmp_path / "06_ddp.ipynb"
 
 
-def test_every_lesson_has_a_small_picture_in_the_readme():
-    readme = (FOLDER.parent / "README.md").read_text()
-    shown = re.findall(r'<img src="(notebooks/images/lessons/\w+\.png)"', readme)
-    assert shown == [
-        f"notebooks/images/lessons/{name}.png"
-        for name in re.findall(r"^\| \[.+?\]\(notebooks/(\w+)\.ipynb\)", readme, re.M)
-    ]
-    assert [(FOLDER.parent / source).stem for source in sorted(shown)] == [picture.stem for picture in PICTURES]
-    assert readme == make_picture.with_pictures(readme), "python tests/tools/make_picture.py --lessons"
+def test_every_lesson_has_a_small_picture():
+    assert [picture.stem for picture in PICTURES] == [lesson.stem for lesson in LESSONS]
     sizes = {picture.name: picture.stat().st_size for picture in PICTURES}
     assert max(sizes.values()) <= make_picture.LIMIT_BYTES, sizes
     assert sum(sizes.values()) <= 800_000
@@ -63,10 +55,3 @@ def test_a_lesson_that_has_changed_is_run_again(tmp_path):
     nbformat.write(notebook, lesson)
     assert not make_picture.is_new(ran, lesson)
     assert not make_picture.is_new(tmp_path / "07_model_parallel.ipynb", lesson)
-
-
-def test_the_table_keeps_its_rows_and_gets_the_pictures(tmp_path, monkeypatch):
-    monkeypatch.setattr(make_picture, "PICTURES", FOLDER / "images" / "lessons" / "none")
-    row = "| [06 DDP](notebooks/06_ddp.ipynb) | How do ranks stay equal? |"
-    other = "| not a lesson | 3 s |"
-    assert make_picture.with_pictures(f"{row} old |\n{other}\n") == f"{row} |\n{other}\n"
