@@ -418,7 +418,7 @@ class Comparison:
             "status": ("status", "{}", ""),
             "on": ("on", "{}", ""),
             final: (final, "{:.4f}", ""),
-            "weights": (f"weights beside {first}", "{}", ""),
+            "weights": (f"weights, compared with {first}", "{}", ""),
             off: (off, "{:.1e}", ""),
             "device step ms": (device, "{:.1f}", ""),
             "step ms": (f"ms a step, {HERE}", "{}", ""),

@@ -113,7 +113,7 @@ def test_functions_are_launched_and_held_against_the_first(capsys):
     }
     assert "ideal devices (30 GFLOP/s, 2 GB/s)" in lanes.layout.xaxis.title.text
     assert compared.lanes(here=True).layout.xaxis.title.text == "ms, this machine's clock"
-    words = compared.table().data["weights beside one"]
+    words = compared.table().data["weights, compared with one"]
     assert words["one"] == "equal"
     assert words["ddp"].startswith("equal")
     assert words["alone"].startswith("off by")

@@ -320,7 +320,7 @@ def diverges(worker, steps):
 def test_masks_empty_tensors_shards_and_what_diverged_are_compared_and_cost_no_table(capsys):
     with shared_session(2) as ranks:
         compared = labkit.compare(ddp=ddp, again=ddp, nan=diverges, fsdp=fsdp, on=ranks, world_size=2, steps=14)
-    frame, said = compared.frame(), compared.table().data["weights beside ddp"]
+    frame, said = compared.frame(), compared.table().data["weights, compared with ddp"]
     assert said["ddp"].startswith("equal; buffers differ by rank, off by"), "DDP leaves each rank its statistics"
     assert said["again"] == said["ddp"]
     assert frame.loc["again", "difference"] == 0
@@ -471,7 +471,7 @@ def test_a_column_that_cannot_be_computed_costs_neither_table_nor_pictures(monke
     frame = compared.frame()
     assert frame["final loss"].tolist() == [1.0, 1.0]
     table = compared.table()
-    assert table.data.loc["broken", "weights beside broken"] == "not comparable: KeyError: '<no column>'"
+    assert table.data.loc["broken", "weights, compared with broken"] == "not comparable: KeyError: '<no column>'"
     assert "&lt;no column&gt;" in table.to_html()
     monkeypatch.setattr(Comparison, "figure", lambda *_: 1 / 0)
     (picture,) = compared.pictures()

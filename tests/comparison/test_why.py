@@ -111,7 +111,7 @@ def test_batch_norm_is_found_by_running_both_without_it():
             on=ranks,
             steps=5,
         )
-        assert compared.table().data.loc["DDP", "weights beside one"].startswith("off by")
+        assert compared.table().data.loc["DDP", "weights, compared with one"].startswith("off by")
         assert compared.why("DDP").reason == why.CHANGES[BATCH_NORM][1]
         assert compared.why("other").reason.startswith("other samples")
         with pytest.raises(ValueError, match="'mine' is none that this comparison has launched"):
