@@ -47,6 +47,15 @@ NO_SUBSHELLS = (
 )
 """What the Stop button says it does, and what it says where it can do nothing."""
 
+JOINS_LATE = (
+    "<style>.jp-OutputArea-child:has(> .lm-Panel.jp-OutputArea-output:not(.jupyter-widgets))"
+    ":not(:has(> .lm-Panel.jp-OutputArea-output > *)) + .jp-OutputArea-child .labkit-joins-late "
+    "{{ display: block !important }}</style>"
+    '<div class="labkit-joins-late" style="display: none">{name} goes on in this cell. A kernel answers a page that '
+    "was reloaded only when the cell has ended: then the run is shown here. To stop it, interrupt the kernel (■).</div>"
+)
+"""Below a widget for which JupyterLab says "Loading widget…", and only there: HTML, which needs no kernel."""
+
 NAME_CHARACTERS = 20
 """Of a logged name in the table of ranks."""
 
@@ -65,7 +74,8 @@ class LiveView(threading.Thread):
     and only where the cell itself shows it: not after a reload, and not within `Output`, `interact`, `Tab`. So both are
     done: the output is replaced by the summary, and the widgets, where they are still shown, have it as their own last
     state. They stay open as long as the kernel lives. What still fails: a page that was reloaded while the run went on
-    saves the view of a widget, which a later kernel does not have.
+    saves the view of a widget, which a later kernel does not have. And while the cell runs, such a page shows no
+    widgets, because JupyterLab asks for them in the main shell and not in a subshell; it says so (`JOINS_LATE`).
     """
 
     def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
@@ -101,7 +111,8 @@ class LiveView(threading.Thread):
         self._heard.set()
         self._has_failed = False
         self._box_handle = kernel.display(self._box, display_id=True)
-        self._chart_handle = kernel.reserve()
+        joins_late = {"text/html": JOINS_LATE.format(name=html.escape(run.name)), "text/plain": ""}
+        self._chart_handle = kernel.display(joins_late, raw=True, display_id=True)
         page.ask()
 
     def _children(self) -> list[Any]:
@@ -125,8 +136,8 @@ class LiveView(threading.Thread):
         if not self._attempt(lambda: bundle.update(summary.bundle(self._run))):
             bundle = {"text/plain": formatting.plain(self._run)}
         self._box_handle.update(bundle, raw=True)
-        if self._run.recorded.names:
-            self._attempt(self._show_final_chart)
+        if not (self._run.recorded.names and self._attempt(self._show_final_chart)):
+            self._chart_handle.update({"text/plain": ""}, raw=True)
         if not self._attempt(lambda: self._leave(bundle)):
             self._box.children = [widgets.HTML(f"<pre>{html.escape(formatting.plain(self._run))}</pre>")]
 

@@ -119,12 +119,18 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     # While a cell runs, a kernel answers nothing to a page that has just been loaded; once it has ended, all is there.
     page.run_cell(5)
     page.cell(5).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    joins_late = page.cell(5).locator(".labkit-joins-late")
+    assert not joins_late.is_visible()
     page.save(page.folder / "reload.ipynb")
     page.reload()
+    joins_late.locator("text=/blocking goes on in this cell/").wait_for()
+    page.cell(5).scroll_into_view_if_needed()
+    screenshot(page, "reloaded_blocking")
     page.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
     says(page, 5, "blocking: stopped")
     page.cell(5).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
     assert page.cell(5).locator("button", has_text="Stop").count() == 0
+    assert not joins_late.is_visible()
     page.cell(5).scroll_into_view_if_needed()
     screenshot(page, "reloaded_stopped")
     page.save(page.folder / "reload.ipynb")
