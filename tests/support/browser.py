@@ -38,7 +38,11 @@ CHROMIUM_ARGUMENTS = [
 LATE = "[anywidget] Failed to initialize model"
 """After two seconds, whatever the machine; the live view then tries again."""
 
-QUIET = ("favicon", "/lsp/", "Failed to load resource", LATE)
+UNKNOWN = "Comm not found for comm id"
+"""A kernel tells all pages which widgets it closes, also one that was reloaded and has not heard of them: JupyterLab
+asks the kernel for its widgets, and on a busy machine some are closed before it is answered."""
+
+QUIET = ("favicon", "/lsp/", "Failed to load resource", LATE, UNKNOWN)
 
 OPEN_INSTEAD = """async notebook => {
     const {commands, serviceManager, shell} = window.jupyterapp;
