@@ -4,7 +4,10 @@ A case is a program: who, a fault, the group whose members wait, what carries th
 they come from. What is right follows from how it is made: one rank does something at the line marked FAULT, the others
 wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
 
-    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1 --at-once 4
+Each rank notes the time at which it comes to its line. Time is counted from there, so that a slow start counts for
+nothing. No case is drawn twice, and with `--results` none that was right is tried again.
+
+    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1 --at-once 4 --results build/grammar.jsonl
     python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import re
@@ -20,6 +24,7 @@ import tempfile
 import textwrap
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,23 +40,20 @@ SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""
 
 SILENT_S = 2.0
-"""`timeout_s` of programs that nothing else ends."""
+"""`timeout_s` of programs that nothing else ends. It begins when the ranks are at the fault."""
 
-MESH_TAKES = 5
-"""Times as long is waited for a mesh on new ranks."""
+LIMIT_S, LIMIT_OF_TRANSFERS_S = 1.0, 5.0
+"""A group's own time limit. It is set at the fault; for sends and receives when the group is made, for good."""
 
-LONGER = 4
-"""Times as long is waited if ranks were silent before they came to the fault: on a busy machine."""
-
-LIMIT_S = 1.0
-"""A group's own time limit."""
+REACHED_S, ENDED_S = 240.0, 60.0
+"""How long a case may take to come to its fault, and from there to its end."""
 
 
 class Fault(NamedTuple):
     """What one rank does in place of meeting the others."""
 
     code: str
-    """Where FAULT stands, or anywhere if it does not, the fault is."""
+    """Where FAULT stands, or anywhere if it does not, the fault is. The rank notes the time before, or at `{note}`."""
     ends_by: str = ""
     """What ends the run if no error does: "timeout_s", or the group's "limit"."""
     line: str = "FAULT"
@@ -64,6 +66,9 @@ class Fault(NamedTuple):
     wait: str = ""
     """What the members do then, if it is not only to meet; where the fault is, too, if `code` is none."""
 
+
+NOTE = "transports.note(notes, worker.rank)"
+"""Notes the time at which a rank has come to its line."""
 
 NONE = "pass"
 COLLECTIVE = ("default", "subgroup", "mesh")
@@ -97,6 +102,7 @@ FAULTS = {
         "dist.all_reduce(x, group=second)  # FAULT\ndist.all_reduce(x, group=group)",
         "timeout_s",
         is_even=True,
+        said="use groups in the same order on every rank",
         groups=("default", "subgroup"),
     ),
     "a time limit passes": Fault(
@@ -129,6 +135,7 @@ FAULTS = {
             def __len__(self):
                 return 8
             def __getitem__(self, index):
+                {note}
                 raise ValueError("bad picture")  # FAULT
         next(iter(torch.utils.data.DataLoader(Data(), num_workers=1)))""",
         said="ValueError",
@@ -161,6 +168,7 @@ FAULTS = {
         wait="""\
         def scale(future):
             if worker.rank == {odd}:
+                {note}
                 raise ValueError("bad bucket")  # FAULT
             return future.value()[0]
         def hook(state, bucket):
@@ -211,6 +219,13 @@ class Case(NamedTuple):
             return {self.odd, self.odd + 1}
         return set(self.members) if FAULTS[self.fault].is_even and len(self.members) == 2 else {self.odd}
 
+    @property
+    def limit_s(self) -> float:
+        """The time limit that must pass, in seconds; 0 if none must."""
+        if FAULTS[self.fault].ends_by == "limit" and self.group == "pipeline" and self.transport != "as NCCL":
+            return LIMIT_OF_TRANSFERS_S
+        return {"timeout_s": SILENT_S, "limit": LIMIT_S}.get(FAULTS[self.fault].ends_by, 0.0)
+
     def __str__(self) -> str:
         return f"{self.fault}, {self.group}, {self.transport}, rank {self.odd} of {self.world_size}, {self.where}"
 
@@ -219,11 +234,15 @@ class Case(NamedTuple):
         """The program."""
         fault = FAULTS[self.fault]
         make, meet, wait = self._group()
+        limit = ""
         if fault.ends_by == "limit" and self.transport == "as NCCL":
             kind = "RECV" if self.group == "pipeline" else "ALLREDUCE"
             described = 'str(dist.distributed_c10d._world.pg_names[group]), "undefined"'
-            watch = f'transports.abort_after(worker.rank, {LIMIT_S}, 3, "{kind}", {described})'
-            wait = f"{watch}\n{wait}"
+            wait = f'transports.abort_after(worker.rank, {self.limit_s}, 3, "{kind}", {described})\n{wait}'
+        elif fault.ends_by == "limit" and self.group != "pipeline":
+            limit = f"dist.set_timeout(timedelta(seconds={self.limit_s}), group)"
+        fault_code = textwrap.dedent(fault.code).format(note=NOTE)
+        noting = [rank for rank in self.members if rank != self.odd or NOTE not in fault_code + wait]
         lines = [
             "import os, queue, signal, threading, time",
             "from datetime import timedelta",
@@ -231,20 +250,21 @@ class Case(NamedTuple):
             "from torch.distributed.device_mesh import init_device_mesh",
             "from tests.support import transports  # run it in the repository's root",
             "",
-            "def program(worker, path):",
+            "def program(worker, path=None, notes=None):",
             f"    # {self}",
             "    x = torch.ones(8)",
             *textwrap.indent(make, "    ").splitlines(),
+            "    if path:  # a transport that tells nobody that a rank has gone",
+            "        transports.keep_open(path)",
             f"    if worker.rank in {self.members}:",
             "        for step in range(2):",
             *textwrap.indent(meet, " " * 12).splitlines(),
             "            worker.log(loss=1.0)",
-            "    if path:  # a transport that tells nobody that a rank has gone",
-            "        transports.keep_open(path)",
-            "    time.sleep(0.01)",
+            *textwrap.indent(limit, " " * 8).splitlines(),
+            f"    if worker.rank in {noting}:",
+            f"        {NOTE}",
             f"    if worker.rank == {self.odd}:",
-            "        worker.log(fault_s=time.time())",
-            *textwrap.indent(textwrap.dedent(fault.code), " " * 8).splitlines(),
+            *textwrap.indent(fault_code, " " * 8).splitlines(),
             f"    if worker.rank in {self.members}:",
             *textwrap.indent(wait, " " * 8).splitlines(),
         ]
@@ -252,10 +272,10 @@ class Case(NamedTuple):
 
     def _group(self) -> tuple[str, str, str]:
         """Return what makes the group, meets in it, and waits in it."""
-        limit = f", timeout=timedelta(seconds={LIMIT_S})" if FAULTS[self.fault].ends_by == "limit" else ""
         make = "group = second = None"
-        if limit or self.group == "subgroup":
-            make = f"group = dist.new_group({self.members}{limit})\nsecond = dist.new_group({self.members})"
+        if FAULTS[self.fault].ends_by == "limit" or self.group == "subgroup":
+            within = f", timeout=timedelta(seconds={self.limit_s})" if self.limit_s == LIMIT_OF_TRANSFERS_S else ""
+            make = f"group, second = dist.new_group({self.members}{within}), dist.new_group({self.members})"
         elif self.fault == "another order":
             make = "group, second = dist.new_group(), dist.new_group()"
         elif self.group == "mesh":
@@ -271,7 +291,7 @@ class Case(NamedTuple):
                 f"if worker.rank < {last}: dist.send(x, worker.rank + 1, group=group)  # WAIT"
             )
         if own := FAULTS[self.fault].wait:
-            wait = textwrap.dedent(own).format(meet=wait, odd=self.odd)
+            wait = textwrap.dedent(own).format(meet=wait, odd=self.odd, note=NOTE)
         return make, meet, wait
 
 
@@ -285,12 +305,23 @@ def draw(chance: random.Random, where: tuple[str, ...] = PLACES) -> Case:
     return Case(fault, group, chance.choice(TRANSPORTS), world_size, odd, chance.choice(where))
 
 
+def draw_different(chance: random.Random, where: tuple[str, ...] = PLACES) -> Iterator[Case]:
+    """Draw cases, none of them twice."""
+    drawn: set[Case] = set()
+    while True:
+        case = draw(chance, where)
+        if case not in drawn:
+            drawn.add(case)
+            yield case
+
+
 class Outcome(NamedTuple):
     """What came of a case."""
 
     rank: bool
     line: bool
-    soon: bool
+    took_s: float
+    """From the fault to the end, without the limit that had to pass."""
     said: str
 
     @property
@@ -298,18 +329,19 @@ class Outcome(NamedTuple):
         """Whether rank and line are right; how soon it was depends on the machine."""
         return self.rank and self.line
 
+    @property
+    def is_soon(self) -> bool:
+        """Whether it came soon after the fault."""
+        return self.took_s <= SOON_S
+
 
 def lines_of(source: str, mark: str) -> list[int]:
     """Return the numbers of the lines with this mark."""
     return [number for number, line in enumerate(source.splitlines(), 1) if line.endswith(f"# {mark}")]
 
 
-def try_out(case: Case, session: Any, folder: Path, patience: int = 1) -> Outcome:
-    """Launch a case; return what of its error is right.
-
-    On a busy machine ranks may be silent for all of `timeout_s` before they come to the fault. Then they are launched
-    again, with a longer one.
-    """
+def try_out(case: Case, session: Any, folder: Path) -> Outcome:
+    """Launch a case; return what of its error is right."""
     file = folder / f"case_{time.monotonic_ns()}.py"
     file.write_text(case.source)
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -318,37 +350,57 @@ def try_out(case: Case, session: Any, folder: Path, patience: int = 1) -> Outcom
     on = {"reserved": session, "new": None}.get(case.where)
     if case.where == "torchrun":
         on = labkit.Torchrun(nproc_per_node=case.world_size, folder=folder)
-    # A new process imports half of the compiler to make a mesh, and logs nothing meanwhile.
-    to_make = MESH_TAKES if case.group == "mesh" and case.where != "reserved" else 1
-    silent_s = SILENT_S * to_make * patience if fault.ends_by == "timeout_s" else None
+    notes = file.with_suffix("")
+    notes.mkdir()
     with transports.holding() as path:
         run = labkit.launch(
             names["program"],
-            "" if case.transport == "TCP" else path,
+            None if case.transport == "TCP" else path,
+            str(notes),
             **({"world_size": case.world_size} if case.where != "torchrun" else {}),
             on=on,
-            timeout_s=silent_s,
+            timeout_s=case.limit_s if fault.ends_by == "timeout_s" else None,
             live=False,
             wait=False,
         )
-        until_s = time.monotonic() + 90
-        while not run.over.wait(0.05) and time.monotonic() < until_s:
-            pass
+        reached_s = _follow(run, case, notes)
         ended_s = time.time()
         if not run.over.is_set():
             run.stop(0)
-            return Outcome(False, False, False, f"goes on: {run.states}")
+            where = "" if reached_s else ", and has not come to the fault"
+            return Outcome(False, False, ENDED_S, f"goes on{where}: {run.states}")
     if run.error is None:
-        return Outcome(False, False, False, f"{run.status}, without an error")
-    history = run.history
-    if "fault_s" not in history and run.error.diagnosis.page == "hang" and patience < LONGER:
-        return try_out(case, session, folder, LONGER)
-    fault_s = history["fault_s"].max() if "fault_s" in history else run.start_s
+        return Outcome(False, False, ENDED_S, f"{run.status}, without an error")
     said = str(run.error)
+    if reached_s is None:
+        return Outcome(False, False, ENDED_S, f"ended before rank {case.odd} had come to the fault\n{said}")
     right = "|".join(map(str, lines_of(case.source, fault.line)))
     has_line = not fault.line or re.search(rf"{re.escape(file.name)}, line ({right})\b", _plain(said)) is not None
-    soon = ended_s - fault_s <= SOON_S + (silent_s or 0.0)
-    return Outcome(run.error.rank in case.right, has_line and fault.said in said, soon, said)
+    took_s = ended_s - reached_s - case.limit_s
+    return Outcome(run.error.rank in case.right, has_line and fault.said in said, took_s, said)
+
+
+def _follow(run: labkit.Run, case: Case, notes: Path) -> float | None:
+    """Wait for the end of a run; return when the fault happened and the others waited, as `time.time()`.
+
+    Its `timeout_s` does not run before, as it does not while somebody is at a prompt.
+
+    Returns:
+        None if the fault has not happened.
+    """
+    is_reached, until_s = False, time.monotonic() + REACHED_S
+    while not run.over.wait(0.02) and time.monotonic() < until_s:
+        if not is_reached:
+            is_reached = set(_noted_s(notes)) == set(case.members)
+            run.paused_by = None if is_reached else run._stack_query
+            until_s = time.monotonic() + ENDED_S if is_reached else until_s
+    noted_s = _noted_s(notes)
+    return max(noted_s.values()) if case.odd in noted_s else None
+
+
+def _noted_s(notes: Path) -> dict[int, float]:
+    """Return when ranks came to their line, by rank."""
+    return {int(note.name): float(note.read_text()) for note in notes.iterdir() if note.name.isdecimal()}
 
 
 def _plain(said: str) -> str:
@@ -381,27 +433,57 @@ def sessions() -> Any:
         yield get
 
 
+class Results:
+    """What came of cases so far, in a file with a line of JSON for each, or nowhere."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def were_right(self) -> set[str]:
+        """Return the cases that need not be tried again."""
+        if self._file is None or not self._file.exists():
+            return set()
+        tried = map(json.loads, self._file.read_text().splitlines())
+        return {each["case"] for each in tried if each["right"]}
+
+    def add(self, case: Case, found: Outcome) -> None:
+        """Add what came of a case."""
+        if self._file is None:
+            return
+        more = {} if found.is_right else {"said": found.said}
+        line = {"case": str(case), "right": found.is_right, "took_s": round(found.took_s, 2), **more}
+        with self._file.open("a") as file:  # other processes write to it, too: a line at once
+            file.write(json.dumps(line) + "\n")
+
+
 def main() -> int:
     """Draw and try out cases, print what fails and the counts; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
+    parser.add_argument("--results", type=Path, help="a file to which results are added, and whose cases are not tried")
     parser.add_argument("--at-once", type=int, default=1, help="processes that share the cases")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.at_once > 1:
-        return share_out("cases", options.cases, options.at_once, options.seed, "--where", *options.where)
+    if options.at_once > 1 and options.share is None:
+        return share_out(options.at_once)
     labkit.standby.off()
-    chance, count = random.Random(options.seed), Counter(cases=0, wrong=0, late=0)
+    results, count = Results(options.results), Counter(cases=0, wrong=0, late=0)
+    drawn = draw_different(random.Random(options.seed), tuple(options.where))
+    share = list(itertools.islice(drawn, options.share or 0, options.cases, options.at_once))
+    were_right = results.were_right()
     with tempfile.TemporaryDirectory() as folder, sessions() as get:
-        for _ in range(options.cases):
-            case = draw(chance, tuple(options.where))
+        for case in share:
+            if str(case) in were_right:
+                continue
             found = try_out(case, get(case), Path(folder))
-            count.update(cases=1, wrong=int(not found.is_right), late=int(not found.soon))
+            results.add(case, found)
+            count.update(cases=1, wrong=int(not found.is_right), late=int(not found.is_soon))
             if not found.is_right:
                 print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")
-            elif not found.soon:
-                print(f"LATE: {case}")
+            elif not found.is_soon:
+                print(f"LATE by {found.took_s - SOON_S:.1f} s: {case}")
     print(json.dumps(count))
     return int(count["wrong"] > 0)
 

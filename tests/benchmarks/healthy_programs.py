@@ -139,16 +139,15 @@ def main() -> int:
     parser.add_argument("--longest-s", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=1, help="processes that share the programs")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.at_once > 1:
-        return share_out(
-            "programs", options.programs, options.at_once, options.seed, f"--longest-s={options.longest_s}"
-        )
+    if options.at_once > 1 and options.share is None:
+        return share_out(options.at_once)
     labkit.standby.off()
     chance, count = random.Random(options.seed), Counter(programs=0, accused=0)
+    plans = [Plan(chance, chance.choice([2, 3, 4]), options.longest_s) for _ in range(options.programs)]
     with labkit.Session(4) as session:
-        for _ in range(options.programs):
-            plan = Plan(chance, chance.choice([2, 3, 4]), options.longest_s)
+        for plan in plans[options.share or 0 :: options.at_once]:
             said = try_out(plan, session)
             count.update(programs=1, accused=int(said != ""))
             if said:

@@ -10,15 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 
-def share_out(what: str, total: int, processes: int, seed: int, *options: str) -> int:
-    """Run this program in so many processes, each for a share of the work and with a seed of its own.
-
-    Args:
-        what: The program's option that says how much there is to do, without its hyphens.
-        total: How much there is to do in total.
-        processes: How many share it.
-        seed: The first one's; the others have the seeds that follow.
-        options: What each is given besides.
+def share_out(processes: int) -> int:
+    """Run this program again in so many processes, with the options that it was given, and `--share=N` from 0.
 
     Returns:
         The greatest exit code. What the processes print is printed, and the sum of the counts that each prints, as
@@ -28,11 +21,9 @@ def share_out(what: str, total: int, processes: int, seed: int, *options: str) -
     with tempfile.TemporaryDirectory() as folder:
         running = {}
         for number in range(processes):
-            share = total // processes + (number < total % processes)
-            command = [sys.executable, sys.argv[0], f"--{what}={share}", f"--seed={seed + number}", *options]
             file = Path(folder) / str(number)
             with file.open("w") as printed:
-                running[file] = subprocess.Popen(command, stdout=printed)
+                running[file] = subprocess.Popen([sys.executable, *sys.argv, f"--share={number}"], stdout=printed)
         for file, process in running.items():
             code = max(code, abs(process.wait()))
             *said, last = file.read_text().splitlines() or [""]
