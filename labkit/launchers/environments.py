@@ -47,7 +47,9 @@ class LabkitVariables(RankVariables):
     mark = "LABKIT_RANK"
     rank, local_rank = "LABKIT_RANK", "LABKIT_LOCAL_RANK"
     world_size, local_world_size = "LABKIT_WORLD_SIZE", "LABKIT_LOCAL_WORLD_SIZE"
-    belongs_to_it = r"LABKIT_(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ATTEMPT|NODE_ADDRESS|RENDEZVOUS|INTERFACES)"
+    belongs_to_it = (
+        r"LABKIT_(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|ATTEMPT|NODE_ADDRESS|RANK_FOLDER|RENDEZVOUS|INTERFACES)"
+    )
 
     def attempt(self) -> int:
         """Return what the notebook has counted."""

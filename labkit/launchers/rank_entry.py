@@ -250,9 +250,8 @@ def _meet_here(info: RankInfo, directory: RunDirectory, attempt: int) -> dist.St
         check_rendezvous(Path(folder))
         store = open_file_store(f"{folder}/{directory.path.name}.{attempt}", timeout_s=RENDEZVOUS_S)
     elif info.rank == 0:
-        # On Ray beside what the rank's actor removes; elsewhere the directory may be on a network, without locks.
         leave_rendezvous()
-        _mine = LocalRendezvous(directory.path if "LABKIT_RANK" in os.environ else None)
+        _mine = LocalRendezvous()  # not in the directory, which may be on a network, without locks
         found = {"file": str(_mine.file), "port": _mine.port}
         store = _join_here(found, info)
         directory.write(published_name(attempt), json.dumps(found).encode())

@@ -43,10 +43,9 @@ LOOK_SHARE = 8
 class LocalRendezvous:
     """A store's file and a port for the ranks of this machine, until `close` or the end of this process."""
 
-    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
-        if parent is None:
-            remove_left_behind_once()
-        self.folder = new_folder(parent)
+    def __init__(self) -> None:
+        remove_left_behind_once()
+        self.folder = new_folder()
         self.file = self.folder / "store"
         with contextlib.ExitStack() as if_it_fails:  # no more open files, say
             if_it_fails.callback(shutil.rmtree, self.folder, ignore_errors=True)

@@ -82,6 +82,7 @@ class RankHolder:
             "LABKIT_LOCAL_WORLD_SIZE": str(place.local_world_size),
             "LABKIT_ATTEMPT": str(attempt),
             "LABKIT_NODE_ADDRESS": _address(),
+            "LABKIT_RANK_FOLDER": str(self._directory),
         }
         self._process: subprocess.Popen[bytes] | None = None
         started = threading.Event()
