@@ -9,6 +9,7 @@ import pytest
 
 import labkit
 from labkit.launchers.slurm import options
+from tests.tools import make_sbatch_options
 
 TABLE = {**options.OURS, **options.REFUSED, **dict.fromkeys(options.PASSED_ON, "")}
 
@@ -24,12 +25,28 @@ def test_no_option_is_in_the_table_twice():
 
 @pytest.mark.spawns
 @pytest.mark.cluster
-def test_every_option_that_sbatch_has_is_in_the_table(slurm):
-    said = slurm.run("sbatch", "--help")
-    named = set(re.findall(r"^ {2,8}(?:-\w, *| *-\w +)? *--([a-z][a-z-]+)", said, re.MULTILINE))
-    assert {"array", "extra-node-info", "gpus-per-task", "wrap", "version"} <= named
+def test_every_option_that_sbatch_has_is_in_the_table_which_is_current():
+    said, version = make_sbatch_options.sbatch("--help"), make_sbatch_options.sbatch("--version").strip()
+    named = make_sbatch_options.offered(said)
+    assert {"array", "extra-node-info", "gpus-per-task", "wrap", "version"} <= set(named)
+    assert (named["account"], named["hold"], named["export"]) == ("=name", "", "[=names]")
     assert len(named) > 80
-    assert not named - set(TABLE), "new: pass them on, or refuse them with what to do instead (slurm/options.py)"
+    new = make_sbatch_options.unknown(said)
+    assert not new, "pass them on, or refuse them with what to do instead (slurm/options.py)"
+    kept = make_sbatch_options.TABLE.read_text(encoding="utf-8")
+    if kept.startswith(f"Options of {version}\n"):  # of another version only the names count
+        assert kept == make_sbatch_options.table(version, said), "python -m tests.tools.make_sbatch_options"
+
+
+def test_the_table_has_every_option_once_and_marks_one_that_is_new():
+    """Whatever version of SLURM has made it; the tests' machine may have none."""
+    kept = make_sbatch_options.TABLE.read_text(encoding="utf-8")
+    listed = re.findall(r"^--([a-z-]+)\S*(?: string\])? +(\S.*)$", kept, re.MULTILINE)
+    assert dict(listed) == options.classes(), "python -m tests.tools.make_sbatch_options"
+    assert len(listed) == len(options.classes())
+    said = "Parallel run options:\n  -z, --zeal=hours            work at night\n      --hold                  wait\n"
+    assert make_sbatch_options.unknown(said) == {"zeal"}
+    assert re.search(r"^--zeal=hours +NEW: give it a class$", make_sbatch_options.table("x", said), re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted({**options.OURS, **options.REFUSED} - {"nodes": ""}.keys()))
@@ -49,6 +66,14 @@ def test_the_signal_by_which_ranks_are_asked_where_they_stand_is_not_for_others(
     with pytest.raises(ValueError, match="labkit asks ranks where they stand by SIGUSR2; let SLURM send USR1"):
         labkit.Slurm(signal=value)
     assert labkit.Slurm(signal="USR1@60").options["signal"] == "USR1@60"
+
+
+@pytest.mark.parametrize("value", ["cyclic", "cyclic:block", "plane=2", "arbitrary"])
+def test_ranks_that_follow_each_other_are_not_spread_over_nodes(value):
+    """The first two of four, launched on a session of 2 × 2, would each take themselves for alone with the other."""
+    with pytest.raises(ValueError, match="distribution=.*ranks follow each other on each node"):
+        labkit.Slurm(distribution=value)
+    assert labkit.Slurm(distribution="block:cyclic").options["distribution"] == "block:cyclic"
 
 
 def test_values_are_written_as_sbatch_reads_them(tmp_path):

@@ -1,7 +1,8 @@
 """Which options of `sbatch` a `Slurm` takes: one table of all, and how they are written into the batch script.
 
-tests/launchers/test_slurm_options.py holds the table against `sbatch --help`, so that an option of another version is
-noticed. Those that are not in it are passed on: `sbatch` refuses what it does not know.
+Each option has its class here. `tests/tools/make_sbatch_options.py` makes the table of them from `sbatch --help`, and a
+test compares it, so that an option of another version is noticed. Those that are not in it are passed on: `sbatch`
+refuses what it does not know.
 """
 
 from __future__ import annotations
@@ -68,15 +69,23 @@ _LISTS = "dependency exclude export gpus gres licenses mail-type nodelist partit
 LISTS = frozenset(_LISTS.split())
 """Options of which sbatch takes several values, with a comma between them."""
 
+ACROSS_NODES = re.compile(r"\s*(cyclic|arbitrary|plane)", re.IGNORECASE)
+"""Of `distribution`: what puts ranks that follow each other on different nodes."""
+
 STACKS = re.compile(r"(^|:)(SIG)?(USR2|12)(@|$)", re.IGNORECASE)
+
+
+def classes() -> dict[str, str]:
+    """Return what is done with each option, in words: labkit's, refused, or passed on."""
+    said = {name: f"labkit's: give {instead}" for name, instead in OURS.items()}
+    said |= {name: f"refused: {why}" for name, why in REFUSED.items()}
+    said |= {name: f"passed on{', also as a list' if name in LISTS else ''}" for name in PASSED_ON}
+    return said
 
 
 def table() -> str:
     """Return all options, a line each: passed on, or what to do instead."""
-    said = {name: f"labkit's: give {instead}" for name, instead in OURS.items()}
-    said |= {name: f"refused: {why}" for name, why in REFUSED.items()}
-    said |= {name: f"passed on{', also as a list' if name in LISTS else ''}" for name in PASSED_ON}
-    return "\n".join(f"--{name:<20} {what}" for name, what in sorted(said.items()))
+    return "\n".join(f"--{name:<20} {what}" for name, what in sorted(classes().items()))
 
 
 def read(options: Mapping[str, Any]) -> dict[str, str | bool]:
@@ -91,6 +100,11 @@ def read(options: Mapping[str, Any]) -> dict[str, str | bool]:
     if "signal" in found and STACKS.search(str(found["signal"])):
         raise ValueError(
             f"signal={found['signal']!r}: labkit asks ranks where they stand by SIGUSR2; let SLURM send USR1"
+        )
+    if "distribution" in found and ACROSS_NODES.match(str(found["distribution"])):
+        raise ValueError(
+            f"distribution={found['distribution']!r}: ranks follow each other on each node, as torchrun's do; what it "
+            "says of nodes, its first part, may be block or * ('block:cyclic', say)"
         )
     return found
 
