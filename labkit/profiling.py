@@ -119,8 +119,15 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors on this rank; of a sharded one, the shard."""
-    return sum(part.numel() * part.element_size() for part in map(local, tensors))
+    """Bytes of tensors on this rank; of a sharded one, the shard; of a sparse one, its indices and values."""
+    return sum(part.numel() * part.element_size() for tensor in tensors for part in _dense_parts(local(tensor)))
+
+
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    if tensor.layout != torch.sparse_coo:
+        return (tensor,)
+    rows = tensor.detach().coalesce()  # as it is sent
+    return rows.indices(), rows.values()
 
 
 def memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

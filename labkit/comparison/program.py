@@ -179,9 +179,6 @@ class Recorder:
 
     def note_operator(self, func: Any, args: Any, kwargs: Any, outputs: Any, seconds: float, device: int) -> None:
         """Note an operator that was dispatched."""
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._call(func, args, outputs)
-            return
         node = torch._C._current_autograd_node()
         formula = _formula(func._overloadpacket)
         if formula is None:
@@ -193,24 +190,29 @@ class Recorder:
         what = "forward" if node is None else "backward"
         self._add(Piece(what, device, float(formula(*args, **kwargs, out_val=outputs))))
 
-    def _call(self, func: Any, args: Any, outputs: Any) -> None:
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Note and do a call of a process group; return what it returns."""
         name = func._overloadpacket.__name__.strip("_").removesuffix("_base").strip("_")
         if name in ("wait_tensor", "monitored_barrier"):
+            outputs = func(*args, **kwargs)
             self._wait(self._tensors.get(_key(args[0]), -1))
-            return
+            return outputs
         kind = KINDS.get(name, name)
         group = _group_of(args)
         is_functional = func.namespace == "_c10d_functional"
         if is_functional and group is None:  # it only wraps another call's result
-            return
+            return func(*args, **kwargs)
         ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
         put_in = args[1] if kind in PUT_IN_SECOND and not is_functional else args[0]
+        # Before the call, which may replace what is sparse by what all ranks have put in.
         size = size_bytes(_flat(put_in)) * (len(ranks) if kind == "scatter" else 1)
+        is_sparse = any(tensor.is_sparse for tensor in _flat(put_in))
+        outputs = func(*args, **kwargs)
         number, self._calls = self._calls, self._calls + 1
         peer = ranks[args[2]] if kind in ("send", "recv") and name != "recv_any_source" else -1
-        # gloo has no reduce-scatter: it is an all-reduce of which each rank keeps its part.
+        # gloo has no reduce-scatter: it is an all-reduce of which each rank keeps its part. What is sparse is gathered.
         is_gloo = group is not None and "gloo" in str(dist.get_backend(group))
-        done_by = "all_reduce" if is_gloo and kind == "reduce_scatter" else kind
+        done_by = "all_reduce" if is_gloo and kind == "reduce_scatter" else "all_gather" if is_sparse else kind
         sent = expected_bytes(done_by, size, len(ranks))
         self._add(Piece(kind, size=size, sent=sent, ranks=ranks or (-1,), peer=peer, number=number))
         self._open[number] = torch._C._current_autograd_node() is not None
@@ -222,6 +224,7 @@ class Recorder:
             with contextlib.suppress(RuntimeError, TypeError, AttributeError):  # a PyTorch that does not give it
                 work = dist.Work.unbox(handle)
                 self._works[id(work)] = work, number
+        return outputs
 
     def program(self) -> Program:
         """Return what was recorded."""
@@ -248,6 +251,8 @@ class _Mode(TorchDispatchMode):
         # What is sharded, or on its way, calls the operators of its own parts, and these come here.
         if any(kind.__name__ in ("DTensor", "AsyncCollectiveTensor") for kind in types):
             return NotImplemented
+        if func.namespace in ("c10d", "_c10d_functional"):
+            return self._recorder.call(func, args, kwargs or {})
         began_s = time.perf_counter()
         outputs = func(*args, **(kwargs or {}))
         seconds = time.perf_counter() - began_s

@@ -46,6 +46,7 @@ class Strategy:
         self.worker, self.loss, self.clock = worker, loss, clock
         self.model: nn.Module = self.prepare(network.to(worker.device))
         """What of the network lies on this rank."""
+        self._sparse_bytes = note_sparse_gradients(self.model)
         self.optimizer = self.make_optimizer(optimizer)
 
     @classmethod
@@ -106,6 +107,15 @@ class Strategy:
         """Bytes that a rank sends per step, by the formula; the mean over ranks where they differ."""
         return 0.0
 
+    def averaging_bytes(self, ranks: int) -> float:
+        """Return the bytes that a rank sends to average its gradients with so many ranks, itself included.
+
+        Of what is trained a ring all-reduce sends 2 (n − 1) / n. But gradients that are sparse are gathered: of an
+        embedding the rows that were looked up.
+        """
+        dense = [p for p in self.model.parameters() if p.requires_grad and p not in self._sparse_bytes]
+        return 2 * (ranks - 1) / ranks * size_bytes(dense) + (ranks - 1) * sum(self._sparse_bytes.values())
+
     @property
     def parameter_bytes(self) -> int:
         """Bytes of this rank's parameters."""
@@ -115,3 +125,22 @@ class Strategy:
     def itemsize(self) -> int:
         """Bytes of one number of this rank's parameters."""
         return next(self.model.parameters()).element_size()
+
+
+def note_sparse_gradients(model: nn.Module) -> dict[Tensor, int]:
+    """Return the bytes of this rank's sparse gradients, by parameter: those of the last backward pass, kept up to date.
+
+    Once they are averaged, they have the rows of all ranks.
+    """
+    found: dict[Tensor, int] = {}
+
+    def noting(parameter: Tensor) -> Callable[[Tensor], None]:
+        def note(gradient: Tensor) -> None:
+            found[parameter] = size_bytes([gradient])
+
+        return note
+
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+            module.weight.register_hook(noting(module.weight))
+    return found

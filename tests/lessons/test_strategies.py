@@ -203,6 +203,70 @@ def test_the_bytes_that_are_dispatched_and_counted_are_those_of_the_formula(titl
     assert wire == pytest.approx(expected, rel=0.1, abs=2000), "counted by the system"
 
 
+def frozen_network(seed, part):
+    """A network of which a part is not trained."""
+    made = network(seed)
+    made.get_submodule(part).requires_grad_(False)
+    return made
+
+
+def words_network(seed):
+    """A network that looks up rows of 5 MB, so that its gradient is sparse."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.EmbeddingBag(10_000, 64, mode="sum", sparse=True), nn.Linear(64, 10)).double()
+
+
+def word_batches(device, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        words = torch.randint(10_000, (BATCH_SIZE, 8), generator=generator)
+        words[:, 0] = 7  # which all samples have
+        yield words.to(device), torch.randint(10, (BATCH_SIZE,), generator=generator).to(device)
+
+
+def bytes_of_all(worker, strategies, make, batches_):
+    """Return what each strategy sends in a step: by the calls that were dispatched, by the system, by its formula."""
+    optimizer, found = functools.partial(torch.optim.SGD, lr=0.03), {}
+    for strategy in strategies:
+        each = benchmark.run_strategy(worker, strategy, make, cross_entropy, optimizer, batches_, 8, 1)
+        found[strategy.title] = each.bytes_sent, each.wire_bytes, each.bytes_expected
+        dist.barrier()
+    return found
+
+
+def check_bytes(run):
+    """The three agree for every strategy, as means over the ranks."""
+    for title in run.results[0]:
+        of_ranks = zip(*(found[title] for found in run.results), strict=True)
+        sent, wire, expected = (sum(each) / len(run.results) for each in of_ranks)
+        if "DataParallel" not in title:
+            assert sent == pytest.approx(expected, rel=0.01), title
+        assert wire == pytest.approx(expected, rel=0.1, abs=2000), title
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("part", ["features", "features.conv1", "classifier.fc1", "classifier"])
+def test_what_is_frozen_is_not_counted_as_sent(part, ranks):
+    makes = functools.partial(frozen_network, 0, part)
+    strategies = [s for s in ALL.values() if s.ranks(2) == 2 and not (issubclass(s, GPipe) and part == "features")]
+    call = bytes_of_all, strategies, makes, functools.partial(batches, seed=0)
+    run = labkit.launch(*call, on=ranks, world_size=2, live=False)
+    check_bytes(run)
+    trained = sum(p.numel() * 8 for p in makes().parameters() if p.requires_grad)
+    assert run.results[0]["DDP"][2] == trained < 21_840 * 8
+
+
+@pytest.mark.spawns
+def test_of_an_embedding_with_sparse_gradients_the_rows_are_counted_that_were_looked_up(ranks):
+    strategies = [DDP, ALL["manual all-reduce"]]
+    call = bytes_of_all, strategies, functools.partial(words_network, 0), functools.partial(word_batches, seed=0)
+    run = labkit.launch(*call, on=ranks, world_size=4, live=False)
+    check_bytes(run)
+    rows, row_bytes = BATCH_SIZE // 4 * 7 + 1, 64 * 8 + 8
+    for found in run.results:
+        assert found["DDP"][2] == pytest.approx(3 * rows * row_bytes + 1.5 * 65 * 10 * 8, rel=0.02)
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize(("title", "world_size"), CASES)
 def test_every_part_of_the_cost_is_known(title, world_size, measured):

@@ -27,9 +27,8 @@ class DataParallelStrategy(Strategy):
         return equal_part(batch, self.worker.rank, self.worker.world_size)
 
     def bytes_expected(self, batch_size: int) -> float:
-        """A ring all-reduce sends 2 (n − 1) / n of what it averages (Patarasuk and Yuan 2009)."""
-        n = self.worker.world_size
-        return 2 * (n - 1) / n * self.parameter_bytes
+        """A ring all-reduce sends 2 (n − 1) / n of the gradients that it averages (Patarasuk and Yuan 2009)."""
+        return self.averaging_bytes(self.worker.world_size)
 
 
 class StageStrategy(Strategy):

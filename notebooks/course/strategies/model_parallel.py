@@ -47,7 +47,7 @@ class ModelParallel(StageStrategy):
         with self.clock("backward"):
             if loss is not None:
                 loss.backward()
-            else:
+            elif outputs.requires_grad:  # not where this stage is frozen, which is the first
                 outputs.backward(gradient)
         if self.previous is not None:
             with self.clock("communication"):
@@ -120,5 +120,4 @@ class Hybrid(ModelParallel):
 
     def bytes_expected(self, batch_size: int) -> float:
         """What travels along the chain, and the ring all-reduce of the stage's gradients."""
-        chains = self.worker.world_size // 2
-        return super().bytes_expected(batch_size) + 2 * (chains - 1) / chains * self.parameter_bytes
+        return super().bytes_expected(batch_size) + self.averaging_bytes(self.worker.world_size // 2)

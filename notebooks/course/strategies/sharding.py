@@ -6,7 +6,8 @@ ZeRO: Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054). FSDP: Zhao et 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class ZeRO1(DDP):
         return zero_redundancy(self.model, optimizer)
 
     def bytes_expected(self, batch_size: int) -> float:
-        """DDP's, and every parameter once from its owner to n − 1 ranks: the mean over ranks."""
+        """DDP's, and every parameter, frozen ones too, once from its owner to n − 1 ranks: the mean over ranks."""
         n = self.worker.world_size
         return super().bytes_expected(batch_size) + (n - 1) / n * self.parameter_bytes
 
@@ -59,8 +60,7 @@ class FSDP2(DataParallelStrategy):
 
     def prepare(self, network: nn.Module) -> nn.Module:
         """Shard every child, then what is left of the whole."""
-        self.gathered_bytes = padded_bytes(network, self.worker.world_size)
-        shard(network, self._mesh("dp"))
+        self.units = shard(network, self._mesh("dp"))
         return network
 
     def _mesh(self, *names: str) -> Any:
@@ -75,8 +75,7 @@ class FSDP2(DataParallelStrategy):
 
     def bytes_expected(self, batch_size: int) -> float:
         """All-gather before forward and backward, reduce-scatter after: (n − 1) / n of the padded whole each."""
-        n = self.worker.world_size
-        return (2 + reduce_scatters()) * (n - 1) / n * self.gathered_bytes
+        return fsdp_bytes(self.units, self.worker.world_size)
 
 
 class TensorParallel(FSDP2):
@@ -121,8 +120,7 @@ class FSDP2TensorParallel(FSDP2):
         """Cut the linear layers within a pair, then shard over the pairs."""
         mesh = self._mesh("dp", "tp")
         self.travels = split_linear_layers(network, mesh["tp"])
-        self.gathered_bytes = padded_bytes(network, mesh["dp"].size())
-        shard(network, mesh["dp"])
+        self.units = shard(network, mesh["dp"])
         return network
 
     def local_batch(self, batch: Tensor) -> Tensor:
@@ -133,7 +131,7 @@ class FSDP2TensorParallel(FSDP2):
         """FSDP2's over the pairs, of what this rank holds when gathered; and a pair's all-reduces."""
         pairs = self.worker.world_size // 2
         within_pairs = batch_size / pairs * self.travels * self.itemsize
-        return (2 + reduce_scatters()) * (pairs - 1) / pairs * self.gathered_bytes + within_pairs
+        return fsdp_bytes(self.units, pairs) + within_pairs
 
 
 def reduce_scatters() -> int:
@@ -141,20 +139,70 @@ def reduce_scatters() -> int:
     return 2 if dist.get_backend() == "gloo" else 1
 
 
-def padded_bytes(network: nn.Module, parts: int) -> int:
-    """Return the size of what FSDP2 gathers: parts of equal size, so that rows of each parameter are padded to them."""
-    held = map(local, network.parameters())
-    return sum(-(-len(each) // parts) * parts * size_bytes([each[0]]) for each in held)
+class Unit:
+    """A part of a network that FSDP2 gathers at once.
+
+    Args:
+        module: to which `fully_shard` is applied.
+        parameters: the module's that no other unit has.
+        parts: ranks that share them out, by rows, padded to parts of equal size.
+        reshard: whether gathered parameters are dropped after the forward pass.
+    """
+
+    def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], parts: int, reshard: bool) -> None:
+        padded = {p: -(-len(local(p)) // parts) * parts * size_bytes([local(p)[0]]) for p in parameters}
+        self.gathered_bytes = sum(padded.values())
+        self.trained_bytes = sum(size for parameter, size in padded.items() if parameter.requires_grad)
+        self.reshard = reshard
+        self.is_in_backward = False
+        """Whether the last backward pass came to it: not where it and all before it are frozen."""
+        module.register_forward_hook(self._note_outputs)
+
+    def _note_outputs(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        self.is_in_backward = isinstance(outputs, Tensor) and outputs.requires_grad
 
 
-def shard(network: nn.Module, mesh: Any) -> None:
-    """Apply `fully_shard` to every child that has parameters, of lists to their elements, then to the whole."""
+def shard(
+    network: nn.Module, mesh: Any, parts: Iterable[nn.Module] | None = None, reshard: bool | None = None
+) -> list[Unit]:
+    """Apply `fully_shard` to every child that has parameters, of lists to their elements, then to the whole.
+
+    Args:
+        network: is changed in place.
+        mesh: the ranks, of one dimension.
+        parts: what is sharded instead of the children.
+        reshard: `reshard_after_forward`; by default PyTorch's: all but the whole are.
+
+    Returns the units, in the order of the forward pass's ends.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    for child in blocks(network):
-        if has_parameters(child):
-            fully_shard(child, mesh=mesh)
-    fully_shard(network, mesh=mesh)
+    found: dict[nn.Module, list[nn.Parameter]] = {}
+    taken: set[nn.Parameter] = set()
+    for module in (*(blocks(network) if parts is None else parts), network):
+        if has_parameters(module):
+            found[module] = [parameter for parameter in module.parameters() if parameter not in taken]
+            taken.update(found[module])
+    units = []
+    for module, parameters in found.items():
+        is_dropped = module is not network if reshard is None else reshard
+        units.append(Unit(module, parameters, mesh.size(), is_dropped))
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+    return units
+
+
+def fsdp_bytes(units: list[Unit], parts: int) -> float:
+    """Return what a rank sends in a step: (parts − 1) / parts of what is gathered and reduce-scattered.
+
+    Units are gathered before forward; before backward again, if they were dropped and it comes to them, or to the next
+    one, with which PyTorch gathers them ahead of time. Gradients are reduce-scattered of what is trained.
+    """
+    sent = 0
+    for unit, next_one in zip(units, [*units[1:], None], strict=True):
+        is_in_backward = unit.is_in_backward or (next_one is not None and next_one.is_in_backward)
+        gathers = 2 if unit.reshard and is_in_backward else 1
+        sent += gathers * unit.gathered_bytes + reduce_scatters() * unit.trained_bytes
+    return (parts - 1) / parts * sent
 
 
 def split_linear_layers(network: nn.Module, mesh: Any) -> int:
@@ -163,20 +211,24 @@ def split_linear_layers(network: nn.Module, mesh: Any) -> int:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     linear = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-    first_parameter = next(network.parameters())
     plan: dict[str, Any] = {}
     travels = 0
     for (first, a), (second, b) in zip(linear[::2], linear[1::2], strict=False):
         # What lies between the two must know that it has a shard: of 50 columns, 4 ranks do not have equal ones.
         plan |= {first: ColwiseParallel(use_local_output=False), second: RowwiseParallel()}
-        inputs_are_data = a.weight is first_parameter  # which want no gradient
-        travels += b.out_features + (0 if inputs_are_data else a.in_features)
+        travels += b.out_features + (a.in_features if _is_trained_before(network, a) else 0)
     if len(linear) % 2:
         name, layer = linear[-1]
         plan[name] = ColwiseParallel(output_layouts=Replicate())
-        travels += layer.in_features
+        travels += layer.in_features if _is_trained_before(network, layer) else 0
     parallelize_module(network, mesh, plan)
     return travels
+
+
+def _is_trained_before(network: nn.Module, layer: nn.Linear) -> bool:
+    """Whether a layer's inputs want a gradient: the data, and what frozen layers make of it, want none."""
+    before = itertools.takewhile(lambda parameter: parameter is not layer.weight, network.parameters())
+    return any(parameter.requires_grad for parameter in before)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -9,13 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.strategies.sharding import one_by_one, reduce_scatters, whole
+from course.strategies.sharding import fsdp_bytes, one_by_one, shard, whole
 from course.transformer.base import all_reduce_flat, equal_part, ring
-from course.transformer.fsdp import shard
 from course.transformer.gpt import GPT
 from course.transformer.pipelines import OneFOneB
 from course.transformer.tensor_parallel import TensorParallel, cut_blocks, cut_layers, tensor_parallel_bytes
-from labkit.profiling import local, size_bytes
+from labkit.profiling import local
 
 LESSON = "24"
 
@@ -39,8 +38,7 @@ class FSDP2TensorParallel(TensorParallel):
         self.pairs = self.worker.world_size // self.ranks_per_replica
         mesh = init_device_mesh(self.worker.device.type, (self.pairs, 2), mesh_dim_names=("dp", "tp"))
         cut_layers(network, mesh["tp"])
-        self.gathered_bytes = size_bytes(network.parameters())
-        shard(network, mesh["dp"])
+        self.units = shard(network, mesh["dp"], network.blocks.values(), reshard=True)
         return network
 
     @property
@@ -54,8 +52,8 @@ class FSDP2TensorParallel(TensorParallel):
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return FSDP2's over the pairs, of what this rank holds when gathered; and the pair's all-reduces."""
-        sharded = ring(self.pairs) * (2 + reduce_scatters()) * self.gathered_bytes
-        return sharded + 2 * ring(2) * tensor_parallel_bytes(self, self.features_bytes / self.pairs)
+        within_pairs = 2 * ring(2) * tensor_parallel_bytes(self, self.features_bytes / self.pairs)
+        return fsdp_bytes(self.units, self.pairs) + within_pairs
 
 
 class DataParallelPipeline(OneFOneB):
@@ -99,7 +97,7 @@ class DataParallelPipeline(OneFOneB):
     def bytes_expected(self, batch_size: int) -> float:
         """Return what crosses the one edge of a chain, and the all-reduce of this rank's stage."""
         along = 2 * self.features_bytes / self.chains / 2
-        return along + 2 * ring(self.chains) * size_bytes(self.model.parameters())
+        return along + self.averaging_bytes(self.chains)
 
 
 class DataPipelineTensorParallel(DataParallelPipeline):

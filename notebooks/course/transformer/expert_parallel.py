@@ -95,4 +95,5 @@ class ExpertParallel(DataParallelGPT):
             layer.router.out_features * layer.capacity(time) * layer.router.in_features for layer in self.experts
         )
         n = self.worker.world_size
-        return ring(n) * (4 * slots * batch / n * self.itemsize + 2 * size_bytes(self.shared))
+        shared = size_bytes(p for p in self.shared if p.requires_grad)
+        return ring(n) * (4 * slots * batch / n * self.itemsize + 2 * shared)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
-from course.strategies.sharding import reduce_scatters
-from course.transformer.base import DataParallelGPT, ring
+from course.strategies.sharding import fsdp_bytes, shard
+from course.transformer.base import DataParallelGPT
 from course.transformer.gpt import GPT
-from labkit.profiling import size_bytes
 
 LESSON = "21"
 
@@ -26,14 +25,12 @@ class FSDP2(DataParallelGPT):
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,), mesh_dim_names=("dp",))
-        self.whole_bytes = size_bytes(network.parameters())
-        shard(network, mesh, self.reshard)
+        self.units = shard(network, mesh, network.blocks.values(), self.reshard)
         return network
 
     def bytes_expected(self, batch_size: int) -> float:
         """Return one all-gather before forward, one before backward where it was forgotten, and one reduce-scatter."""
-        gathers = 2 if self.reshard else 1
-        return ring(self.worker.world_size) * (gathers + reduce_scatters()) * self.whole_bytes
+        return fsdp_bytes(self.units, self.worker.world_size)
 
 
 class FSDP2Kept(FSDP2):
@@ -41,12 +38,3 @@ class FSDP2Kept(FSDP2):
 
     title = "FSDP2, kept after forward"
     reshard = False
-
-
-def shard(network: GPT, mesh: Any, reshard: bool = True) -> None:
-    """Apply `fully_shard` to every block, then to the whole."""
-    from torch.distributed.fsdp import fully_shard
-
-    for block in network.blocks.values():
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
-    fully_shard(network, mesh=mesh, reshard_after_forward=reshard)
