@@ -62,6 +62,17 @@ class Notes:
         return type(self).__name__
 
 
+class TimedNotes(Notes):
+    """Is told when each step was logged, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.times_s = []
+
+    def log(self, step, values, time_s):
+        self.times_s.append(time_s)
+
+
 def begun(world_size=2):
     """A run without ranks, which have begun all the same."""
     engine = FakeEngine(world_size)
@@ -340,6 +351,9 @@ def test_a_run_that_is_over_can_be_given_to_a_tracker(capsys):
     labkit.trackers.follow(run, notes, {"lr": 0.1})
     assert len(notes.rows) == STEPS
     assert notes.others[0] == ("begin", "train", {"world_size": 2, "lr": 0.1})
+    timed = TimedNotes()
+    labkit.trackers.follow(run, timed)
+    assert_logged_times(timed.times_s, run)
 
 
 # What cannot be used is said before any rank starts: these tests start no process
