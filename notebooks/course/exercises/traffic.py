@@ -305,9 +305,9 @@ def time_limit(limit_s: float, computing_s: float) -> Iterator[None]:
     for another rank, uses no processor: that is counted by the clock on the wall, without the time for which this
     thread was ready and got no core. So on a busy machine a slow answer has its time, where the system counts that.
 
-    In a process's main thread only, where the system has alarms.
+    In a process's main thread only.
     """
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     wall_s, computed_s, starved_s = time.monotonic(), time.thread_time(), waited_for_core_s()
@@ -318,11 +318,47 @@ def time_limit(limit_s: float, computing_s: float) -> Iterator[None]:
         if time.monotonic() - wall_s - (waited_for_core_s() - starved_s) >= limit_s:
             raise Endless(f"has not ended after {limit_s:.2g} s")
 
+    # It rings on, where a `__del__` has swallowed an `Endless`.
+    with (_alarms if hasattr(signal, "setitimer") else _interrupts)(ring, min(limit_s, computing_s) / 4):
+        yield
+
+
+@contextlib.contextmanager
+def _alarms(ring: Callable[..., None], tick_s: float) -> Iterator[None]:
+    """Call `ring` in this thread, the main one, every so often."""
     before = signal.signal(signal.SIGALRM, ring)
-    tick_s = min(limit_s, computing_s) / 4
-    signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)  # it rings on, where a `__del__` has swallowed an `Endless`
+    signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _interrupts(ring: Callable[..., None], tick_s: float) -> Iterator[None]:
+    """Do the same without alarms, on Windows: a thread raises interrupts, which there wake this one from a sleep."""
+    is_due, has_ended = threading.Event(), threading.Event()
+
+    def handle(number: int, frame: Any) -> None:
+        if is_due.is_set():
+            is_due.clear()
+            if not has_ended.is_set():
+                ring()
+        elif callable(before):  # somebody else's interrupt
+            before(number, frame)
+
+    def tick() -> None:
+        while not has_ended.wait(tick_s):
+            is_due.set()
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, handle)
+    thread = threading.Thread(target=tick, name="time limit", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)  # which first handles one that has come
