@@ -165,6 +165,10 @@ def _driver_of(session) -> list[int]:
 def listening_ports() -> set[int]:
     """The ports at which this process listens. Asked of its own sockets: psutil reads the tables of all of the
     system's, which takes longer than most tests."""
+    if not os.path.isdir("/dev/fd"):  # Windows
+        return {
+            each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN
+        }
     ports = set()
     for descriptor in map(int, os.listdir("/dev/fd")):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -215,10 +219,10 @@ def nothing_is_left_behind(request):
     while time.monotonic() < deadline:
         left = [p for p in rank_processes() if p.pid not in mine] if spawns else []
         markers = [name for name in ("kernel", "notebook") if request.node.get_closest_marker(name)]
-        if markers or of_ray(request.node.nodeid):
+        if markers:
             # A kernel that is killed cannot remove where its ranks met; the next notebook does. Jupyter kills each
             # kernel that does not end within seconds, and none does whose child ignores SIGTERM (ipykernel 7 waits for
-            # multiprocessing's resource tracker). On Ray, a rank's supervisor is killed with its actor or node.
+            # multiprocessing's resource tracker).
             remove_left_behind(Path(tempfile.gettempdir()))
         new_ports, new_files = listening_ports() - ports, temporary_files() - files
         if not (left or new_ports or new_files):
@@ -382,8 +386,9 @@ def _noted(owner, name, what):
 _noted(subprocess.Popen, "__init__", lambda self, args, *_, **__: f"subprocess {args!r:.200}")
 _noted(multiprocessing.util, "spawnv_passfds", lambda path, args, _: f"multiprocessing {args!r:.200}")
 _noted(prefork.Forker, "fork", lambda self, argv, *_, **__: f"a fork for {argv!r:.200}")
-_noted(os, "fork", lambda: "a fork")
-_noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
+if hasattr(os, "fork"):
+    _noted(os, "fork", lambda: "a fork")
+    _noted(os, "posix_spawn", lambda path, *_, **__: f"{path}")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -78,7 +78,7 @@ MOST = 253
 LONGEST = 4096
 """Room for a command line, of which a process is known to others."""
 
-_prctl = ctypes.CDLL(None).prctl
+_prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class Request(NamedTuple):

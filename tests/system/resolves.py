@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,33 @@ from pathlib import Path
 from tests.support.repository import ROOT
 
 SYSTEMS = {
-    "macOS 11, Apple processor": ("macosx_11_0_arm64",),
-    "macOS 14, Apple processor": ("macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64", "macosx_11_0_arm64"),
+    "macOS 11, Apple processor": ("macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"),
+    "macOS 14, Apple processor": tuple(
+        f"macosx_{version}_{processor}"
+        for version in ("14_0", "13_0", "12_0", "11_0", "10_15", "10_13", "10_9")
+        for processor in ("arm64", "universal2")
+    ),
     "Windows": ("win_amd64",),
-    "Linux, aarch64": ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"),
+    "Linux, aarch64": (*(f"manylinux_2_{minor}_aarch64" for minor in range(28, 16, -1)), "manylinux2014_aarch64"),
 }
 """The tags of wheels, likely ones first."""
+
+MARKERS = {
+    "macOS": {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machine": "arm64", "os_name": "posix"},
+    "Windows": {"sys_platform": "win32", "platform_system": "Windows", "platform_machine": "AMD64", "os_name": "nt"},
+    "Linux": {"platform_machine": "aarch64"},
+}
+"""What decides there which packages another needs: of PyTorch's, CUDA's on Linux alone. By a system's first word."""
+
+PIP = """
+import json, sys
+from pip._internal.cli.main import main
+from pip._vendor.packaging import markers
+there, here = json.loads(sys.argv.pop(1)), markers.default_environment
+markers.default_environment = lambda: {**here(), **there}
+sys.exit(main(sys.argv[1:]))
+"""
+"""pip, which looks for another system's wheels, but would have them need what this system's do."""
 
 PYTHON = "3.12"
 
@@ -40,12 +62,14 @@ def needed() -> list[str]:
     return [*project["dependencies"], *project["optional-dependencies"]["lab"]]
 
 
-def pip(command: str, tags: tuple[str, ...], into: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def pip(command: str, system: str, into: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Have pip look for wheels for another system."""
-    target = [argument for tag in tags for argument in ("--platform", tag)]
+    target = [argument for tag in SYSTEMS[system] for argument in ("--platform", tag)]
+    markers = json.dumps(MARKERS[re.split(r"\W", system)[0]])
     return subprocess.run(
         [
-            *(sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", "--only-binary=:all:"),
+            *(sys.executable, "-c", PIP, markers, command),
+            *("--quiet", "--disable-pip-version-check", "--only-binary=:all:"),
             *("--python-version", PYTHON, "--implementation", "cp", *target),
             *(("--target" if command == "install" else "--dest"), str(into), *more),
         ],
@@ -56,21 +80,21 @@ def pip(command: str, tags: tuple[str, ...], into: Path, *more: str) -> subproce
     )
 
 
-def resolve(tags: tuple[str, ...]) -> dict[str, str]:
+def resolve(system: str) -> dict[str, str]:
     """Return the versions that pip takes. Raises AssertionError if it finds none."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         options = ["--dry-run", "--ignore-installed", "--report", str(report), "-c", ".ci/ranges.txt"]
-        done = pip("install", tags, Path(folder), *options, *needed())
+        done = pip("install", system, Path(folder), *options, *needed())
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     return {each["metadata"]["name"].lower(): each["metadata"]["version"] for each in found}
 
 
-def wheel_has(tags: tuple[str, ...], version: str, files: tuple[str, ...]) -> None:
+def wheel_has(system: str, version: str, files: tuple[str, ...]) -> None:
     """Check that PyTorch's wheel for a system has these files."""
     with tempfile.TemporaryDirectory() as folder:
-        done = pip("download", tags, Path(folder), "--no-deps", f"torch=={version}")
+        done = pip("download", system, Path(folder), "--no-deps", f"torch=={version}")
         assert done.returncode == 0, done.stderr[-3000:]
         (wheel,) = Path(folder).glob("torch-*.whl")
         with zipfile.ZipFile(wheel) as file:
@@ -83,11 +107,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", action="store_true", help="download PyTorch's wheels and look into them")
     wheels, failed = parser.parse_args().wheels, False
-    for system, tags in SYSTEMS.items():
+    for system in SYSTEMS:
         try:
-            versions = resolve(tags)
+            versions = resolve(system)
             if wheels and system in RELIES_ON:
-                wheel_has(tags, versions["torch"], RELIES_ON[system])
+                wheel_has(system, versions["torch"], RELIES_ON[system])
         except AssertionError as error:
             failed = True
             print(f"{system}: {error}", flush=True)

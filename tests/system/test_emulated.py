@@ -16,7 +16,7 @@ from labkit.system.macos import MacOS
 from labkit.system.windows import Windows
 from tests.conftest import LONG_S
 from tests.support.repository import ROOT
-from tests.system import emulation
+from tests.system import emulation, tried
 
 pytestmark = [
     pytest.mark.spawns,
@@ -65,6 +65,17 @@ def on_linux(uvlike):
 def test_a_reader_sees_word_for_word_what_linux_shows(system, on_linux, uvlike):
     there = scenarios(system, uvlike)
     assert there == on_linux
+
+
+@pytest.mark.parametrize("system", emulation.EMULATED)
+def test_the_tests_that_are_to_be_tried_there_can_be_imported_there(system, monkeypatch):
+    """Also what tests themselves ask of the system: for once their modules find the other one, too."""
+    monkeypatch.setenv("LABKIT_EMULATE_ALSO", "tests")
+    files = sorted({word for command in tried.TRIES.values() for word in command if word.startswith("tests/")})
+    assert len(files) > 4
+    plain = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only"]
+    assert " tests collected" in run(system, None, *plain, *(file for file in files if "/test_" in file))
+    run(system, None, "-c", "import tests.tools.run_notebooks, tests.system.tried, tests.system.scenarios")
 
 
 SUITES = {

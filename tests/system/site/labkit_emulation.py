@@ -29,6 +29,9 @@ WHAT = os.environ["LABKIT_EMULATE"]
 MAC, WIN = WHAT == "darwin", WHAT == "win32"
 assert MAC or WIN, f"LABKIT_EMULATE is darwin or win32, got {WHAT!r}"
 
+PACKAGES = {"labkit", *os.environ.get("LABKIT_EMULATE_ALSO", "").split()}
+"""Whose modules find the other system."""
+
 HIDDEN = ("/proc", "/dev/", "/etc/", "/sys/") if WIN else ("/proc", "/dev/shm", "/etc/nsswitch.conf", "/sys/")
 
 BETWEEN = {"pathlib", "io", "os", "contextlib", "genericpath", "posixpath", "codecs", "shutil", "tempfile", "json"}
@@ -50,7 +53,7 @@ def asks_from_labkit() -> bool:
 
 def is_labkits(names: dict) -> bool:
     """Whether a module, by its names, is labkit's own or one of its programs."""
-    if str(names.get("__name__", "")).partition(".")[0] == "labkit":
+    if str(names.get("__name__", "")).partition(".")[0] in PACKAGES:
         return True
     return names.get("__name__") == "__main__" and "/labkit/" in str(names.get("__file__", ""))
 

@@ -1,0 +1,55 @@
+"""What `labkit.system.macos` does by itself, tried on whatever system this is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from labkit.rank import main as rank_main
+from labkit.system.macos import MacOS
+from labkit.system.windows import Windows
+
+
+def refused(process):
+    raise psutil.AccessDenied(process.pid)
+
+
+def test_the_memory_of_another_process_is_what_is_resident_and_of_none_is_nothing(monkeypatch):
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
+    assert MacOS().unique_bytes(os.getpid()) > 2**20
+    assert MacOS().unique_bytes(2**22 + 1) == 0
+    asked = []
+    monkeypatch.setattr(psutil.Process, "memory_full_info", asked.append)
+    MacOS().unique_bytes(os.getpid())
+    assert not asked, "it may block for ever"
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such calls")
+def test_a_killed_child_is_waited_for_also_where_python_has_no_waitid(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child.kill()
+    monkeypatch.delattr(os, "waitid", raising=False)
+    MacOS().wait_for(child.pid)
+    assert child.wait() == -9, "its exit code is left to others"
+
+
+@pytest.mark.parametrize("system", [MacOS, Windows])
+def test_threads_of_llvms_openmp_do_not_spin_unless_the_reader_wants_it(system, monkeypatch):
+    monkeypatch.delenv("KMP_BLOCKTIME", raising=False)
+    system().set_start_environment()
+    assert os.environ["KMP_BLOCKTIME"] == "0"
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+    system().set_start_environment()
+    assert os.environ["KMP_BLOCKTIME"] == "200"
+
+
+def test_a_rank_has_what_its_libraries_are_to_find(monkeypatch):
+    """On a Mac they are not to choose its GPU; on Windows a script's store is one that the wheel has."""
+    assert MacOS.rank_environment == {"ACCELERATE_USE_CPU": "true"}
+    assert Windows.rank_environment == {"USE_LIBUV": "0"}
+    assert "rank_environment" in rank_main.set_up.__code__.co_names
