@@ -31,7 +31,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.rank.private_folder import PREFIX, remove_left_behind
+from labkit.rank.private_folder import remove_left_behind
 from tests.support import cluster, prefork, programs, ray_nodes, workloads
 from tests.support.cluster import DAEMONS
 from tests.support.progress import FILE_S, Progress
@@ -184,10 +184,7 @@ def listening_ports() -> set[int]:
 def temporary_files() -> set[str]:
     folder = Path(tempfile.gettempdir())
     patterns = ("labkit-*", "pytorch-errorfile-*", "torch_*", "torchelastic_*")
-    found = {str(path) for pattern in patterns for path in folder.glob(pattern)}
-    # The ranks of a session that tests share keep the modules that were sent to them, until they end.
-    of_shared = (folder.glob(f"{PREFIX}{pid}-*") for session in SHARED for pid in session.pids)
-    return found - {str(path) for paths in of_shared for path in paths}
+    return {str(path) for pattern in patterns for path in folder.glob(pattern)}
 
 
 @pytest.fixture(autouse=True, scope="module")

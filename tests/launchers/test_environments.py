@@ -58,6 +58,7 @@ def test_ranks_of_another_job_get_nothing_of_what_launchers_have_set_here():
         "ROLE_WORLD_SIZE": "1",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "LABKIT_RENDEZVOUS": "/tmp/x",
+        "LABKIT_RANK_FOLDER": "/tmp/y",
     }
     set_here = {"GLOO_SOCKET_IFNAME": "lo", "LABKIT_INTERFACES": "GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME"}
     assert without_launchers({**ours, **SLURM, **TORCHRUN, **LABKIT, **more, **set_here}) == ours

@@ -105,6 +105,8 @@ def test_cells_and_launches_of_a_session_find_the_notebooks_packages(ray_cluster
         patch.setattr(module_archives, "pack", lambda own: archives)
         with labkit.Session(on=labkit.Ray(ray_cluster.address, 2, folder=tmp_path / "runs")) as session:
             assert session.values("__import__('lay_here').VALUE") == [7, 7]
+            where = session.values("__import__('lay_here').__file__")
+            assert all("/labkit-rank-" in file for file in where), "what is removed with the rank's actor"
             assert session.values("__import__('lay_here.inner').inner.VALUE") == [7, 7], "what came stays"
             assert labkit.launch(elsewhere.import_it, "lay_here", on=session, live=False).results == [7, 7]
             first = labkit.launch(elsewhere.import_it, "lay_here", on=session, world_size=1, live=False)
@@ -341,6 +343,8 @@ def kept(shared_ray, tmp_path_factory):
         yield session
         SHARED.remove(session)
     wait_until(lambda: not shared_ray.processes())
+    wait_until(lambda: shared_ray.state()["actors"] == 0)
+    wait_until(lambda: not shared_ray.rank_folders())
 
 
 @pytest.mark.spawns

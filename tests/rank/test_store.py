@@ -152,6 +152,20 @@ def test_who_sees_a_process_end_removes_what_it_has_left_and_nobody_elses(tmp_pa
     living.close()
 
 
+def test_where_a_rank_has_a_directory_that_goes_with_it_these_folders_lie_there(tmp_path, monkeypatch):
+    """On Ray, which kills a rank's supervisor, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("LABKIT_RANK_FOLDER", str(tmp_path))
+    made = LocalRendezvous()
+    assert made.folder.parent == tmp_path
+    made.close()
+    left = tmp_path / f"{private_folder.PREFIX}123456-x"
+    left.mkdir(mode=0o700)
+    (left / private_folder.MARKER).touch()
+    private_folder.remove_of(123456)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.spawns
 def test_a_fork_that_ends_does_not_take_it_away(rendezvous):
     process = multiprocessing.get_context("fork").Process(target=rendezvous.close)
