@@ -5,7 +5,8 @@ they come from. What is right follows from how it is made: one rank does somethi
 wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
 
 Each rank notes the time at which it comes to its line. Time is counted from there, so that a slow start counts for
-nothing. No case is drawn twice, and with `--results` none that was right is tried again.
+nothing; ranks are forked with torch imported, unless `--cold` says otherwise. No case is drawn twice, and with
+`--results` none that was right is tried again.
 
     python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1 --at-once 4 --results build/grammar.jsonl
     python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
@@ -33,8 +34,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started by its path, as a program
 
 import labkit  # noqa: E402
-from tests.benchmarks.sharing import share_out  # noqa: E402
-from tests.support import transports  # noqa: E402
+from tests.benchmarks.sharing import Results, share_out  # noqa: E402
+from tests.support import prefork, transports  # noqa: E402
 
 SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""
@@ -433,35 +434,13 @@ def sessions() -> Any:
         yield get
 
 
-class Results:
-    """What came of cases so far, in a file with a line of JSON for each, or nowhere."""
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-
-    def were_right(self) -> set[str]:
-        """Return the cases that need not be tried again."""
-        if self._file is None or not self._file.exists():
-            return set()
-        tried = map(json.loads, self._file.read_text().splitlines())
-        return {each["case"] for each in tried if each["right"]}
-
-    def add(self, case: Case, found: Outcome) -> None:
-        """Add what came of a case."""
-        if self._file is None:
-            return
-        more = {} if found.is_right else {"said": found.said}
-        line = {"case": str(case), "right": found.is_right, "took_s": round(found.took_s, 2), **more}
-        with self._file.open("a") as file:  # other processes write to it, too: a line at once
-            file.write(json.dumps(line) + "\n")
-
-
 def main() -> int:
     """Draw and try out cases, print what fails and the counts; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
+    parser.add_argument("--cold", action="store_true", help="new ranks start as a reader's do")
     parser.add_argument("--results", type=Path, help="a file to which results are added, and whose cases are not tried")
     parser.add_argument("--at-once", type=int, default=1, help="processes that share the cases")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
@@ -473,12 +452,13 @@ def main() -> int:
     drawn = draw_different(random.Random(options.seed), tuple(options.where))
     share = list(itertools.islice(drawn, options.share or 0, options.cases, options.at_once))
     were_right = results.were_right()
-    with tempfile.TemporaryDirectory() as folder, sessions() as get:
+    with prefork.in_use(not options.cold), tempfile.TemporaryDirectory() as folder, sessions() as get:
         for case in share:
             if str(case) in were_right:
                 continue
             found = try_out(case, get(case), Path(folder))
-            results.add(case, found)
+            said = {} if found.is_right else {"said": found.said}
+            results.add(str(case), found.is_right, took_s=round(found.took_s, 2), **said)
             count.update(cases=1, wrong=int(not found.is_right), late=int(not found.is_soon))
             if not found.is_right:
                 print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")

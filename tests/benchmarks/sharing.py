@@ -1,4 +1,4 @@
-"""Have several processes of a benchmark's program share its work, which is mostly waiting."""
+"""Have several processes of a benchmark share its work, which is mostly waiting, and keep what came of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,28 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+
+class Results:
+    """What came of cases so far, in a file with a line of JSON for each, or nowhere."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def were_right(self) -> set[str]:
+        """Return the cases that need not be tried again."""
+        if self._file is None or not self._file.exists():
+            return set()
+        tried = map(json.loads, self._file.read_text().splitlines())
+        return {each["case"] for each in tried if each["right"]}
+
+    def add(self, case: str, is_right: bool, **more: Any) -> None:
+        """Add what came of a case."""
+        if self._file is None:
+            return
+        with self._file.open("a") as file:  # other processes write to it, too: a line at once
+            file.write(json.dumps({"case": case, "right": is_right, **more}) + "\n")
 
 
 def share_out(processes: int) -> int:
