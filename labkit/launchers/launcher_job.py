@@ -45,8 +45,8 @@ class RanksSeen(NamedTuple):
 
     @property
     def explains(self) -> bool:
-        """Whether a rank has failed by itself."""
-        return any(exit.code and not exit.ended for exit in self.exits.values())
+        """Whether a rank has failed by itself. One that ends with 0 has, too, unless its function has returned."""
+        return any((exit.code or rank not in self.returned) and not exit.ended for rank, exit in self.exits.items())
 
 
 class LauncherJob:

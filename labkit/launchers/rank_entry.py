@@ -105,7 +105,12 @@ def begin(stacks: int) -> None:
     """Prepare this process, whose stacks go to that file when it is asked where it stands."""
     script_compat.begin()
     handle_signals(stacks)
-    outlive_the_launchers_signal()
+    if launcher_here().restarts_ranks:
+        # Its agent ends a rank by SIGTERM when another has failed: perhaps because it waited for this one. By then
+        # nobody can ask where that is.
+        host.write_stack_at_end(stacks)
+    else:
+        outlive_the_launchers_signal()
     faulthandler.enable()
     sys.stdout, sys.stderr = printing_never_fails(sys.stdout), printing_never_fails(sys.stderr)
 
@@ -117,8 +122,6 @@ def outlive_the_launchers_signal() -> None:
     workers until then. What ends a worker otherwise, `Process.terminate()`, sends the same signal; but SLURM's comes
     with a SIGCONT. Programs that a rank starts, spawned workers among them, are ended by SLURM's signal.
     """
-    if launcher_here().restarts_ranks:
-        return  # there it means that the rank is to end
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=_obey_others_only)

@@ -45,6 +45,9 @@ from labkit.system.out_of_memory import OutOfMemoryKills
 # the function's own handler. They come to every process of the job, and this one must not die of them. One that is
 # ignored here would be ignored in the rank, too, so they are handled by doing nothing.
 #
+# Before a rank is ended so, it is asked where it is: it may be the one that the others waited for. The notebook cannot
+# ask any more.
+#
 # What still fails: where `failed.<attempt>` is seen late, over a network, the others have the grace. torchrun sends the
 # same signal to restart its ranks and waits for them, so under it they are ended at once, as ever. And a job that ends
 # within a GraceTime counts as done, and SLURM does not start it again: so the first rank's supervisor stays until SLURM
@@ -64,6 +67,12 @@ NOT_SEEN = 66
 
 NOT_WRITTEN = 67
 """Exit code where nothing can be written there."""
+
+WHERE_S = 1.0
+"""How long a rank may take to answer where it is, before it is ended because another has failed."""
+
+ENDED_EARLY = 68
+"""Exit code where a rank has ended with 0 before its function had. With 0, the launcher would let the others wait."""
 
 LAST_WORD_S = 10.0
 """How long it is tried to write how a rank ended. The reserve is freed for it; others may take that room first."""
@@ -126,7 +135,8 @@ class Supervisor:
         if not self._was_asked and not self._launcher.restarts_ranks:
             self._was_asked = True
             self._child.send("stop")
-        if self._launcher.restarts_ranks or os.path.exists(self._peer_failed):
+        has_failed = os.path.exists(self._peer_failed)
+        if self._launcher.restarts_ranks or (has_failed and self._child.has_said_where_it_is()):
             self._child.end_for_the_launcher(self._launcher)
 
     @property
@@ -137,14 +147,15 @@ class Supervisor:
         """Record that the process has ended; return this one's exit code, or None if there is another process."""
         code = self._child.process.returncode
         from_outside = self._was_ended or bool(self._signals)
-        if code and not from_outside:
+        is_early = not code and not from_outside and not self._child.has_done_its_part()
+        if (code or is_early) and not from_outside:
             with contextlib.suppress(OSError):  # a full disk, say; the others then have the launcher's grace
                 self._peer_failed.touch(0o600)
         append(self._child.records, self._child.end(self._rank, from_outside), LAST_WORD_S)
         free_reserve(self._child.records)
         if self._was_asked and not code and self._rank == "0":
             stay_for_the_launcher()
-        return as_a_shell_has_it(code)
+        return ENDED_EARLY if is_early else as_a_shell_has_it(code)
 
     def _outputs(self) -> list[Path]:
         """Return the files that the rank prints to."""
@@ -248,6 +259,8 @@ class Child:
         kept = Path(__file__).parents[2]  # where this package lies
         path = os.pathsep.join(filter(None, [str(kept), os.environ.get("PYTHONPATH")]))
         self._memory_kills = OutOfMemoryKills()
+        self._where_asked: tuple[float, int] | None = None
+        """When the process was asked where it is, and how long its records were then."""
         with open(self.output, "ab", opener=private) as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", START.format(module), *arguments],
@@ -269,6 +282,27 @@ class Child:
         host.ask_for_stack(self.process.pid)
         self.send("details")
 
+    def has_said_where_it_is(self) -> bool:
+        """Ask where the process is, the first time; return whether it has answered, or has had the time to."""
+        if self._where_asked is None:
+            self._where_asked = time.monotonic(), self.records.stat().st_size
+            self.ask_for_stacks()
+        asked_s, length = self._where_asked
+        return b'["Answered"' in self._recorded(length) or time.monotonic() > asked_s + WHERE_S
+
+    def has_done_its_part(self) -> bool:
+        """Whether the process has reported what its function returned, or that it has stopped."""
+        recorded = self._recorded()
+        return b'["Result"' in recorded or b'["Stopped"' in recorded
+
+    def _recorded(self, since: int = 0) -> bytes:
+        try:
+            with open(self.records, "rb") as file:
+                file.seek(since)
+                return file.read()
+        except OSError:
+            return b""
+
     def end_for_the_launcher(self, launcher: RankVariables) -> None:
         """End the process, as torchrun does; under SLURM it does not obey SIGTERM, which comes to every process."""
         if launcher.restarts_ranks:
@@ -279,10 +313,7 @@ class Child:
     @property
     def is_ready(self) -> bool:
         """Whether the process has reported that it waits for work, or has waited."""
-        try:
-            return b'["Ready"' in self.records.read_bytes()
-        except OSError:
-            return False
+        return b'["Ready"' in self._recorded()
 
     def end(self, rank: str, was_ended: bool) -> list[Any]:
         """Return the record of how the process ended; `was_ended` is whether that was done from outside."""

@@ -33,6 +33,9 @@ FIRST_STEP_S = 60.0
 ANSWER_S = 3.0
 """How long to wait for the others' answers after a failure that only says that another rank was not there."""
 
+LAST_WORDS_S = 5.0
+"""How old the stack of a rank that was ended from outside may be: its supervisor asks for one before."""
+
 FAILED_S = 0.1
 """Time after a failure until ranks that have not ended are asked where they are. Most have failed by then, too."""
 
@@ -46,11 +49,16 @@ class StackQuery(RunObserver):
         self._asked: list[int] = []
         self._asked_s = self._answered_s = 0.0
         self._texts: dict[int, str] = {}
-        """What `faulthandler` has written, by rank."""
+        """What `faulthandler` has written, by rank …"""
+        self._texts_s: dict[int, float] = {}
+        """… and when it came."""
         self._said: dict[int, Collectives] = {}
-        """The collectives that a rank has called, by rank; its newest answer."""
-        self._failed: set[int] = set()
-        """Ranks that have reported a failure, and with it what they had called."""
+        """The collectives that a rank has called, by rank; its newest answer, or what it said as it failed."""
+        self._stale: set[int] = set()
+        """Ranks of which `_said` and `_threads` are what they said before the newest question.
+
+        They are kept: the answer to an earlier question may be on its way, and have come in part.
+        """
         self._told: set[int] = set()
         """Ranks whose hooks have answered completely, or that have failed, which implies it."""
         self._given_up: dict[int, set[str]] = {}
@@ -86,13 +94,14 @@ class StackQuery(RunObserver):
     def take(self, event: Event) -> None:
         """Record what a rank answers."""
         self._silences.take(event)
-        if isinstance(event, Failure):
-            self._failed.add(event.rank)
+        if isinstance(event, Started):
+            self._said.pop(event.rank, None)
         if isinstance(event, Attached) and event.kind == KIND:
-            said = Collectives(*pickle.loads(event.blob))
-            # A process that stays is asked after its rank has failed, too, and has left the group by then.
-            if said.unknown != NO_GROUP or event.rank not in self._failed or event.rank not in self._said:
-                self._said[event.rank] = said
+            before = self._said.get(event.rank)
+            # A process is asked after its rank has failed, too, and is in no call, or in no group, by then.
+            if before is None or not before.is_last:
+                self._said[event.rank] = Collectives(*pickle.loads(event.blob))
+            self._stale.discard(event.rank)
         if isinstance(event, Attached) and event.kind == THREADS:
             deep, other = pickle.loads(event.blob)
             self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]
@@ -106,8 +115,10 @@ class StackQuery(RunObserver):
             self._quiet.hear(event.rank, time.monotonic())
         if isinstance(event, Stack):
             self._texts[event.rank] = self._texts.get(event.rank, "") + event.text
+            self._texts_s[event.rank] = time.monotonic()
         if isinstance(event, (Answered, Failure)):
             self._told.add(event.rank)
+            self._stale.discard(event.rank)
         if isinstance(event, (Stack, Answered)):
             self._answered_s = time.monotonic()
 
@@ -131,11 +142,10 @@ class StackQuery(RunObserver):
     def _ask(self) -> None:
         run = self.run
         at_work = {rank for rank, state in enumerate(run.states) if state in ("starting", "running")}
-        self._texts, self._threads, self._told = {}, {}, self._told - at_work
+        self._texts, self._told, self._stale = {}, self._told - at_work, at_work
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
         self._silences = Silences({rank: functools.partial(look_at, pid) for rank, pid in pids if rank in at_work})
-        self._said = {rank: said for rank, said in self._said.items() if rank not in at_work}
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
@@ -189,6 +199,8 @@ class StackQuery(RunObserver):
     def _last_said(self, rank: int) -> Collectives | None:
         """Return a rank's newest answer about its calls; if it has left its group, the one that it sent then."""
         said = self._said.get(rank)
+        if said is not None and not said.is_last and rank in self._stale:
+            said = None
         if rank in self._left and (said is None or said.unknown == NO_GROUP):
             return self._left[rank][1]
         return said
@@ -203,7 +215,7 @@ class StackQuery(RunObserver):
         found = Stacks()
         for rank, (state, returned) in enumerate(zip(self.run.states, self.run.returned, strict=True)):
             frames: list[Frame] = []
-            deep, other = self._threads.get(rank, ([], []))
+            deep, other = ([], []) if rank in self._stale else self._threads.get(rank, ([], []))
             if state == "idle":
                 note = "has no part in the cell"
             elif returned:
@@ -241,7 +253,8 @@ class StackQuery(RunObserver):
             # The watchdog's thread is none of the reader's.
             thread = "main" if was_aborted_by_watchdog(rank) else "current"
             frames = [Frame(*at) for at in failure.frames] if failure else parse(rank.crash, thread)
-            if rank.ended_by_us and self._is_failure_asked:
+            is_new = time.monotonic() < self._texts_s.get(rank.rank, float("-inf")) + LAST_WORDS_S
+            if rank.ended_by_us and (self._is_failure_asked or is_new):
                 frames = frames or parse(self._texts.get(rank.rank, ""))
             rank.stack = RankStack(rank.rank, frames, self.run.cells) if frames else None
 

@@ -54,6 +54,8 @@ class Collectives(NamedTuple):
     """What it is sending or receiving: "send" or "recv", the other rank (-1: any), shape, type."""
     unknown: str = ""
     """Why its calls are not known; "" if they are."""
+    is_last: bool = False
+    """Whether this was in a failing rank's last moment. What its process says later is no longer about the failure."""
 
 
 def look(rank: int, trace: TracebackType | None = None) -> Collectives:

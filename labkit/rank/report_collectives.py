@@ -59,11 +59,12 @@ class ReportCollectives(RankHook):
 
     def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
         """Report the calls of a rank that fails."""
-        _say_calls(channel, error.__traceback__)
+        _say_calls(channel, error.__traceback__, is_last=True)
 
 
-def _say_calls(channel: Channel, trace: TracebackType | None = None) -> None:
-    channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(recorder.look(channel.rank, trace)))))
+def _say_calls(channel: Channel, trace: TracebackType | None = None, is_last: bool = False) -> None:
+    said = recorder.look(channel.rank, trace)._replace(is_last=is_last)
+    channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(said))))
 
 
 @contextlib.contextmanager

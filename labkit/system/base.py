@@ -129,6 +129,9 @@ class System:
     def answer_stacks(self, file: int) -> None:
         """Have this process write its main thread's stack to a file when it gets `stacks_signal`."""
 
+    def write_stack_at_end(self, file: int) -> None:
+        """Have this process, but none that it forks, write its main thread's stack to a file when SIGTERM ends it."""
+
     def ask_for_stack(self, pid: int) -> bool:
         """Send a process `stacks_signal`; return whether that could be done."""
         return False

@@ -73,6 +73,11 @@ class Posix(System):
         faulthandler.register(number, file=file, all_threads=False, chain=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, number})
 
+    def write_stack_at_end(self, file: int) -> None:
+        """Have this process, but none that it forks, write its main thread's stack to a file when SIGTERM ends it."""
+        faulthandler.register(signal.SIGTERM, file=file, all_threads=False, chain=True)
+        os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
+
     def ask_for_stack(self, pid: int) -> bool:
         """Send a process `stacks_signal`; return whether it was still there."""
         try:

@@ -77,7 +77,8 @@ def test_a_machine_without_slurm_says_so(tmp_path, monkeypatch):
 def ended(state, exits=(), begun=(), killed=False):
     """What is said of a job that ended in this state: (missing ranks' part left out) its record."""
     found = {exit.rank: exit for exit in exits}
-    seen = RanksSeen(found, [rank for rank in (0, 1) if rank not in found], set(begun))
+    returned = {exit.rank for exit in exits if not exit.code}
+    seen = RanksSeen(found, [rank for rank in (0, 1) if rank not in found], set(begun), returned)
     made = slurm_job.SlurmJob(2, RunDirectory("/nowhere"), {})
     made.job_id, made._state, made.was_ended = "5", JobState(state, "", "debug", ""), killed
     made.settle()
