@@ -62,9 +62,17 @@ ROWS = [
 """What was once told wrongly: the fault, and the group."""
 
 
+UNDER_TORCHRUN = [
+    ("exits 0", "pipeline", "as libuv", 4, 1),  # its agent takes that for done, and lets the others wait
+    ("a time limit passes", "default", "as NCCL", 3, 0),  # and ends a rank before anybody can ask where it is
+    ("another dtype", "default", "as NCCL", 3, 2),
+]
+
+
 def of_each_transport():
-    cases = ((row, transport) for row in ROWS for transport in fault_grammar.TRANSPORTS)
-    return few((fault_grammar.Case(*row, transport, 3, 1, "reserved") for row, transport in cases), 5)
+    rows = [(row, transport) for row in ROWS for transport in fault_grammar.TRANSPORTS]
+    here = few((fault_grammar.Case(*row, transport, 3, 1, "reserved") for row, transport in rows), 5)
+    return [*here, *(pytest.param(fault_grammar.Case(*case, "torchrun")) for case in UNDER_TORCHRUN)]
 
 
 @pytest.mark.spawns

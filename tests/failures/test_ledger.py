@@ -6,9 +6,11 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 from array import array
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,8 +25,9 @@ from labkit.failures.ledger import CONFIRM_S, QUIET_S, Quiet, gone, stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
 from labkit.failures.threads import name_dead_threads
+from labkit.monitor import stack_query
 from labkit.monitor.stack_query import StackQuery
-from labkit.protocol.events import Attached, Failure, Log
+from labkit.protocol.events import Answered, Attached, Failure, Log, Stack, Started
 from labkit.protocol.job import Cell
 from labkit.rank import recorder
 from labkit.rank.failure import describe
@@ -577,10 +580,60 @@ def test_of_a_message_of_another_size_the_receiver_and_both_sizes_are_said():
     )
 
 
-def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later():
+def says(collectives):
+    return Attached(collectives.rank, "collectives", pickle.dumps(tuple(collectives)))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [Collectives(1, unknown=NO_GROUP), Collectives(1, (call(2),), (WORLD,))],
+    ids=["it has left its group", "it is in no call any more"],
+)
+@pytest.mark.parametrize("is_reported", [True, False], ids=["after its report", "before"])
+def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(later, is_reported):
+    asking = asked_of(2)
+    as_it_failed = Collectives(1, (call(2),), (WORLD,), transfer=("recv", 0, (4,), "float32"), is_last=True)
+    asking.take(says(as_it_failed))
+    if is_reported:
+        asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
+    asking.take(says(later))
+    asking.ask()
+    assert asking._last_said(1) == as_it_failed
+    asking.take(Started(1, "cpu", ""))  # once more, under torchrun
+    asking.take(says(later))
+    assert asking._last_said(1) == later
+
+
+def asked_of(count):
+    """A question to so many ranks that run, whose answers come as the test says."""
     asking = StackQuery()
-    before = Collectives(1, (call(2),), (WORLD,))
-    asking.take(Attached(1, "collectives", pickle.dumps(tuple(before))))
-    asking.take(Failure(1, 1.0, "running", TIMED_OUT, ""))
-    asking.take(Attached(1, "collectives", pickle.dumps(tuple(Collectives(1, unknown=NO_GROUP)))))
-    assert asking._last_said(1) == before
+    asking.run = SimpleNamespace(
+        states=["running"] * count,
+        returned=[False] * count,
+        pids=[os.getpid()] * count,
+        cells={},
+        over=threading.Event(),
+        engine=SimpleNamespace(ask_for_stacks=lambda: list(range(count)), stacks_s=10.0),
+    )
+    asking.ask()
+    return asking
+
+
+def test_an_answer_that_is_on_its_way_when_the_ranks_are_asked_once_more_counts_whole():
+    asking, said_then = asked_of(1), Collectives(0, (call(2),), (WORLD,))
+    asking.take(says(said_then))
+    asking.ask()
+    assert asking._last_said(0) is None, "it may be old"
+    asking.take(Answered(0))
+    assert asking._last_said(0) == said_then
+
+
+def test_a_rank_that_was_ended_from_outside_is_where_it_wrote_as_it_ended(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(stack_query.time, "monotonic", lambda: now_s[0])
+    asking = asked_of(1)
+    asking.take(Stack(0, 'Stack (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'))
+    for later_s, place in ((0.1, "train.py, line 9"), (3600.0, "")):
+        now_s[0], ended = 100.0 + later_s, running(0)
+        asking.add_facts([ended])
+        assert (ended.stack.place if ended.stack else "") == place

@@ -38,6 +38,12 @@ for word in sys.stdin:
         sys.exit(0)
     if word == "fail\\n":
         sys.exit(3)
+    if word == "end_early\\n":
+        os._exit(0)
+    if word == "return\\n":
+        with open(f"{directory}/ranks/{rank}.{attempt}.records", "a") as file:
+            print('["Result", 0, {"bytes": ""}]', file=file)
+        sys.exit(0)
     if word == "print\\n":
         for number in range(100_000):
             print("line", number)
@@ -135,13 +141,14 @@ def test_a_job_that_slurm_has_not_taken_yet_is_kept_for_it(directory, start, tmp
     assert process.wait(LONG_S) == 0
 
 
-def test_a_rank_is_ended_at_once_when_another_has_failed(directory, start):
+def test_a_rank_is_asked_where_it_is_and_ended_when_another_has_failed(directory, start):
     (directory.path / "does not stop").touch()
     process = start()
     (directory.path / "failed.0").touch()
     process.send_signal(signal.SIGTERM)
     assert process.wait(LONG_S) == 128 + signal.SIGKILL
     assert exit_of(directory) == {"code": -9, "ended": True}
+    assert received(directory) == ["stop", "details"], "asked once"
 
 
 def test_a_rank_that_fails_leaves_word_for_the_others(directory, start):
@@ -150,6 +157,22 @@ def test_a_rank_that_fails_leaves_word_for_the_others(directory, start):
     assert process.wait(LONG_S) == 3
     assert (directory.path / "failed.0").exists()
     assert exit_of(directory) == {"code": 3, "ended": False}
+
+
+def test_a_rank_that_ends_with_0_before_its_function_has_returned_ends_the_job(directory, start):
+    """With 0, srun or the agent would take it for done, and let the others wait for it."""
+    process = start()
+    directory.ask("end_early")
+    assert process.wait(LONG_S) == supervisor.ENDED_EARLY
+    assert (directory.path / "failed.0").exists()
+    assert exit_of(directory) == {"code": 0, "ended": False}
+
+
+def test_a_rank_that_has_returned_ends_well(directory, start):
+    process = start()
+    directory.ask("return")
+    assert process.wait(LONG_S) == 0
+    assert not (directory.path / "failed.0").exists()
 
 
 @pytest.mark.parametrize(
