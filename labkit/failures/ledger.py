@@ -25,8 +25,10 @@ from labkit.rank.recorder import Collectives
 # that has gone did not come to that call: `stuck`. A rank that reports only that another was not there is a victim. To
 # blame are the members that had gone, or else those that had not come to its call in time: `explain`.
 #
-# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15) are known from stacks alone;
-# a rank under torchrun or SLURM is ended by its launcher before it can be asked where it is.
+# torchrun and SLURM end the others as soon as one has failed. A rank writes where it is as it is ended by them.
+#
+# What still fails: calls that no recorder has (`isend`, `irecv`; gloo before PyTorch 2.15) are known from stacks alone,
+# and so are those of a rank that torchrun has ended.
 
 QUIET_S, QUIET_STEPS = 2.0, 4
 """Ranks are asked where they are once they have logged and printed nothing for this many seconds and median steps …"""

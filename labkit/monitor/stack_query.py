@@ -140,8 +140,7 @@ class StackQuery(RunObserver):
         self._ask()
 
     def _ask(self) -> None:
-        run = self.run
-        at_work = {rank for rank, state in enumerate(run.states) if state in ("starting", "running")}
+        run, at_work = self.run, self._at_work()
         self._texts, self._told, self._stale = {}, self._told - at_work, at_work
         # Whether it could answer can be told of a process of this machine.
         pids = enumerate(run.pids)
@@ -149,13 +148,17 @@ class StackQuery(RunObserver):
         self._asked_s = time.monotonic()
         self._asked = run.engine.ask_for_stacks() if not run.over.is_set() else []
 
+    def _at_work(self) -> set[int]:
+        return {rank for rank, state in enumerate(self.run.states) if state in ("starting", "running")}
+
     def have_come(self) -> bool:
         """Return whether all that were asked have answered, or will not; twice alike, where they seem to miss others.
 
         Ranks answer at different moments, so of ranks that go on one may seem to wait for another that was there since.
         On a busy machine an answer may come too late for one question, so more than two are asked if need be.
         """
-        missing, mute = {rank: self._missing(rank) for rank in self._asked}, self._silences.mute()
+        # A process whose function has returned since is on its way out, and may answer nothing more.
+        missing, mute = {rank: self._missing(rank) for rank in self._at_work() & {*self._asked}}, self._silences.mute()
         is_awaited = any(what - self._given_up.get(rank, set()) for rank, what in missing.items() if rank not in mute)
         patience_s = max(self.run.engine.stacks_s, SLOWEST * (self._answered_s - self._asked_s))
         if is_awaited and time.monotonic() < self._asked_s + patience_s:

@@ -628,6 +628,15 @@ def test_an_answer_that_is_on_its_way_when_the_ranks_are_asked_once_more_counts_
     assert asking._last_said(0) == said_then
 
 
+def test_a_rank_that_returns_once_it_was_asked_is_not_waited_for():
+    asking = asked_of(2)
+    asking.take(Stack(0, 'Stack (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'))
+    asking.take(Answered(0))
+    assert not asking.have_come()
+    asking.run.states[1] = "finished"
+    assert asking.have_come()
+
+
 def test_a_rank_that_was_ended_from_outside_is_where_it_wrote_as_it_ended(monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr(stack_query.time, "monotonic", lambda: now_s[0])
