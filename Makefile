@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The environment with the oldest versions, and the copy of the tests that runs there on the wheel.
 OLDEST := build/oldest
+OLDEST_TESTS ?= @.ci/oldest-tests.txt
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
@@ -70,7 +71,7 @@ test-oldest: dist
 	rm -rf $(OLDEST)-tests
 	mkdir $(OLDEST)-tests
 	cp -r .ci .gitignore tests notebooks pyproject.toml $(OLDEST)-tests
-	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer|could not import .(tensorboard|mlflow|wandb)' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder @.ci/oldest-tests.txt $(PYTEST_OPTIONS)
+	cd $(OLDEST)-tests && PYTHONPATH= LABKIT_ALLOWED_SKIPS='or newer|could not import .(tensorboard|mlflow|wandb)' ../../$(OLDEST)/bin/python -m pytest -o cache_dir=../oldest-cache --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(OLDEST_TESTS) $(PYTEST_OPTIONS)
 
 # With whatever Python is asked for: a machine with a GPU has its own torch.
 test-gpu:
