@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.debugger.answering import PANEL, WAITER, answerer, read_line
-from labkit.debugger.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
-from labkit.debugger.hooks import PromptHook
-from labkit.failures import source
 from labkit.failures.grouping import rank_list
 from labkit.monitor.observers import RunObserver
-from labkit.protocol import events
+from labkit.protocol import events, source
 from labkit.protocol.job import Cell, Job
+from labkit.rank.breakpoints.conversation import HOLD, LINE, Asks, LetGo, Quits, is_move
+from labkit.rank.breakpoints.hook import PromptHook
 from labkit.ui import kernel
 
 TOGETHER_S = 1.0

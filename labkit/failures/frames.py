@@ -7,9 +7,9 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from labkit.failures.source import is_readers, line_of, place_of
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
+from labkit.protocol.source import is_readers, line_of, place_of
 from labkit.rank.capture_locals import KIND
 
 Described = Sequence[Sequence[tuple[str, str]]]

@@ -30,7 +30,7 @@ In a rank's process, for its whole life:
 
 In a rank's process, while the function runs:
 
-* `sys.breakpointhook`, `input`, `getpass.getpass`, `dist.breakpoint`, `pdb.set_trace` (`debugger.hooks`): the
+* `sys.breakpointhook`, `input`, `getpass.getpass`, `dist.breakpoint`, `pdb.set_trace` (`rank.breakpoints`): the
   reader answers under the cell. Put back after the function.
 * `ProcessGroup.send` and the like, and functional collectives (`rank.device`, only for CUDA tensors over gloo): gloo
   would crash on them. Put back after the function.

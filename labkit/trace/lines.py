@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from labkit.failures.source import is_readers
+from labkit.protocol.source import is_readers
 from labkit.trace.records import Place
 
 LIMIT = 100_000

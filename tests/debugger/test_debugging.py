@@ -21,9 +21,9 @@ import torch.distributed as dist
 import labkit
 from labkit.debugger import answering
 from labkit.debugger import debugger as debugger_module
-from labkit.debugger.conversation import HOLD, is_move
-from labkit.debugger.hooks import HELD, NobodyAnswers
 from labkit.protocol.events import Exit, Started
+from labkit.rank.breakpoints.conversation import HOLD, is_move
+from labkit.rank.breakpoints.hook import HELD, NobodyAnswers
 from labkit.ui import kernel
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.support.debugged import Ranks

@@ -17,7 +17,6 @@ import torch
 
 import labkit
 import labkit.failures.pages
-from labkit.debugger.hooks import NobodyAnswers, PromptHook, _Installed
 from labkit.engines.arguments import naming
 from labkit.exporting import statements
 from labkit.failures.diagnosis import diagnose_own_error
@@ -38,6 +37,7 @@ from labkit.monitor.state import RunState
 from labkit.protocol.events import Failure
 from labkit.protocol.pages import help_hint
 from labkit.rank import device as devices
+from labkit.rank.breakpoints.hook import NobodyAnswers, PromptHook, _Installed
 from labkit.rank.recorder import Collectives
 from labkit.run import Run
 from labkit.session.turns import Turns

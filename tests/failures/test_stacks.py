@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import labkit
-from labkit.failures.source import is_readers
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
+from labkit.protocol.source import is_readers
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"

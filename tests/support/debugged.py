@@ -6,10 +6,10 @@ import sys
 import threading
 import time
 
-from labkit.debugger.conversation import HOLD, LINE, Conversation, place_of
 from labkit.debugger.debugger import Debugger
-from labkit.debugger.prompt import RankPdb
 from labkit.protocol.events import Exit, Started
+from labkit.rank.breakpoints.conversation import HOLD, LINE, Conversation, place_of
+from labkit.rank.breakpoints.prompt import RankPdb
 from labkit.rank.channels import Channel
 from labkit.rank.stop_agreement import Stopped
 from labkit.run import Run

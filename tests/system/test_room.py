@@ -25,7 +25,7 @@ MODULES_OF_THE_SYSTEM = {"fcntl", "resource", "termios", "pwd", "grp", "msvcrt",
 
 ALLOWED = {
     "protocol/storages.py: import ctypes": "to look at a tensor's memory, by whatever system it was given",
-    "debugger/prompt.py: import ctypes": "to call Python itself, which is alike on all systems",
+    "rank/breakpoints/prompt.py: import ctypes": "to call Python itself, which is alike on all systems",
     "exporting/paths.py: /proc": "a path in a cell's source, which is on every machine",
     "exporting/paths.py: /sys": "a path in a cell's source, which is on every machine",
 }

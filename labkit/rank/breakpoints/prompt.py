@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-from labkit.debugger.conversation import Conversation, outermost_of_the_reader, place_of
+from labkit.rank.breakpoints.conversation import Conversation, outermost_of_the_reader, place_of
 
 
 class _Stream:

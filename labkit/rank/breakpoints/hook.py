@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.debugger.conversation import HOLD, Conversation, place_of
-from labkit.failures import source
+from labkit.protocol import source
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pages import help_hint
+from labkit.rank.breakpoints.conversation import HOLD, Conversation, place_of
 from labkit.rank.channels import Channel
 
 if TYPE_CHECKING:
-    from labkit.debugger.prompt import RankPdb
+    from labkit.rank.breakpoints.prompt import RankPdb
 
 HELD = timedelta(days=1)
 """How long collectives wait in a run that somebody debugs."""
@@ -176,7 +176,7 @@ class _Installed:
             frame, what, "One rank alone can be debugged anywhere that takes input: on=labkit.Here()"
         )
         if self._pdb is None:
-            from labkit.debugger.prompt import RankPdb
+            from labkit.rank.breakpoints.prompt import RankPdb
 
             titles = {file: cell.title for file, cell in self._cells.items()}
             self._pdb = RankPdb(self._conversation, titles)
