@@ -22,7 +22,8 @@ A room imports those below it in this list, and never one above:
                  its `benchmark` says what a step of a `Strategy` costs
     session      reserved ranks, for one launched function after another, and for cells (`%%ranks`)
     launchers    ranks that SLURM, torchrun or Ray starts; they and the notebook exchange files in a run directory
-    launcher     the public call, `launch`, which reads from top to bottom; it names the run's observers
+    launcher     the public calls, `launch`, which reads from top to bottom, and `run_script`; it names the run's
+                 observers
     run          `Run`: what the reader gets back, waits for and stops
     debugger     `breakpoint()` and `input()` in a rank, asked under the cell
     trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
@@ -72,11 +73,15 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.engines.in_process import Here as Here
     from labkit.exporting.exporter import export as export
     from labkit.launcher import launch as launch
+    from labkit.launcher import run_module as run_module
+    from labkit.launcher import run_script as run_script
     from labkit.launchers.attaching import attach as attach
     from labkit.launchers.ray.target import Ray as Ray
     from labkit.launchers.slurm.target import Slurm as Slurm
     from labkit.launchers.torchrun import Torchrun as Torchrun
     from labkit.monitor.results import UnloadedResult as UnloadedResult
+    from labkit.rank.current import current as current
+    from labkit.rank.current import log as log
     from labkit.rank.stop_agreement import Stopped as Stopped
     from labkit.rank.worker import Worker as Worker
     from labkit.run import Run as Run
@@ -108,9 +113,13 @@ _HOMES = {
     "WorkerFailed": "run",
     "attach": "launchers.attaching",
     "compare": "comparison.launching",
+    "current": "rank.current",
     "export": "exporting.exporter",
     "launch": "launcher",
+    "log": "rank.current",
     "processes": "ui.process_table",
+    "run_module": "launcher",
+    "run_script": "launcher",
     "runs": "run",
     "show": "ui.present",
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, LaunchArgs, check
+from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
@@ -18,8 +19,9 @@ from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
 from labkit.protocol.text import printable
-from labkit.rank import settings
+from labkit.rank import scripts, settings
 from labkit.rank.device import place, usable_gpus
+from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted
 from labkit.system import threads
 from labkit.trace.recorded import TraceObserver
@@ -30,7 +32,9 @@ from labkit.ui import kernel, present
 def launch(
     fn: Callable[..., Any],
     /,
-    *args: Any,
+    *positional: Any,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     world_size: int | None = None,
     backend: str | None = None,
     wait: bool = True,
@@ -43,9 +47,11 @@ def launch(
     log_to: Any = None,
     trace: int | None = None,
     device: str | None = None,
-    **kwargs: Any,
+    **named: Any,
 ) -> Run:
     """Call `fn(worker, *args, **kwargs)` on every rank, each a process of its own, and return the `Run`.
+
+    A function that has no place for the worker is called without it: `labkit.current()` is the worker then.
 
     The function may be typed in a notebook cell and may use anything else that the notebook defines: it travels by
     value. `help("labkit.rank.on_ranks")` says what else a rank has of the notebook. All ranks have joined a process
@@ -54,7 +60,8 @@ def launch(
 
     Args:
         fn: what every rank calls; its first parameter is the `labkit.Worker`.
-        args: passed on to `fn`.
+        positional, named: passed on to `fn`.
+        args, kwargs: passed on, too: `kwargs={"seed": 1}` for a parameter whose name `launch` keeps for itself.
         world_size: number of ranks; by default one per GPU, or 2 without GPUs.
         backend: of the process group; by default "cpu:gloo,cuda:nccl" where every rank has a GPU of its own, as under
             torchrun, else "gloo".
@@ -75,7 +82,6 @@ def launch(
         device: where ranks compute. By default each on a GPU of its own, or, where there are fewer GPUs than ranks, all
             on the CPU. "cpu": there in any case, and CUDA is not touched. "cuda": on a GPU in any case, which ranks
             share if they must; the backend is then gloo, which can reduce CUDA tensors, but not send them, nor shard.
-        kwargs: passed on to `fn`.
 
     Raises:
         TypeError, ValueError: an argument is of no use, or cannot be sent; no process has been started then.
@@ -91,10 +97,13 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
+    bundles = tuple(name for name, given in {"args": args, "kwargs": kwargs}.items() if given)
+    args, kwargs = (*positional, *args), {**named, **(kwargs or {})}
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
-        fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on, watch, device
+        *(fn, args, kwargs, bundles, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on),
+        *(watch, device),
     )
     check(asked, gpus)
     own = modules.of_reader()
@@ -130,6 +139,7 @@ def launch(
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
         watches_nan=watch == "nan",
+        takes_worker=takes_worker(fn, args, kwargs),
     )
     observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
     trackers = writers(log_to, fn, args, kwargs, world_size)
@@ -147,6 +157,54 @@ def launch(
         run.ask_to_stop()
     with trackers(run):
         return show_run(run, live, wait)
+
+
+@naming("bad_argument")
+def run_script(file: str | os.PathLike[str], /, *arguments: Any, **options: Any) -> Run:
+    """Run a script on every rank as `torchrun FILE ARGUMENTS` does, and return the `Run`.
+
+    `sys.argv`, `__main__`, imports from the script's folder, and the notebook's working folder are as there, and
+    `init_process_group()` finds the ranks. What the script says to `labkit.log(loss=…)` becomes curves; under torchrun
+    that does nothing. On a cluster every node needs the file under its path.
+
+    Args:
+        file: the script.
+        arguments: its command line, `"--lr", 0.1`; each is passed as a text.
+        options: those of `labkit.launch`: `world_size`, `on`, `timeout_s`, `trace` …
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        TypeError, ValueError, WorkerFailed, RunInterrupted: as `labkit.launch`.
+    """
+    return _run(scripts.Script(os.fspath(file), tuple(map(str, arguments))), options)
+
+
+@naming("bad_argument")
+def run_module(module: str, /, *arguments: Any, **options: Any) -> Run:
+    """Run a module on every rank as `torchrun -m MODULE ARGUMENTS` does, and return the `Run`.
+
+    Args:
+        module: its name, `"package.train"`, or that of a package with a `__main__`.
+        arguments: its command line; each is passed as a text.
+        options: those of `labkit.launch`.
+
+    Raises:
+        ModuleNotFoundError: there is no such module.
+        TypeError, ValueError, WorkerFailed, RunInterrupted: as `labkit.launch`.
+    """
+    return _run(scripts.Script(module, tuple(map(str, arguments)), is_module=True), options)
+
+
+def _run(script: scripts.Script, options: dict[str, Any]) -> Run:
+    if unknown := options.keys() - set(OWN):
+        name = min(unknown)
+        raise TypeError(
+            f"{name}=… is no option of labkit.launch ({', '.join(OWN)}); the script's own are texts: "
+            f'"--{name.replace("_", "-")}", {options[name]!r:.30}'
+        )
+    script.find()
+    options.setdefault("name", script.name if script.is_module else os.path.basename(script.name))
+    return launch(scripts.run, script, **options)
 
 
 def _stop_earlier(run: Run) -> None:

@@ -17,6 +17,7 @@ from labkit.engines.arguments import check_first_parameter, check_world_size, na
 from labkit.launcher import launch
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
+from labkit.rank.worker import takes_worker
 from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.session import Session
 from labkit.ui import kernel, summary
@@ -214,7 +215,7 @@ def _show_all(comparison: Comparison, is_interactive: bool) -> None:
 def _check_call(title: str, function: Callable[..., Any], parameters: dict[str, Any]) -> None:
     check_first_parameter(name_of(function), inspect.signature(function))
     try:
-        inspect.signature(function).bind(object(), **parameters)
+        inspect.signature(function).bind(*([None] if takes_worker(function, (), parameters) else []), **parameters)
     except TypeError as error:
         given = ", ".join(["worker", *(f"{key}=…" for key in parameters)])
         raise TypeError(

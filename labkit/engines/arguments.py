@@ -12,7 +12,7 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from labkit.engines.base import Target
 from labkit.protocol.pages import help_hint, reader_stacklevel
 from labkit.protocol.pickling import name_of
+from labkit.rank.worker import takes_worker
 
 
 class _DefaultSeed(int):
@@ -35,6 +36,8 @@ class LaunchArgs(NamedTuple):
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
+    bundles: tuple[str, ...] = ()
+    """Which of `args=` and `kwargs=` were given."""
     world_size: Any = 0
     live: bool | None = None
     wait: bool = True
@@ -47,6 +50,10 @@ class LaunchArgs(NamedTuple):
     on: Any = None
     watch: Any = None
     device: Any = None
+
+
+OWN = LaunchArgs._fields[4:]
+"""What `labkit.launch` keeps for itself, besides `args` and `kwargs`."""
 
 
 @contextlib.contextmanager
@@ -63,10 +70,12 @@ def naming(page: str) -> Iterator[None]:
 @naming("bad_argument")
 def check(asked: LaunchArgs, gpus: int | None) -> None:
     """Raise TypeError or ValueError for what `labkit.launch` cannot do; `gpus` are this machine's, None for others."""
-    own = {name: getattr(asked, name) for name in ("world_size", "backend", "name", "on")}
-    own |= {"seed": None if asked.seed is DEFAULT_SEED else (asked.seed,)}
-    own |= {name: getattr(asked, name) for name in ("watch", "log_to", "trace", "device")}
-    check_call(asked.function, asked.args, asked.kwargs, own)
+    given = {name: getattr(asked, name) for name in OWN if getattr(asked, name) is not None}
+    if asked.seed is DEFAULT_SEED:
+        del given["seed"]
+    if asked.wait is True:
+        del given["wait"]
+    check_call(asked.function, asked.args, asked.kwargs, [*given, *asked.bundles])
     if asked.on is None:
         world_size = check_world_size(asked.world_size, gpus or 0)
     else:
@@ -76,8 +85,11 @@ def check(asked: LaunchArgs, gpus: int | None) -> None:
     check_options(asked.timeout_s, asked.seed, asked.name, asked.live, asked.watch)
 
 
-def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: dict[str, Any]) -> None:
-    """Check that `fn(worker, *args, **kwargs)` is a call that fn accepts."""
+def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Collection[str]) -> None:
+    """Check that `fn(worker, *args, **kwargs)`, or the same without the worker, is a call that fn accepts.
+
+    `own` are the arguments that `labkit.launch` was given and keeps for itself.
+    """
     if not callable(fn):
         raise TypeError(f"launch() takes a function to call on every rank, got a {type(fn).__name__}: {fn!r:.80}")
     title = name_of(fn)
@@ -88,21 +100,21 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: d
     except ValueError:  # some built-in functions do not say
         return
     check_first_parameter(title, signature)
-    taken = [n for n, value in own.items() if n in signature.parameters and value is not None]
+    taken = [name for name in own if name in signature.parameters and name not in kwargs]
     if taken and not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         name = taken[0]
         raise ValueError(
             f"{title} has a parameter called {name!r}, but launch() keeps {name}=… for itself and does not pass it on. "
-            f"Rename it in {title}, or bind it: functools.partial({title}, {name}=…)"
+            f"Rename it in {title}, or pass it in kwargs={{{name!r}: …}}"
         )
     try:
-        signature.bind(object(), *args, **kwargs)
+        signature.bind(*([object()] if takes_worker(fn, args, kwargs) else []), *args, **kwargs)
     except TypeError as error:
         given = ", ".join(["worker", *(f"{a!r:.30}" for a in args), *(f"{k}=…" for k in kwargs)])
         raise TypeError(
             f"{title}{signature} cannot be called as {title}({given}): {error}. "
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
-            "(world_size, backend, wait, timeout_s, seed, name, live, on, watch, log_to, trace, device)"
+            f"({', '.join(OWN)})"
         ) from None
 
 

@@ -33,6 +33,7 @@ from labkit.exporting.source import Script
 from labkit.launchers.slurm.target import Slurm
 from labkit.protocol.module_archives import files_in
 from labkit.protocol.redaction import redact
+from labkit.rank.worker import takes_worker
 
 DISTRIBUTION = "labkit-torch"
 """What this package is installed as; on the package index "labkit" is another."""
@@ -184,11 +185,12 @@ def _check(fn: Any, on: Any, seed: Any, arguments: dict[str, Any]) -> None:
                 f"{title} has a parameter called {name!r}, but export() keeps {name}=… for itself. Rename it in "
                 f"{title}, or bind it: functools.partial({title}, {name}=…)"
             )
-    by_place = [p.name for p in parameters[1:] if p.kind is p.POSITIONAL_ONLY]
+    worker = [None] if takes_worker(fn, (), arguments) else []
+    by_place = [p.name for p in parameters[len(worker) :] if p.kind is p.POSITIONAL_ONLY]
     if by_place:
         raise TypeError(f"{title} takes {by_place[0]!r} by position only; options are passed by name")
     try:
-        signature.bind_partial(object(), **arguments)
+        signature.bind_partial(*worker, **arguments)
     except TypeError as error:
         raise TypeError(
             f"{title}{signature} cannot be called as {title}(worker, {', '.join(f'{k}=…' for k in arguments)}): {error}"

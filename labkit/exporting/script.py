@@ -33,6 +33,7 @@ from labkit.protocol.redaction import shown
 from labkit.rank import script_compat
 from labkit.rank.channels import Channel
 from labkit.rank.main import RankTask, do_and_exit
+from labkit.rank.worker import takes_worker
 
 SAY_EVERY_S = 5.0
 """Time between two lines of rank 0 on what was logged."""
@@ -41,7 +42,7 @@ Scalar = bool | int | float | str | Path
 
 
 def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | None = 0) -> typing.NoReturn:
-    """Call `function(worker, …)` as the rank that this process is, with options from the command line; then exit.
+    """Call the function as the rank that this process is, with options from the command line; then exit.
 
     `arguments` are those that the notebook gave; the function's own defaults stand for the rest.
     """
@@ -67,6 +68,7 @@ def main(function: Callable[..., Any], arguments: dict[str, Any], seed: int | No
             start_s=time.time(),
             environment={},
             cells={},
+            takes_worker=takes_worker(function, (), arguments),
             argv=tuple(sys.argv[:1]),  # what follows has been given to the function
         )
         return lambda: RankTask(job, info, channel, lambda job, info: channel.meet())
@@ -248,12 +250,12 @@ def options(function: Callable[..., Any], arguments: dict[str, Any], seed: int |
 
 
 def _parameters(function: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, value as it stands, and annotation of all parameters but the first, the worker."""
+    """Yield name, value as it stands, and annotation of all parameters but the worker."""
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # a hint may name anything, also what is not there
         hints = {}
-    _, *parameters = inspect.signature(function).parameters.values()
+    parameters = list(inspect.signature(function).parameters.values())[int(takes_worker(function, (), arguments)) :]
     defaults = {p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     for name, value in {**defaults, **arguments}.items():
         yield name, value, hints.get(name) if name in defaults else None

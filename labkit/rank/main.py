@@ -28,6 +28,7 @@ from labkit.protocol.job import Job, RankInfo
 from labkit.protocol.pickling import pack_result
 from labkit.rank import (
     carried_modules,
+    current,
     descendants,
     failure,
     first_step,
@@ -294,10 +295,10 @@ def call_and_send_result(
                 function, args, kwargs = notebook_main.unpack(job.function, settled.device)
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
+                worker = Worker(info, settled.device, log, channel, job.watches_nan)
                 try:
-                    result = call(
-                        function, Worker(info, settled.device, log, channel, job.watches_nan), *args, **kwargs
-                    )
+                    with current.is_now(worker):
+                        result = call(function, *((worker,) if job.takes_worker else ()), *args, **kwargs)
                 finally:
                     end_if_forked(channel)
             log.close()

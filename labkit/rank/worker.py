@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import os
+from collections.abc import Mapping
 from numbers import Number
 from typing import Any, NoReturn
 
@@ -151,3 +153,30 @@ class Worker:
 
     def __reduce__(self) -> Any:
         raise TypeError("a worker belongs to its rank and cannot be sent elsewhere; use plain values instead")
+
+
+def takes_worker(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a function is to be called as `fn(worker, *args, **kwargs)`, or without the worker.
+
+    The worker is the first parameter, whatever that is called. A function does without one if it takes no more than it
+    is given, or if its first parameter has a default: `def main(args=None)`.
+    """
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some built-in functions do not say
+        return True
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD, first.VAR_POSITIONAL):
+        return False
+    if first.name == "worker" or first.kind is first.VAR_POSITIONAL:
+        return True
+    can_take_it = first.default is first.empty and _binds(signature, None, *args, **kwargs)
+    return can_take_it or not _binds(signature, *args, **kwargs)
+
+
+def _binds(signature: inspect.Signature, /, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -8,6 +8,7 @@ files, the output, whether it finished. `tests/whole/test_twins.py` has the tabl
     torchrun              the same script under `python -m torch.distributed.run`; there is no parent, so no `after`
     cell, reserved,       a cell of a notebook, launched on processes of its own, on reserved ranks (twice), under
     cell-torchrun         `labkit.Torchrun`
+    run_script            the script for torchrun, by `labkit.run_script`
     exported              the cell's function as a folder that `labkit.export` has written, under torchrun
 
 The notebook is IPython's shell without a kernel: cells, their file names and `__main__` are as in one, at a tenth of
@@ -37,6 +38,7 @@ OWN = ".twin"
 
 SCRIPTS = ("spawn", "torchrun")
 CELLS = ("cell", "reserved", "cell-torchrun")
+UNCHANGED = "run_script"
 EXPORTED = (*CELLS, "exported")
 
 NOISE = re.compile(r"^ *\d+\.\d s  |\[W\d|^W\d{4} |Warning: |warnings?\.warn|NNPACK|^\s*$|Setting OMP_NUM|^\*+$")
@@ -82,7 +84,8 @@ class Twin(NamedTuple):
     @property
     def ways(self) -> tuple[str, ...]:
         """All but the one that the others are compared with."""
-        return *self.scripts[1:], *self.cells
+        unchanged = (UNCHANGED,) if "torchrun" in self.scripts else ()
+        return *self.scripts[1:], *unchanged, *self.cells
 
 
 class Outcome(NamedTuple):
@@ -132,7 +135,7 @@ def outcome(
             stderr=subprocess.STDOUT,
             env={
                 **os.environ,
-                **(twin.environment if way in SCRIPTS else {}),
+                **(twin.environment if way in (*SCRIPTS, UNCHANGED) else {}),
                 **({"FREE_PORT": str(_free_port())} if twin.needs_port else {}),
                 "TWIN": str(folder / OWN),
                 "TWIN_RAY": ray,
@@ -145,7 +148,7 @@ def outcome(
     written = sorted(_files(folder) - before)
     said = out.read_text(errors="replace")
     after = _lines(_read(folder, "after"))
-    if way in SCRIPTS:
+    if way in (*SCRIPTS, UNCHANGED):
         results = [json.loads(_read(folder, f"result-{rank}") or "null") for rank in range(twin.world_size)]
         output_lines = [_lines(_read(folder, f"out-{rank}")) for rank in range(twin.world_size)]
         return Outcome(results, "failed" if code else "finished", output_lines, written, after, said)
@@ -200,13 +203,15 @@ if __name__ == "__main__":
 
 
 def _command(twin: Twin, way: str, folder: Path) -> list[str]:
-    if way in SCRIPTS:
+    if way in (*SCRIPTS, UNCHANGED):
         tail = SPAWNS if way == "spawn" else IS_A_RANK
         script = folder / OWN / "twins" / "script.py"  # by this word, tests.support.prefork knows it
         script.parent.mkdir()
         script.write_text(twin.source + tail.format(**twin._asdict()))
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={twin.world_size}"]
         agent = [] if way == "spawn" else [*start, f"--log-dir={folder / OWN / 'agent'}"]
+        if way == UNCHANGED:
+            agent = ["-m", "tests.support.twins", UNCHANGED, str(twin.world_size)]
         return [sys.executable, *agent, str(script), *twin.arguments]
     (folder / OWN / "twin.json").write_text(json.dumps(twin._asdict()))
     return [sys.executable, "-m", "tests.support.twins", way]
@@ -302,6 +307,18 @@ def notebook(way: str) -> None:
         shell.history_manager.end_session()
 
 
+def run_script(world_size: int, file: str, *arguments: str) -> None:
+    """Run a script for torchrun by `labkit.run_script`; end as torchrun ends."""
+    import labkit
+
+    sys.path[0] = str(Path.cwd())
+    sys.argv[:] = ["ipykernel_launcher.py"]
+    run = labkit.run_script(file, *arguments, world_size=world_size, wait=False, live=False)
+    assert run.over.wait(LONG_S), run.stacks()
+    print(run.error or "finished")
+    sys.exit(int(run.error is not None))
+
+
 def _cell(shell: Any, text: str) -> None:
     shell.run_cell(text, store_history=True).raise_error()
 
@@ -368,4 +385,7 @@ def _run_exported(job: Path, twin: Twin, told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    notebook(sys.argv[1])
+    if sys.argv[1] == UNCHANGED:
+        run_script(int(sys.argv[2]), *sys.argv[3:])
+    else:
+        notebook(sys.argv[1])

@@ -21,7 +21,7 @@ import os
 import pickle
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -91,6 +91,19 @@ def send_by_value() -> None:
 def send_by_name() -> None:
     """Have it travel as ever."""
     del ForkingPickler.reducer_override
+
+
+@contextlib.contextmanager
+def sending_by_name() -> Iterator[None]:
+    """Have it travel as ever for now: a script's `__main__` can be imported."""
+    is_by_value = "reducer_override" in vars(ForkingPickler)
+    if is_by_value:
+        send_by_name()
+    try:
+        yield
+    finally:
+        if is_by_value:
+            send_by_value()
 
 
 def _reduce(_: Any, value: Any) -> Any:

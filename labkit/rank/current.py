@@ -1,0 +1,101 @@
+"""The worker of the rank that this process is, for code to which nobody passes it: `labkit.current()`, `labkit.log(…)`.
+
+Outside labkit there is one, too, so that a script that logs runs as ever: under torchrun it knows its rank, and what it
+logs goes nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from labkit.rank.worker import Worker
+
+_now: Worker | None = None
+
+_OF_A_RANK = "LABKIT_RANK_PID"
+"""In a rank's environment, and thus in that of the processes that it starts: its process."""
+
+
+@contextlib.contextmanager
+def is_now(worker: Worker) -> Iterator[None]:
+    """Have this worker be the current one."""
+    global _now
+    before, _now = _now, worker
+    os.environ[_OF_A_RANK] = str(os.getpid())
+    try:
+        yield
+    finally:
+        _now = before
+        os.environ.pop(_OF_A_RANK, None)
+
+
+def current() -> Worker:
+    """Return the worker of the rank that this process is, from anywhere in a launched function or script.
+
+    In a process that labkit has not launched, one whose `rank`, `local_rank` and `world_size` are those of the
+    environment, as torchrun sets them (0, 0 and 1 by default), and whose `log` and `expect` do nothing.
+    """
+    return _now if _now is not None else _outside()
+
+
+def log(step: int | None = None, **values: Any) -> None:
+    """Send named numbers to the notebook, as `worker.log` does; outside labkit, do nothing.
+
+    Args:
+        step: counts the calls made without it.
+        values: one number each: `labkit.log(loss=loss.item())`.
+
+    Raises:
+        TypeError, ValueError, FloatingPointError, Stopped, RuntimeError: as `labkit.Worker.log` does, under labkit.
+    """
+    current().log(step, **values)
+
+
+class OutsideWorker(Worker):
+    """A worker of a process that labkit has not launched."""
+
+    def __init__(self) -> None:
+        numbers = {"rank": "RANK", "local_rank": "LOCAL_RANK", "world_size": "WORLD_SIZE"}
+        for name, variable in numbers.items():
+            text = os.environ.get(variable, "")
+            setattr(self, name, int(text) if text.isdecimal() else int(name == "world_size"))
+
+    @functools.cached_property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Return where a script of this rank computes: its GPU, if there is one."""
+        is_there = torch.cuda.is_available() and self.local_rank < torch.cuda.device_count()
+        return torch.device("cuda", self.local_rank) if is_there else torch.device("cpu")
+
+    def log(self, step: int | None = None, **values: Any) -> None:
+        """Do nothing."""
+        if _OF_A_RANK in os.environ:
+            _say_once_that_it_is_not_logged()
+
+    def expect(self, steps: int) -> None:
+        """Do nothing."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run was asked to stop: there is none."""
+        return False
+
+
+@functools.cache
+def _outside() -> Worker:
+    return OutsideWorker()
+
+
+@functools.cache
+def _say_once_that_it_is_not_logged() -> None:
+    warnings.warn(
+        f"labkit.log in a process that a rank has started (the rank is process {os.environ[_OF_A_RANK]}): the notebook "
+        "does not get it. Log in the rank, or hand the value to it",
+        stacklevel=4,
+    )

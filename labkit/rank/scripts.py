@@ -1,0 +1,88 @@
+"""A script as the function of a rank: it finds what it finds under `torchrun script.py` or `torchrun -m module`.
+
+`__main__`, `sys.argv` and `sys.path[0]` are its own, and the processes that it starts import it, as Python has it. The
+working folder is the notebook's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from labkit.protocol import modules
+from labkit.protocol.pickling import MAIN
+from labkit.rank import failure, notebook_main
+from labkit.rank.script_compat import children
+
+failure.OWN_FILES.add(__file__)
+
+
+class Script(NamedTuple):
+    """A script and its command line."""
+
+    name: str
+    """The file, or the module that `python -m` takes."""
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def find(self) -> tuple[str, Any]:
+        """Return the file, and the module's spec, None of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ModuleNotFoundError: there is no such module, or it is a package without a `__main__`.
+        """
+        if not self.is_module:
+            file = os.path.abspath(self.name)
+            if not os.path.isfile(file):
+                raise FileNotFoundError(f"there is no script {file}; {os.getcwd()} is the working folder")
+            return file, None
+        spec = importlib.util.find_spec(self.name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{self.name}.__main__")
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"python -m {self.name} finds no such module, nor a package with a __main__")
+        return spec.origin, spec
+
+
+def run(script: Script) -> None:
+    """Run a script as `__main__`. What a rank calls; raises what the script raises."""
+    with _as_python_would(script) as (main, file, spec):
+        code = spec.loader.get_code(spec.name) if spec else compile(_text(file), file, "exec", dont_inherit=True)
+        exec(code, vars(main))
+
+
+def _text(file: str) -> bytes:
+    with io.open_code(file) as opened:
+        return opened.read()
+
+
+@contextlib.contextmanager
+def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, Any]]:
+    """Make this process that of the script. What reserved ranks run next finds it as it was."""
+    path, imported = list(sys.path), set(sys.modules)
+    if script.is_module:
+        sys.path.insert(0, os.getcwd())
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script.name)))
+    file, spec = script.find()
+    sys.argv[:] = [file if script.is_module else script.name, *script.arguments]
+    main = types.ModuleType(MAIN)
+    vars(main).update(__file__=file, __spec__=spec, __package__=spec.parent if spec else None)
+    if spec:
+        vars(main)["__loader__"] = spec.loader
+    try:
+        with notebook_main.in_place(main), children.sending_by_name():
+            yield main, file, spec
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - imported:
+            origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)
+            if isinstance(origin, str) and modules.is_readers(os.path.abspath(origin)):
+                del sys.modules[name]  # the next script imports it as it is then

@@ -1,0 +1,194 @@
+"""A script runs unchanged: `__main__`, its command line, its folder, relative imports; `labkit.log` from anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import labkit
+from labkit.rank.current import OutsideWorker
+from labkit.rank.worker import takes_worker
+
+SCRIPT = """
+    import argparse, json, os, pickle, sys
+    import torch, torch.distributed as dist
+    import labkit
+    import helper
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--lr", type=float, default=0.5)
+        args = parser.parse_args()
+        dist.init_process_group("gloo")
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, Point(dist.get_rank()))
+        for step in range(3):
+            labkit.log(loss=args.lr * (step + 1))
+        told = {
+            "name": __name__, "file": os.path.basename(__file__), "argv": sys.argv[1:], "lr": args.lr,
+            "points": [p.x for p in everyone], "helper": helper.NAME, "first": os.path.basename(sys.path[0]),
+            "is_main": sys.modules["__main__"].Point is Point, "round": pickle.loads(pickle.dumps(Point(7))).x,
+            "cwd": os.path.basename(os.getcwd()), "world": labkit.current().world_size,
+        }
+        with open(f"told-{labkit.current().rank}.json", "w") as file:
+            json.dump(told, file)
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project with a script and its module in one folder, and a working folder beside it."""
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(textwrap.dedent(SCRIPT))
+    (project / "helper.py").write_text("NAME = 'first'\n")
+    (project / "__init__.py").touch()
+    (project / "relative.py").write_text("from .helper import NAME\nimport labkit\nlabkit.log(letters=len(NAME))\n")
+    (project / "__main__.py").write_text(
+        "import sys\nfrom . import helper\nprint(__package__, helper.NAME, sys.argv[1:])\n"
+    )
+    return project
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+    """As if the tests' process were a notebook's, for one rank without a process of its own."""
+    path, main = list(sys.path), sys.modules["__main__"]
+    yield labkit.Here()
+    assert sys.path == path
+    assert sys.modules["__main__"] is main
+    assert "helper" not in sys.modules
+
+
+def test_a_script_on_one_rank_here_finds_its_command_line_folder_and_main(folder, here):
+    run = labkit.run_script("project/train.py", "--lr", 0.25, on=here)
+    assert (folder.parent / "told-0.json").exists()
+    assert run.name == "train.py"
+    assert [row.loss for row in run.history().itertuples()] == [0.25, 0.5, 0.75]
+
+
+def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder, here):
+    (folder / "says.py").write_text("import helper\nprint('helper', helper.NAME)\n")
+    said = []
+    for name in ("first", "other one"):
+        (folder / "helper.py").write_text(f"NAME = {name!r}\n")
+        said.append(labkit.run_script(folder / "says.py", on=here).output[0])
+    assert said == ["helper first\n", "helper other one\n"]
+
+
+def test_a_module_runs_as_python_m_runs_it(folder, here):
+    run = labkit.run_module("project.relative", on=here)
+    assert list(run.history()["letters"]) == [5]
+    run = labkit.run_module("project", "--epochs", 3, on=here)
+    assert run.output[0] == "project first ['--epochs', '3']\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (lambda: labkit.run_script("trian.py"), "there is no script .*trian.py"),
+        (lambda: labkit.run_module("no.such.module"), "no.such"),
+        (lambda: labkit.run_module("json"), "nor a package with a __main__"),
+        (lambda: labkit.run_script("project/train.py", lr=0.1), 'lr=… is no option of labkit.launch .* "--lr", 0.1'),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(folder, start, says):
+    with pytest.raises((FileNotFoundError, ModuleNotFoundError, TypeError), match=says):
+        start()
+
+
+def test_a_script_that_fails_is_reported_by_its_own_line(folder, here):
+    (folder / "fails.py").write_text("def inner():\n    raise ValueError('no data')\n\ninner()\n")
+    with pytest.raises(labkit.WorkerFailed) as failed:
+        labkit.run_script("project/fails.py", on=here)
+    said = str(failed.value)
+    assert "no data" in said
+    assert "fails.py" in said
+    assert "scripts.py" not in said
+
+
+def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_finished(folder, here):
+    (folder / "exits.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    assert labkit.run_script("project/exits.py", 0, on=here).error is None
+    with pytest.raises(labkit.WorkerFailed, match="3"):
+        labkit.run_script("project/exits.py", 3, on=here)
+
+
+def test_outside_labkit_the_script_runs_as_ever_and_knows_its_rank(folder):
+    code = """
+import labkit
+worker = labkit.current()
+labkit.log(loss=1.0)
+worker.expect(3)
+print(worker.rank, worker.local_rank, worker.world_size, worker.device)
+"""
+    environment = {
+        **os.environ,
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "3 1 4 cpu\n"
+    assert said.stderr == ""
+
+
+def test_in_a_process_that_a_rank_has_started_it_is_said_once_that_nothing_is_logged(monkeypatch):
+    monkeypatch.setenv("LABKIT_RANK_PID", "17")
+    with pytest.warns(UserWarning, match="process 17.*does not get it"):
+        OutsideWorker().log(loss=1.0)
+
+
+def _no_worker(lr=0.1):
+    labkit.log(lr=lr)
+    return labkit.current().world_size
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "takes"),
+    [
+        (lambda worker: 0, (), {}, True),
+        (lambda w: 0, (), {}, True),
+        (lambda w, steps=3: 0, (5,), {}, True),
+        (lambda worker=None: 0, (), {}, True),
+        (lambda *args, **kwargs: 0, (), {}, True),
+        (lambda: 0, (), {}, False),
+        (lambda args=None: 0, (), {}, False),
+        (lambda args: 0, ("parsed",), {}, False),
+        (lambda lr=0.1: 0, (), {"lr": 0.2}, False),
+        (lambda *, lr: 0, (), {"lr": 0.2}, False),
+    ],
+)
+def test_a_function_gets_the_worker_if_it_has_a_place_for_it(function, args, kwargs, takes):
+    assert takes_worker(function, args, kwargs) is takes
+
+
+def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
+    run = labkit.launch(_no_worker, lr=0.5, on=here)
+    assert run.results == [1]
+    assert list(run.history()["lr"]) == [0.5]
+
+
+def _own_words(worker, wait, timeout_s, live="no"):
+    return wait, timeout_s, live
+
+
+def test_a_function_whose_parameters_are_called_as_launchs_gets_them_by_kwargs(here):
+    with pytest.raises(ValueError, match=r"parameter called 'timeout_s', but launch\(\) keeps .*kwargs=\{'timeout_s'"):
+        labkit.launch(_own_words, 1, timeout_s=3, on=here)
+    run = labkit.launch(_own_words, args=(5,), kwargs={"timeout_s": 6, "live": 7}, on=here)
+    assert run.results == [(5, 6, 7)]
