@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -33,6 +34,8 @@ class _Within:
     """Whether its group stays from cell to cell."""
     rank: int
     world_size: int
+    has_gpus: bool
+    """Whether ranks may compute on GPUs."""
     pid: int = field(default_factory=os.getpid)
     asked: Counter[str] = field(default_factory=Counter)
     """How often its function has called `init_process_group`, by the address that it gave."""
@@ -54,7 +57,8 @@ class ReuseProcessGroup(RankHook):
         # By this variable every rank would join the store at MASTER_PORT, and none open it: also at a port that the
         # script has chosen, and in processes that it starts, whose world is another.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size)
+        has_gpus = job.cuda_devices != 0 and torch.cuda.is_available()
+        _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size, has_gpus)
         if dist.init_process_group is not _init_as_under_torchrun:
             _put_in_place()
         try:
@@ -112,7 +116,9 @@ def _libraries(backend: str) -> set[str]:
 
 def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
     rank, there = within.rank, dist.get_backend()
-    if backend is not None and not _libraries(there) & _libraries(str(backend)):
+    missing = set() if backend is None else _libraries(str(backend)) - _libraries(there)
+    # Where no rank has a GPU, what a script wants for CUDA tensors besides is never used.
+    if missing and (within.has_gpus or missing == _libraries(str(backend))):
         raise ValueError(
             f"rank {rank} asks for a process group with {backend}, but labkit.launch has made one with {there}: write "
             f"{there!r}, or launch(…, backend={str(backend)!r})"
