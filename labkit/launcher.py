@@ -202,7 +202,7 @@ def _run(script: scripts.Script, options: dict[str, Any]) -> Run:
             f"{name}=… is no option of labkit.launch ({', '.join(OWN)}); the script's own are texts: "
             f'"--{name.replace("_", "-")}", {options[name]!r:.30}'
         )
-    script.find()
+    script.check()
     options.setdefault("name", script.name if script.is_module else os.path.basename(script.name))
     return launch(scripts.run, script, **options)
 

@@ -7,6 +7,7 @@ working folder is the notebook's.
 from __future__ import annotations
 
 import contextlib
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -31,24 +32,25 @@ class Script(NamedTuple):
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
-    def find(self) -> tuple[str, Any]:
-        """Return the file, and the module's spec, None of a file.
+    @property
+    def folder(self) -> str:
+        """Where Python looks for modules first: the script's folder, or the working folder for `python -m`."""
+        return os.getcwd() if self.is_module else os.path.dirname(os.path.realpath(self.name))
+
+    def check(self) -> None:
+        """Check that the file or the top-level module is there, and import nothing.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ModuleNotFoundError: there is no such module, or it is a package without a `__main__`.
+            ModuleNotFoundError: there is no such module.
         """
         if not self.is_module:
-            file = os.path.abspath(self.name)
-            if not os.path.isfile(file):
-                raise FileNotFoundError(f"there is no script {file}; {os.getcwd()} is the working folder")
-            return file, None
-        spec = importlib.util.find_spec(self.name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{self.name}.__main__")
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"python -m {self.name} finds no such module, nor a package with a __main__")
-        return spec.origin, spec
+            if not os.path.isfile(self.name):
+                raise FileNotFoundError(f"there is no script {self.name!r} in {os.getcwd()}")
+            return
+        top = self.name.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(top, [self.folder, *sys.path]) is None:
+            raise ModuleNotFoundError(f"there is no module {top!r} in {self.folder}, nor is it installed")
 
 
 def run(script: Script) -> None:
@@ -56,6 +58,15 @@ def run(script: Script) -> None:
     with _as_python_would(script) as (main, file, spec):
         code = spec.loader.get_code(spec.name) if spec else compile(_text(file), file, "exec", dont_inherit=True)
         exec(code, vars(main))
+
+
+def _spec(module: str) -> Any:
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    if spec is None:
+        raise ModuleNotFoundError(f"python -m {module} finds no such module, nor a package with a __main__")
+    return spec
 
 
 def _text(file: str) -> bytes:
@@ -66,18 +77,17 @@ def _text(file: str) -> bytes:
 @contextlib.contextmanager
 def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, Any]]:
     """Make this process that of the script. What reserved ranks run next finds it as it was."""
+    script.check()
     path, imported = list(sys.path), set(sys.modules)
-    if script.is_module:
-        sys.path.insert(0, os.getcwd())
-    else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(script.name)))
-    file, spec = script.find()
-    sys.argv[:] = [file if script.is_module else script.name, *script.arguments]
-    main = types.ModuleType(MAIN)
-    vars(main).update(__file__=file, __spec__=spec, __package__=spec.parent if spec else None)
-    if spec:
-        vars(main)["__loader__"] = spec.loader
     try:
+        sys.path.insert(0, script.folder)
+        spec = _spec(script.name) if script.is_module else None
+        file = os.path.abspath(script.name) if spec is None else str(spec.origin)
+        sys.argv[:] = [file if script.is_module else script.name, *script.arguments]
+        main = types.ModuleType(MAIN)
+        vars(main).update(__file__=file, __spec__=spec, __package__=spec.parent if spec else None)
+        if spec:
+            vars(main)["__loader__"] = spec.loader
         with notebook_main.in_place(main), children.sending_by_name():
             yield main, file, spec
     finally:

@@ -77,7 +77,7 @@ def test_a_script_on_one_rank_here_finds_its_command_line_folder_and_main(folder
     run = labkit.run_script("project/train.py", "--lr", 0.25, on=here)
     assert (folder.parent / "told-0.json").exists()
     assert run.name == "train.py"
-    assert [row.loss for row in run.history().itertuples()] == [0.25, 0.5, 0.75]
+    assert list(run.history["loss"]) == [0.25, 0.5, 0.75]
 
 
 def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder, here):
@@ -91,7 +91,7 @@ def test_a_script_that_was_edited_runs_as_it_is_now_and_so_do_its_modules(folder
 
 def test_a_module_runs_as_python_m_runs_it(folder, here):
     run = labkit.run_module("project.relative", on=here)
-    assert list(run.history()["letters"]) == [5]
+    assert list(run.history["letters"]) == [5]
     run = labkit.run_module("project", "--epochs", 3, on=here)
     assert run.output[0] == "project first ['--epochs', '3']\n"
 
@@ -100,8 +100,7 @@ def test_a_module_runs_as_python_m_runs_it(folder, here):
     ("start", "says"),
     [
         (lambda: labkit.run_script("trian.py"), "there is no script .*trian.py"),
-        (lambda: labkit.run_module("no.such.module"), "no.such"),
-        (lambda: labkit.run_module("json"), "nor a package with a __main__"),
+        (lambda: labkit.run_module("no_such.module"), "there is no module 'no_such'"),
         (lambda: labkit.run_script("project/train.py", lr=0.1), 'lr=… is no option of labkit.launch .* "--lr", 0.1'),
     ],
 )
@@ -127,6 +126,12 @@ def test_a_script_that_exits_with_a_code_fails_with_it_and_with_none_or_0_has_fi
         labkit.run_script("project/exits.py", 3, on=here)
 
 
+def test_a_package_without_a_main_is_named(folder, here):
+    with pytest.raises(labkit.WorkerFailed, match="nor a package with a __main__"):
+        labkit.run_module("json", on=here)
+
+
+@pytest.mark.spawns
 def test_outside_labkit_the_script_runs_as_ever_and_knows_its_rank(folder):
     code = """
 import labkit
@@ -180,7 +185,7 @@ def test_a_function_gets_the_worker_if_it_has_a_place_for_it(function, args, kwa
 def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
     run = labkit.launch(_no_worker, lr=0.5, on=here)
     assert run.results == [1]
-    assert list(run.history()["lr"]) == [0.5]
+    assert list(run.history["lr"]) == [0.5]
 
 
 def _own_words(worker, wait, timeout_s, live="no"):
