@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.idioms import IDIOMS
-from tests.support.twins import EXPORTED, SCRIPTS, Twin
+from tests.support.twins import EXPORTED, SCRIPTS, UNCHANGED, Twin
 from tests.support.whole_programs import PROGRAMS
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +24,7 @@ COLUMNS = {
     "reserved": "on reserved ranks",
     "cell-torchrun": "on `Torchrun`",
     "exported": "exported",
+    UNCHANGED: "`run_script`",
 }
 
 HEAD = Path(__file__).parent / "site_templates" / "coming_from.md"
@@ -33,6 +34,8 @@ def mark(twin: Twin, way: str) -> str:
     """Return what a row says of a way."""
     if way in SCRIPTS:
         return "✓" if way in twin.scripts else ""
+    if way == UNCHANGED:
+        return "✓" if way in twin.ways else ""
     if twin.refused:
         return "refused" if way in twin.cells else ""
     return "✓" if way in twin.cells else ""
@@ -40,7 +43,7 @@ def mark(twin: Twin, way: str) -> str:
 
 def table(title: str, twins: list[Twin]) -> str:
     """Return twins as a table."""
-    ways = (*SCRIPTS, *EXPORTED)
+    ways = (*SCRIPTS, UNCHANGED, *EXPORTED)
     lines = [f"| {title} | {' | '.join(COLUMNS[way] for way in ways)} |", f"|---|{':-:|' * len(ways)}"]
     for twin in twins:
         lines.append(f"| [{twin.name}](#{anchor(twin.name)}) | {' | '.join(mark(twin, way) for way in ways)} |")

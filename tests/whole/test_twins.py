@@ -7,7 +7,7 @@ import pytest
 from tests.support.carried import CARRIED
 from tests.support.idioms import IDIOMS
 from tests.support.tiers import few
-from tests.support.twins import SCRIPTS, Outcome, Twin, outcome
+from tests.support.twins import SCRIPTS, UNCHANGED, Outcome, Twin, outcome
 from tests.support.whole_programs import PROGRAMS
 
 
@@ -60,8 +60,9 @@ def agrees(script: Outcome, twin: Twin, got: Outcome, with_after: bool = True) -
 def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
     script = as_a_script(twin)
     got = outcome(twin, way, tmp_path / way)
-    is_script = way in SCRIPTS
-    agrees(script, twin._replace(refused="") if is_script else twin, got, "torchrun" not in (way, twin.scripts[0]))
+    is_script = way in (*SCRIPTS, UNCHANGED)
+    has_parent = not {way, twin.scripts[0]} & {"torchrun", UNCHANGED}
+    agrees(script, twin._replace(refused="") if is_script else twin, got, has_parent)
 
 
 @pytest.mark.spawns
