@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,10 @@ SUBSHELL_S = 5.0
 """How long a front end may take to open a subshell for the first widget before it counts as one that opens none."""
 
 
+_last_view: weakref.ref[LiveView] | None = None
+"""Of the launch that finished last."""
+
+
 class LiveView(threading.Thread):
     """The widgets under the cell: states and progress, a Stop button, live curves, the ranks' output behind tabs.
 
@@ -110,6 +115,8 @@ class LiveView(threading.Thread):
         self._heard = threading.Event()
         self._heard.set()
         self._has_failed = False
+        self._said = threading.Event()
+        """Whether the page has been told how the run ended."""
         self._box_handle = kernel.display(self._box, display_id=True)
         joins_late = {"text/html": JOINS_LATE.format(name=html.escape(run.name)), "text/plain": ""}
         self._chart_handle = kernel.display(joins_late, raw=True, display_id=True)
@@ -175,12 +182,18 @@ class LiveView(threading.Thread):
         return True
 
     def finish(self) -> None:
-        """Wait until the end has been drawn, for a second at most, if the run has finished by itself.
+        """Wait until the end has been said, for a second at most, if the run has finished by itself.
 
-        Who has pressed Stop, or is to see an error, wants the cell back; the front end also takes what comes later.
+        Who has pressed Stop, or is to see an error, wants the cell back. The front end also takes what comes later: the
+        last chart, whose picture takes 0.1 s. Where nobody watches, what comes later is lost; and launch after launch
+        waits for the last one's, or the drawing of hundreds would go on when all have ended.
         """
+        global _last_view
         if self._run.status == "finished":
-            self.join(1)
+            (self._said.wait if kernel.is_interactive() else self.join)(1)
+            if _last_view and (last := _last_view()):
+                last.join(1)
+            _last_view = weakref.ref(self)
 
     def _draw(self) -> None:
         self._title.value, self._states.value = title_html(self._run), states_html(self._run, self._output.ranks)
