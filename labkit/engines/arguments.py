@@ -70,11 +70,8 @@ def naming(page: str) -> Iterator[None]:
 @naming("bad_argument")
 def check(asked: LaunchArgs, gpus: int | None) -> None:
     """Raise TypeError or ValueError for what `labkit.launch` cannot do; `gpus` are this machine's, None for others."""
-    given = {name: getattr(asked, name) for name in OWN if getattr(asked, name) is not None}
-    if asked.seed is DEFAULT_SEED:
-        del given["seed"]
-    if asked.wait is True:
-        del given["wait"]
+    by_default = {"seed": DEFAULT_SEED, "wait": True}
+    given = [name for name in OWN if getattr(asked, name) is not by_default.get(name)]
     check_call(asked.function, asked.args, asked.kwargs, [*given, *asked.bundles])
     if asked.on is None:
         world_size = check_world_size(asked.world_size, gpus or 0)

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 
 from labkit.protocol import versions
 from labkit.protocol.job import Job
-from labkit.rank import descendants, main
+from labkit.rank import descendants, spawned
 from labkit.rank.channels import EachItsOwn, EventQueue, Garbled, RankPipes, send
 from labkit.system import host
 
@@ -269,12 +269,12 @@ def open_pipes(count: int, closing: contextlib.ExitStack) -> tuple[list[RankPipe
 def _start(ends: list[RankPipes]) -> list[Any]:
     if host.stacks_signal is not None:
         # The notebook's interrupt goes to its whole process group. Ranks inherit this thread's mask, so that one that
-        # is still importing does not die of it; `main.main` then ignores the signal. multiprocessing's resource tracker
-        # takes the mask away as it starts, so it is to be there before.
+        # is still importing does not die of it; `spawned.main` then ignores the signal. multiprocessing's resource
+        # tracker takes the mask away as it starts, so it is to be there before.
         ensure_running()
         host.hold_back_signals()
     with _nothing_in_place_of_main():
-        found: list[Any] = mp.spawn(main.main, args=(EachItsOwn(ends),), nprocs=len(ends), join=False).processes
+        found: list[Any] = mp.spawn(spawned.main, args=(EachItsOwn(ends),), nprocs=len(ends), join=False).processes
     return found
 
 

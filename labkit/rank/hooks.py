@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import labkit.rank.breakpoints.hook  # noqa: F401 - jobs from a notebook bring it along: imported before one comes
 from labkit.protocol.job import Job, RankHook
 from labkit.rank.capture_locals import CaptureLocals
 from labkit.rank.report_collectives import ReportCollectives

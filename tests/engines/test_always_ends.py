@@ -239,7 +239,7 @@ UNREACHED = {
     "rank.channels: EventQueue.put: send": "Windows",
     "rank.channels: EventQueue.receive: host.has_come": "Windows",
     "rank.channels: EventQueue.receive: receive": "Windows",
-    "rank.main: Inbox._take: self._channel.send": "where no signal asks",
+    "rank.spawned: Inbox._take: self._channel.send": "where no signal asks",
     "rank.main: read_job: read": "a file's; see tests/protocol/test_versions.py",
     "rank.main: read_job: channel.send": "likewise",
     "rank.main: do_jobs: part.channel.send": "a GPU that is broken; see tests/rank/test_device.py",

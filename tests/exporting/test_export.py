@@ -471,7 +471,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
             *("carried_modules", "notebook_main", "settings", "hooks", "stop_agreement", "not_finite", "first_step"),
             *("report_collectives", "recorder", "waiting", "capture_locals", "describe"),
-            *("local_rendezvous", "private_folder", "process_group", "signals", "worker"),
+            *("current", "local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
         "rank/script_compat": ("bars", "children", "dynamo", "fork_server", "reuse_process_group"),
         "launchers": ("environments", "rank_entry", "tcp_store"),

@@ -20,7 +20,7 @@ from labkit.engines import standby
 from labkit.protocol import events, versions
 from labkit.protocol.job import RankHook
 from labkit.protocol.versions import Version
-from labkit.rank import main
+from labkit.rank import main, spawned
 from labkit.rank.channels import EventQueue, RankPipes
 from tests.conftest import LONG_S, shared_session, wait_until
 from tests.support import workloads
@@ -60,10 +60,10 @@ class Rank:
         reader, self.inbox = Pipe(duplex=False)
         self.queue = EventQueue()
         self.code = []
-        monkeypatch.setattr(main, "fast_exit", self._leave)
+        monkeypatch.setattr(spawned, "fast_exit", self._leave)
         monkeypatch.setattr(threading, "excepthook", lambda _: None)
         self.ends = RankPipes(reader, self.queue, None, None)
-        self.rank_inbox = main.Inbox(self.ends)
+        self.rank_inbox = spawned.Inbox(self.ends)
 
     def _leave(self, code):
         self.code.append(code)
@@ -207,7 +207,7 @@ def test_a_session_goes_on_with_the_next_job_after_one_that_could_not_be_read(ra
 def test_a_rank_that_does_not_find_what_the_kernel_names_says_to_restart_it(monkeypatch):
     """The room has moved: the process cannot import the function that it is to begin with."""
     monkeypatch.setattr(versions, "loaded", lambda: EARLIER)
-    monkeypatch.setitem(sys.modules, "labkit.rank.earlier", types.SimpleNamespace(main=main.main))
-    monkeypatch.setattr(main.main, "__module__", "labkit.rank.earlier")
+    monkeypatch.setitem(sys.modules, "labkit.rank.earlier", types.SimpleNamespace(main=spawned.main))
+    monkeypatch.setattr(spawned.main, "__module__", "labkit.rank.earlier")
     with pytest.raises(labkit.WorkerFailed, match="rank 0 failed while starting: labkit has changed since the kernel"):
         labkit.launch(workloads.log_once, world_size=1, live=False)

@@ -15,7 +15,7 @@ import threading
 
 from labkit.engines import spawn
 from labkit.engines.local import LocalEngine
-from labkit.rank import main, process_group
+from labkit.rank import main, process_group, spawned
 from labkit.system import host
 
 
@@ -87,4 +87,4 @@ def _be_a_rank(index, ends, notebooks, dies):
     for other in ends:
         if other is not ends[index]:
             other.close()
-    main.main(index, ends[index])
+    spawned.main(index, ends[index])

@@ -42,7 +42,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MADV_COLLAPSE, HUGE_BYTES = 25, 2**21
 IS_ON = sys.platform == "linux" and os.environ.get("LABKIT_PREFORK") != "off"
 RANKS = (
-    *("torch.nn.parallel", "labkit.rank.main"),
+    *("torch.nn.parallel", "labkit.rank.spawned"),
     # Half of the compiler, without which nothing is sharded or cut into stages.
     *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
     # A function that is tested lies in a module of tests, which a rank imports with it.

@@ -373,7 +373,7 @@ uses_it_indirectly.__module__ = "__main__"
         ((takes_steps,), {}, TypeError, "missing a required argument: 'steps'"),
         ((takes_steps, 1, 2, 3), {}, TypeError, "too many positional arguments"),
         ((takes_steps, 1), {"epochs": 3}, TypeError, "unexpected keyword argument 'epochs'"),
-        ((lambda: None,), {}, TypeError, "Its first parameter is the worker"),
+        ((lambda: None, 1), {}, TypeError, "Its first parameter is the worker"),
         ((takes_seed,), {"seed": 4}, ValueError, "launch.. keeps seed=… for itself"),
         ((takes_steps, 1), {"world_size": 0}, ValueError, "world_size must be at least 1, got 0"),
         ((takes_steps, 1), {"world_size": -2}, ValueError, "at least 1, got -2"),

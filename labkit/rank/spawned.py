@@ -1,0 +1,119 @@
+"""What a process does that the notebook has spawned: it gets its jobs by a pipe, and ends if the notebook is gone."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue as JobQueue
+from typing import Any
+
+import torch.distributed as dist
+
+import labkit.rank.breakpoints.hook  # noqa: F401 - the job will bring one: imported before it comes
+from labkit.protocol import events, versions
+from labkit.protocol.job import Job, RankInfo
+from labkit.rank import first_step, script_compat
+from labkit.rank.channels import PipeChannel, RankPipes, receive
+from labkit.rank.local_rendezvous import open_file_store, serve_master_port
+from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
+from labkit.rank.signals import handle_signals
+from labkit.system import host
+from labkit.system.base import main_stack
+
+
+def main(_: int, ends: RankPipes) -> None:
+    """Do a job, report, and end the process; on reserved ranks do job after job. What `mp.spawn` calls.
+
+    The rank comes with the job.
+    """
+
+    def prepare() -> Callable[[], RankTask | None]:
+        handle_signals(ends.stacks.fileno())
+        host.redirect_output(ends.output)  # first: what goes wrong from here on is to be seen
+        script_compat.begin_spawned()
+        faulthandler.enable()  # native crashes print where they were, into the rank's output
+        inbox = Inbox(ends)
+        if inbox.is_empty:
+            first_step.get_warm()
+        ends.queue.put(events.Ready())
+        return inbox.next_task
+
+    do_and_exit(prepare)
+
+
+class Inbox:
+    """Where a process that the notebook started finds its jobs. The process ends if the notebook is gone."""
+
+    def __init__(self, ends: RankPipes) -> None:
+        self._ends = ends
+        self._parts: JobQueue[RankTask | None] = JobQueue()
+        self._comes: dict[str, Any] | None = None
+        """What was said of the newest job, before it came."""
+        self._channel: PipeChannel | None = None
+        threading.Thread(target=self._listen, name="labkit-inbox", daemon=True).start()
+
+    def next_task(self) -> RankTask | None:
+        """Block until the notebook sends work; return this process's part in it, or None if there will be no more."""
+        return self._parts.get()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no work has come."""
+        return self._parts.empty()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                try:
+                    word = receive(self._ends.inbox)
+                except (EOFError, OSError) as error:
+                    print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
+                    break
+                self._take(word.open())
+        except BaseException as error:
+            self._report(error)
+        finally:
+            fast_exit(1)
+
+    def _take(self, word: Any) -> None:
+        if word == "leave":
+            self._parts.put(None)
+        elif isinstance(word, dict):
+            self._comes = word
+        elif isinstance(word, Job) and self._comes is not None:
+            rank = self._comes["rank"]
+            # What is said from now on is of this job, and not of the last.
+            self._channel = PipeChannel(self._ends.queue, rank)
+            info = RankInfo(rank, rank, word.world_size, word.world_size)
+            self._parts.put(RankTask(word, info, self._channel, _rendezvous_in_the_notebook))
+        elif not isinstance(word, str):
+            raise TypeError(f"the notebook has sent {word!r:.200}")
+        elif self._channel is not None:
+            if word == "stacks":  # by which a signal asks, where the system has it
+                self._channel.send(events.Stack(self._channel.rank, main_stack()))
+            else:
+                self._channel.receive(word)
+
+    def _report(self, error: BaseException) -> None:
+        """Say that what the notebook has sent cannot be read, a job most likely."""
+        traceback.print_exception(error)
+        print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
+        if self._comes is not None:
+            rank, kernels, start_s = (self._comes[name] for name in ("rank", "labkit", "start_s"))
+            try:
+                self._ends.queue.put(unreadable_job(error, rank, time.time() - start_s, versions.Version(*kernels)))
+            except BaseException:
+                traceback.print_exc()
+
+
+def _rendezvous_in_the_notebook(job: Job, info: RankInfo) -> dist.Store:
+    # With the third, nobody starts ranks once more (Lightning would).
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.port), TORCHELASTIC_RUN_ID="labkit")
+    store = open_file_store(job.store)
+    serve_master_port(store)
+    return store
