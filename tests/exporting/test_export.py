@@ -469,7 +469,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "system": ("base", "driver", "guardian", "linux", "macos", "out_of_memory", "posix", "windows"),
         "rank": (
             *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
-            *("carried_modules", "notebook_main", "settings", "hooks", "stop_agreement", "not_finite", "first_step"),
+            *("carried_modules", "notebook_main", "settings", "hooks", "stop_agreement", "not_finite"),
             *("report_collectives", "recorder", "waiting", "capture_locals", "describe"),
             *("current", "local_rendezvous", "private_folder", "process_group", "signals", "worker"),
         ),
