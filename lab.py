@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     if what not in ("lab", "test", "set-up", "run"):
         sys.exit(f"{what!r} is neither lab, test, set-up nor run\n\n{__doc__}")
     if what == "run":
-        return call(str(BIN / "python"), *options)
+        return call(program("python"), *options)
     if what == "set-up":
         set_up(*(options or ["test"]))
         return 0
@@ -66,16 +66,21 @@ def jupyter(options: list[str]) -> int:
     """Open JupyterLab on the first notebook, until it is ended."""
     as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # as in a container
     page = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
-    return call(str(BIN / "jupyter"), "lab", "--ip=127.0.0.1", "--notebook-dir=notebooks", page, *as_root, *options)
+    return call(program("jupyter"), "lab", "--ip=127.0.0.1", "--notebook-dir=notebooks", page, *as_root, *options)
 
 
 def pytest(options: list[str]) -> int:
     """Run the tests, several at a time."""
-    python = str(BIN / "python")
+    python = program("python")
     call(python, "-m", "compileall", "-q", "labkit", "notebooks/course", "tests")  # once, not in a thousand processes
     workers = os.environ.get("WORKERS") or str(min(4, 1 + (os.cpu_count() or 1)))
     by_file = ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     return call(python, "-m", "pytest", *by_file, *options)
+
+
+def program(name: str) -> str:
+    """Return the path of a program of the environment."""
+    return str(BIN / (f"{name}.exe" if os.name == "nt" else name))
 
 
 def call(*command: str) -> int:
@@ -107,7 +112,7 @@ def set_up(what: str) -> None:
     torch, options, remark = which_torch()
     print(f"{remark}; downloads about {DOWNLOADS[what, torch]}, once", flush=True)
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", RANGES[what], *options]
-    if code := call(str(BIN / "python"), *install, "-e", f".[{what}]"):
+    if code := call(program("python"), *install, "-e", f".[{what}]"):
         sys.exit(code)
     (VENV / f"ready-{what}").touch()
 
@@ -119,7 +124,7 @@ def answers() -> bool:
     in an environment know their Python by its whole path.
     """
     try:
-        return subprocess.run([str(BIN / "pip"), "--version"], capture_output=True, check=False).returncode == 0
+        return subprocess.run([program("pip"), "--version"], capture_output=True, check=False).returncode == 0
     except OSError:
         return False
 
