@@ -155,6 +155,33 @@ def test_the_readme_is_short_and_leads_to_every_page_of_the_guide():
     assert {f"notebooks/guide/{page.name}" for page in GUIDE} == set(re.findall(r"\((notebooks/guide/\w+\.md)", README))
 
 
+@pytest.mark.spawns
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone, and cannot be cloned")
+def test_the_readmes_lines_clone_and_install_it(tmp_path):
+    """From this repository; pip downloads nothing, and builds with this environment's hatchling."""
+
+    def run(line, **options):
+        line = line.replace("ADDRESS", ROOT.as_uri())
+        done = subprocess.run(
+            ["bash", "-ec", line],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=5 * LONG_S,
+            check=False,
+            **options,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    clone, make = re.search(r"```sh\n(git clone .*)\n(make \w+)", README).groups()
+    assert "lab.py" in run(f"{clone}; {make} -n")
+    install = re.search(r"`pip (install git\+\S+)`", README)[1]
+    options = f"--quiet --no-deps --no-build-isolation --target {tmp_path / 'installed'}"
+    run(f"{sys.executable} -m pip {install} {options}", env={**os.environ, "PIP_NO_INDEX": "1"})
+    assert (tmp_path / "installed" / "labkit" / "launcher.py").exists()
+
+
 def test_the_readme_and_the_guide_promise_only_names_that_exist():
     for name in set(re.findall(r"labkit\.(\w+)", "\n".join(PAGES.values()))) - {"log"}:
         assert name in labkit.__all__ or importlib.util.find_spec(f"labkit.{name}"), name

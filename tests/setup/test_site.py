@@ -1,6 +1,8 @@
-"""The site of `make site`: every link leads somewhere, every name and error is reached, and its search works offline.
+"""The site of `make site`: built without a warning, every link leads somewhere, every name and error is reached.
 
-No lesson is run here. Screenshots are kept in build/screenshots; look at them.
+Its search works offline, from the disk.
+
+It is built once, by two processes, and no lesson is run. Screenshots are kept in build/screenshots; look at them.
 """
 
 from __future__ import annotations
@@ -18,27 +20,33 @@ import course
 import labkit
 from tests.support.browser import CHROMIUM_ARGUMENTS, LONG_S
 from tests.support.programs import CHROMIUM
-from tests.tools import course_pages, make_site
+from tests.tools import make_site
+from tests.tools.course_pages import course as lessons_of_the_course
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
 
+pytestmark = pytest.mark.spawns
 
-@pytest.fixture(scope="module")
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+@pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The site, with the page of one lesson, which is as it was committed: not run."""
+    """The site, with one lesson that has been run: a chart of it has words. Any warning would be an error."""
     folder = tmp_path_factory.mktemp("site")
-    notebooks = folder / "notebooks"
-    notebooks.mkdir()
     notebook = nbformat.read(ROOT / "notebooks" / "14_when_it_hangs.ipynb", as_version=4)
-    nbformat.write(notebook, notebooks / "14_when_it_hangs.ipynb")
-    course_pages.page(notebooks / "14_when_it_hangs.ipynb")
-    course_pages.index(notebooks, {"14_when_it_hangs": "ran in 5 s"})
-    return make_site.build(notebooks, folder / "site").parent
+    cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    chart = {"image/png": PIXEL, "text/plain": "<Chart>"}
+    words = {"image/png": {"alt": "two ranks wait for the third"}}
+    cell.outputs = [nbformat.v4.new_output("display_data", chart, metadata=words)]
+    (folder / "notebooks").mkdir()
+    nbformat.write(notebook, folder / "notebooks" / "14_when_it_hangs.ipynb")
+    return make_site.build(folder / "notebooks", folder / "site").parent
 
 
 class Page(HTMLParser):
-    """A page's links, and what can be linked in it."""
+    """A page's links, what can be linked in it, and what it loads."""
 
     def __init__(self, file):
         super().__init__()
@@ -50,14 +58,14 @@ class Page(HTMLParser):
         self.ids.add(found.get("id"))
         if tag == "a" and found.get("href"):
             self.links.append(found["href"])
-        if tag in ("script", "link", "img", "iframe"):
+        if tag in ("script", "img", "iframe") or (tag == "link" and found.get("rel") == "stylesheet"):
             self.loads += [found[name] for name in ("src", "href") if found.get(name)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pages(site):
     """Every page of the site, read, by its file."""
-    return {file: Page(file) for file in site.rglob("*.html")}
+    return {file: Page(file) for file in site.rglob("*.html") if "_static" not in file.parts}
 
 
 def of_this_site(link):
@@ -65,15 +73,13 @@ def of_this_site(link):
 
 
 def test_every_link_leads_somewhere(site, pages):
-    assert len(pages) > 30
+    assert len(pages) > 100
     lost = []
     for file, page in pages.items():
-        if file.parent.name == "lessons" and file.name != "index.html":
-            continue  # which leads to lessons that are not here
-        for link in filter(of_this_site, page.links):
+        for link in filter(of_this_site, (*page.links, *page.loads)):
             target, fragment = urlsplit(link).path, unquote(urlsplit(link).fragment)
             there = (file.parent / unquote(target)).resolve() if target else file
-            if there not in pages or (fragment and fragment not in pages[there].ids):
+            if not there.is_file() or (fragment and there in pages and fragment not in pages[there].ids):
                 lost.append(f"{file.relative_to(site)}: {link}")
     assert lost == []
 
@@ -83,62 +89,61 @@ def test_nothing_is_loaded_from_a_network(pages):
         assert [load for load in page.loads if urlsplit(load).scheme not in ("", "data")] == [], file
 
 
-def test_the_first_page_begins_for_three_readers_and_reaches_every_name_and_every_error(site):
-    text, page = (site / "index.html").read_text(), Page(site / "index.html")
+def test_the_first_page_begins_for_three_readers(site):
+    text = (site / "index.html").read_text()
     for beginning in ("I want to learn", "I have a training function", "I have a hang"):
-        assert f"<h3>{beginning}</h3>" in text
-    for name in set(labkit.__all__) - set(labkit._MODULES):
-        assert f"reference/labkit.html#{name}" in page.links
-    for name in labkit._MODULES:
-        assert f"reference/labkit/{name}.html" in page.links
+        assert f"<h2>{beginning}<" in text
+
+
+def test_the_reference_has_every_public_name(site, pages):
+    index = pages[site / "reference" / "index.html"]
+    for name in labkit.__all__:
+        is_module = name in labkit._MODULES
+        page = f"module.labkit.{name}.html" if is_module else f"labkit.{name}.html"
+        target = f"module-labkit.{name}" if is_module else f"labkit.{name}"
+        assert target in pages[site / "reference" / page].ids, name
+        assert f"{page}#{target}" in index.links, name
+    of_the_course = pages[site / "reference" / "course.html"]
     for name in course.__all__:
-        there = f"course/{name}.html" if name in course._MODULES else f"course.html#{name}"
-        assert f"reference/{there}" in page.links
-    errors = [link for link in page.links if link.startswith("reference/labkit/failures/pages/")]
-    assert {Path(link).stem for link in errors} == set(make_site.error_pages())
-    assert "lessons/14_when_it_hangs.html" in page.links
-    assert "lessons/06_ddp.html" not in page.links, "it was not run"
-    assert "lessons/index.html" in page.links
+        target = f"module.course.{name}.html#module-course.{name}" if name in course._MODULES else f"#course.{name}"
+        assert target in of_the_course.links, name
 
 
-def test_from_every_page_a_link_leads_back(site, pages):
-    for file, page in pages.items():
-        where = file.relative_to(site)
-        if where.parts[0] == "reference":
-            assert f"{'../' * (len(where.parts) - 1)}index.html" in page.links, where
-    assert "../index.html" in pages[site / "lessons" / "index.html"].links
+def test_every_kind_of_error_has_a_page_and_what_messages_name_leads_to_it(site, pages):
+    linked = set(pages[site / "errors" / "index.html"].links)
+    for name in make_site.error_pages():
+        assert f"{name}.html" in linked
+        assert f"module-labkit.failures.pages.{name}" in pages[site / "errors" / f"{name}.html"].ids
 
 
-def test_the_search_knows_every_name_and_every_error(site):
-    index = (site / "reference" / "search.js").read_text()
-    for name in set(labkit.__all__) - set(labkit._MODULES):
-        assert f'"fullname": "labkit.{name}"' in index
-    for page in make_site.error_pages():
-        assert f'"fullname": "labkit.failures.pages.{page}"' in index
+def test_the_lessons_are_listed_with_question_and_picture_and_shown_as_they_ran(site, pages):
+    text = (site / "lessons.html").read_text()
+    for lesson in lessons_of_the_course():
+        assert f"notebooks/{lesson.name}.html" in pages[site / "lessons.html"].links
+        assert f'alt="a chart of lesson {lesson.title}"' in text
+    assert "Some were not run here" in text
+    ran = (site / "notebooks" / "14_when_it_hangs.html").read_text()
+    assert 'alt="two ranks wait for the third"' in ran
 
 
 def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
     lost = []
-    for file in (site / "reference").rglob("*.html"):
-        names = re.findall(r"<code>((?:labkit|course)(?:\.\w+)+)(?:\(\))?</code>", file.read_text())
-        lost += [f"{file.relative_to(site)}: {name}" for name in names]
+    for folder in ("reference", "errors"):
+        for file in (site / folder).rglob("*.html"):
+            plain = re.sub(r"<a [^>]*>.*?</a>", "", file.read_text(), flags=re.DOTALL)
+            names = re.findall(
+                r"<code[^>]*><span class=\"pre\">((?:labkit|course)(?:\.\w+)+)(?:\(\))?</span></code>", plain
+            )
+            lost += [f"{file.relative_to(site)}: {name}" for name in names]
     assert lost == []
 
 
-def test_lists_of_arguments_are_shown_as_lists(site):
-    text = (site / "reference" / "labkit.html").read_text()
-    launch = text.partition('<section id="launch">')[2].partition("</section>")[0]
+def test_lists_of_arguments_and_code_are_shown_as_such(site):
+    text = (site / "reference" / "labkit.launch.html").read_text()
     for name in ("world_size", "timeout_s", "log_to"):
-        assert f"<strong>{name}:</strong>" in launch
-    assert re.search(r"<h6[^>]*>Raises:</h6>", launch)
+        assert f"<strong>{name}</strong>" in text
+    assert "Raises" in text
     assert not re.search(r"<p>(Args|Raises|Attributes|Returns):", text)
-
-
-def test_without_lessons_the_site_says_how_to_run_them(tmp_path):
-    assert not make_site.copy_lessons(tmp_path / "nothing", tmp_path / "lessons")
-    page = make_site.first_page(tmp_path, have_lessons=False)
-    assert "make&nbsp;notebooks" in page.read_text()
-    assert (tmp_path / "lessons" / "index.html").read_text().count("not run") > 30
 
 
 # In a browser, from the disk
@@ -153,7 +158,6 @@ def chromium():
 
 
 @pytest.mark.browser
-@pytest.mark.spawns
 def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(site, chromium):
     page = chromium.new_page()
     page.set_default_timeout(1000 * LONG_S)
@@ -161,20 +165,17 @@ def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto((site / "index.html").as_uri())
-    page.locator("input[type=search]").fill("launch")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("launch")
     page.keyboard.press("Enter")
-    found = page.locator(".search-result > a")
-    found.first.wait_for()
-    assert found.first.inner_text().startswith("def labkit.launch(")
-    box = page.locator("nav.pdoc input[type=search]")
-    assert box.input_value() == "launch"
-    box.click()
-    box.press("Control+a")
-    page.keyboard.type("timeout_s hang")
-    found.first.filter(has_text=re.compile("^labkit.failures.pages.hang$")).wait_for()
-    found.first.click()
+    found = page.locator("#search-results a")
+    found.filter(has_text=re.compile(r"^labkit\.launch$")).first.wait_for()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("timeout_s monitored_barrier")
+    page.keyboard.press("Enter")
+    found.filter(has_text=re.compile("^Hang$")).first.click()
     page.locator("h2", has_text="What to do").wait_for()
-    assert page.url.endswith("/reference/labkit/failures/pages/hang.html")
+    assert urlsplit(page.url).path.endswith("/errors/hang.html")
     assert {urlsplit(url).scheme for url in asked} <= {"file", "data"}
     assert wrong == []
     page.close()
@@ -182,8 +183,10 @@ def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(
 
 SHOWN = {
     "first": "index.html",
-    "reference": "reference/labkit.html",
-    "error": "reference/labkit/failures/pages/hang.html",
+    "guide": "notebooks/guide/your_notebook.html",
+    "reference": "reference/labkit.launch.html",
+    "lessons": "lessons.html",
+    "error": "errors/hang.html",
 }
 
 
@@ -196,7 +199,6 @@ def take_picture(page, file):
 
 
 @pytest.mark.browser
-@pytest.mark.spawns
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [800, 1280, 400])
 def test_pages_fit_and_can_be_read_in_both_themes(width, scheme, site, chromium):

@@ -27,7 +27,7 @@ COLUMNS = {
     UNCHANGED: "`run_script`",
 }
 
-HEAD = Path(__file__).parent / "site_templates" / "coming_from.md"
+HEAD = Path(__file__).parent / "coming_from.md"
 
 
 def mark(twin: Twin, way: str) -> str:

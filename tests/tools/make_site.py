@@ -1,69 +1,52 @@
 """The site: `python -m tests.tools.make_site --notebooks build/notebooks --out build/site`, for `make site`.
 
-One page with three beginnings; one for those who come from scripts (`tests/tools/make_coming_from.py`); the executed
-lessons, which `make notebooks` has written (none is run here); and a reference made of the docstrings by pdoc, in which
-each kind of error has a page. All of it is read offline, from the disk: the reference's search loads its index as a
-script, which a browser allows there, and not as data, which it does not (https://github.com/mitmproxy/pdoc/issues/298).
+Sphinx makes it of the guide, of the lessons as `make notebooks` has run them (none is run here), and of docstrings: a
+reference of every public name, and a page for each kind of error. What is written here is only which page lists what.
+Sources lie as in the repository, so that a page's links lead to the same files. Any warning is an error.
 """
 
 from __future__ import annotations
 
 import argparse
-import html
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import re
 import shutil
-import unittest.mock
-import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
-import jinja2
-import mistune
-import pdoc.doc
-import pdoc.render
-from markupsafe import Markup
-from pygments.formatters import HtmlFormatter
+from sphinx.cmd.build import build_main
 
 import course
 import labkit
 import labkit.failures.pages
-from tests.tools import make_coming_from
-from tests.tools.course_pages import Lesson, index
 from tests.tools.course_pages import course as lessons_of_the_course
-from tests.tools.make_coming_from import anchor
 
-TEMPLATES = Path(__file__).parent / "site_templates"
-SHOWN = {
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = Path(__file__).parent / "site"
+NOTEBOOKS = ROOT / "notebooks"
+GUIDE = ("set_up", "launch", "your_notebook", "your_code", "trackers", "clusters", "lessons", "figures", "limits")
+"""The pages of notebooks/guide, in the order in which one reads them."""
+
+RETURNED = {
     "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
     "comparison.why": ("Why",),
+    "comparison.measuring": ("Measured",),
     "launchers.ray.working_dir": ("without_runs",),
     "launchers.slurm.options": ("table",),
-    "comparison.measuring": ("Measured",),
     "failures.frames": ("FailedFrame", "Frames"),
-    "monitor.searching": ("Found",),
     "failures.stacks": ("RankStack", "Stacks"),
-    "ui.process_table": ("HeldProcess", "Processes"),
-    "engines.standby": ("memory", "off", "on", "pids"),
+    "monitor.searching": ("Found",),
+    "profiling": ("PARTS",),
     "trace.trace": ("Trace",),
+    "ui.process_table": ("HeldProcess", "Processes"),
 }
-"""What readers use of modules of labkit that are not public, or not all of it: what public functions return.
-By a module that has it; its page is that of the module that defines it."""
-
-BACK = '<p><a href="../index.html">← labkit: where to begin</a></p>'
-
-
-class Entry(NamedTuple):
-    """A link on the first page."""
-
-    title: str
-    href: str
-    says: Markup
+"""What public names return or take, of modules of labkit that are not public."""
 
 
 def error_pages() -> list[str]:
@@ -76,155 +59,199 @@ def error_pages() -> list[str]:
     return listed
 
 
-class ModulePage(pdoc.doc.Module):
-    """A module under the name by which readers know it: `labkit.standby`, wherever it lies."""
-
-    def __init__(self, module: ModuleType, name: str) -> None:
-        super().__init__(module)
-        self.modulename, self.taken_from = name, (name, "")
-        for each in getattr(module, "__all__", ()):
-            module.__dict__.setdefault(each, getattr(module, each))  # which comes when it is first asked for
+# The reference
 
 
-def documented() -> dict[str, pdoc.doc.Module]:
-    """Return every module that has a page: the public ones, those of what they return, the errors."""
-    modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
-    modules["labkit.failures.pages"] = labkit.failures.pages
-    modules |= {
-        f"labkit.failures.pages.{page}": importlib.import_module(f"labkit.failures.pages.{page}")
-        for page in error_pages()
-    }
-    modules |= {f"course.{name}": getattr(course, name) for name in sorted(course._MODULES)}
-    pages = {name: ModulePage(module, name) for name, module in {**modules, "labkit": labkit, "course": course}.items()}
-    for package in (labkit, course):
-        names = sorted(package._MODULES)
-        pages[package.__name__].submodules = [pages[f"{package.__name__}.{name}"] for name in names]
-    shown: dict[str, list[str]] = {}
-    for path, names in SHOWN.items():
-        module = importlib.import_module(f"labkit.{labkit._MODULES.get(path, path)}")
-        for name in names:
-            shown.setdefault(getattr(module, name).__module__, []).append(name)
-    found = {page.obj.__name__: page for page in pages.values()}
-    for home, names in shown.items():
-        page = found.get(home) or pages.setdefault(home, ModulePage(importlib.import_module(home), home))
-        page.members = {name: page.members[name] for name in names}
-    run = pages["labkit"].members["Run"]
-    vars(run).update(own_members=list(run.members.values()), inherited_members={})  # all of it is a reader's
-    # An instance that is imported: pdoc finds no docstring of its own.
-    vars(pages["labkit"].members["runs"]).update(docstring=inspect.getdoc(type(labkit.runs)))
-    return pages
+def underlined(title: str, line: str = "=") -> str:
+    """Return a heading as reStructuredText has it."""
+    return f"{title}\n{line * len(title)}\n\n"
+
+
+def directive(path: str, thing: object) -> str:
+    """Return what has autodoc show a name."""
+    if inspect.isclass(thing):
+        inherited = "   :inherited-members: Exception, object, tuple, dict, str\n" if path == "labkit.Run" else ""
+        return f".. autoclass:: {path}\n   :members:\n{inherited}\n"
+    kind = "function" if callable(thing) and hasattr(thing, "__code__") else "data"
+    return f".. auto{kind}:: {path}\n\n"
+
+
+def members(module: ModuleType) -> Iterator[tuple[str, object]]:
+    """Yield what a public module offers: functions and classes of its own, or what its `__all__` names."""
+    listed = getattr(module, "__all__", None)
+    for name in listed or vars(module):
+        thing = getattr(module, name)
+        if listed or (
+            not name.startswith("_")
+            and getattr(thing, "__module__", None) == module.__name__
+            and (inspect.isfunction(thing) or inspect.isclass(thing))
+        ):
+            yield name, thing
+
+
+def table(paths: Iterable[str]) -> str:
+    """Return a table of names with what their docstrings say first."""
+    return ".. autosummary::\n   :nosignatures:\n\n" + "".join(f"   {path}\n" for path in paths) + "\n"
+
+
+def toctree(pages: Iterable[str], options: str = "   :hidden:\n") -> str:
+    """Return the list of the pages below one."""
+    return f".. toctree::\n{options}\n" + "".join(f"   {page}\n" for page in pages) + "\n"
+
+
+def module_page(path: str, module: ModuleType) -> str:
+    """Return the page of a public module."""
+    shown = [(f"{path}.{name}", thing) for name, thing in members(module) if not inspect.ismodule(thing)]
+    text = underlined(path) + f".. automodule:: {path}\n   :no-members:\n\n.. currentmodule:: None\n\n"
+    return text + table(path for path, _ in shown) + "".join(directive(*each) for each in shown)
 
 
 def write_reference(out: Path) -> None:
-    """Write the reference, with its search, into a folder."""
-    dark = HtmlFormatter(style="github-dark").get_style_defs(".pdoc-code")
-    pdoc.render.configure(
-        docformat="google",
-        include_undocumented=False,
-        template_directory=TEMPLATES,
-        footer_text=f"labkit {labkit.__version__}",
+    """Write the sources of the reference: a page for each name of labkit, and for each module."""
+    out.mkdir(parents=True)
+    names = [name for name in labkit.__all__ if name not in labkit._MODULES]
+    index = underlined("Reference") + table(f"labkit.{name}" for name in names)
+    for name in names:
+        path, thing = f"labkit.{name}", getattr(labkit, name)
+        (out / f"{path}.rst").write_text(underlined(path) + directive(path, thing), encoding="utf-8")
+    index += underlined("Modules", "-")
+    modules = {f"labkit.{name}": getattr(labkit, name) for name in sorted(labkit._MODULES)}
+    pages = [f"labkit.{name}" for name in names]
+    for path, module in modules.items():
+        pages.append(f"module.{path}")
+        (out / f"{pages[-1]}.rst").write_text(module_page(path, module), encoding="utf-8")
+    index += table(modules) + underlined("What these return", "-")
+    returned = [f"labkit.{module}.{name}" for module, names in RETURNED.items() for name in names]
+    text = underlined("What these return")
+    for module, names in RETURNED.items():
+        known = module in labkit._MODULES
+        text += "" if known else f".. py:module:: labkit.{module}\n\n.. currentmodule:: None\n\n"
+        text += "".join(directive(path, found(path)) for path in (f"labkit.{module}.{name}" for name in names))
+    (out / "returned.rst").write_text(text, encoding="utf-8")
+    index += table(returned)
+    of_the_course = {f"course.{name}": getattr(course, name) for name in course.__all__}
+    text = (
+        underlined("course")
+        + ".. automodule:: course\n   :no-members:\n\n.. currentmodule:: None\n\n"
+        + table(of_the_course)
     )
-    pdoc.render.env.globals["dark_code"] = dark
-    modules = documented()
-    with warnings.catch_warnings():
-        # Of a NamedTuple's __init__, which Python makes in no module of ours.
-        warnings.filterwarnings("ignore", "Error parsing type annotation", UserWarning)
-        for module in modules.values():
-            file = out / f"{module.fullname.replace('.', '/')}.html"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(pdoc.render.html_module(module, modules), encoding="utf-8")
-        (out / "search.js").write_text(search_index(modules), encoding="utf-8")
+    below = []
+    for path, thing in of_the_course.items():
+        if inspect.ismodule(thing):
+            below.append(f"module.{path}")
+            (out / f"{below[-1]}.rst").write_text(module_page(path, thing), encoding="utf-8")
+        else:
+            text += directive(path, thing)
+    (out / "course.rst").write_text(text + toctree(below), encoding="utf-8")
+    index += underlined("The course", "-") + "What lessons import from the folder beside them: :doc:`course`.\n\n"
+    (out / "index.rst").write_text(index + toctree([*pages, "returned", "course"]), encoding="utf-8")
 
 
-def search_index(modules: dict[str, pdoc.doc.Module]) -> str:
-    """Return the reference's search as a script, for which "timeout_s" is one word.
-
-    pdoc makes two of it, and "s" is in too many others. So the browser prepares the index, in a moment, also where node
-    is at hand, which would have prepared it with pdoc's words.
-    """
-    with unittest.mock.patch("pdoc.render.precompile_index", lambda documents, _: json.dumps(documents)):
-        script = pdoc.render.search_index(modules)
-    between_words = r"""/[\s\-.;&_'"=,()]+|<[^>]*>/"""
-    assert script.count(between_words) == 1, "pdoc has another search by now"
-    return script.replace(between_words, between_words.replace("_", ":"))
+def found(path: str) -> object:
+    """Return what a name in a module is."""
+    package, _, name = path.rpartition(".")
+    short = package.removeprefix("labkit.")
+    module = getattr(labkit, short) if short in labkit._MODULES else importlib.import_module(package)
+    return getattr(module, name)
 
 
-def copy_lessons(notebooks: Path, out: Path) -> bool:
-    """Copy the executed lessons and their pages; return whether there are any."""
-    out.mkdir(parents=True, exist_ok=True)
-    for file in (*notebooks.glob("*.html"), *notebooks.glob("*.ipynb")):
-        shutil.copy(file, out)
-    if not (out / "index.html").exists():
-        index(out, {})
-    first = out / "index.html"
-    first.write_text(first.read_text(encoding="utf-8").replace("<body>", f"<body>{BACK}", 1), encoding="utf-8")
-    return any(out.glob("[0-9]*.html"))
+def write_errors(out: Path) -> None:
+    """Write the sources of the errors' pages, of which each is a docstring in Markdown."""
+    out.mkdir(parents=True)
+    for name in error_pages():
+        module = f"labkit.failures.pages.{name}"
+        text = inspect.getdoc(importlib.import_module(module)) or ""
+        title = name.replace("_", " ")
+        page = f"# {title[0].upper()}{title[1:]}\n\n```{{py:module}} {module}\n```\n\n{text}\n"
+        (out / f"{name}.md").write_text(page, encoding="utf-8")
+    text = inspect.getdoc(labkit.failures.pages) or ""
+    head, _, listed = text.partition("* `")
+    listed = re.sub(r"`labkit\.failures\.pages\.(\w+)`", r"[`\1`](\1.md)", f"* `{listed}".rpartition("\n\n")[0])
+    pages = "\n".join(error_pages())
+    page = f"# Errors\n\n{head}{listed}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    (out / "index.md").write_text(page, encoding="utf-8")
 
 
-def first_page(out: Path, have_lessons: bool) -> Path:
-    """Write the page with the three beginnings, and return it."""
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    templates.filters["code"] = code
+# The guide and the lessons
+
+
+def write_lessons(notebooks: Path, out: Path) -> None:
+    """Copy the lessons, as they ran where they were run, and write the page that lists them."""
+    rows = ["# Lessons", "", "Each asks a question, answers it by real training, and checks its own claim."]
     lessons = lessons_of_the_course()
-
-    def lesson_link(lesson: Lesson) -> Markup:
-        title = html.escape(lesson.title)
-        has_page = (out / "lessons" / f"{lesson.name}.html").exists()
-        return Markup(f'<a href="lessons/{lesson.name}.html">{title}</a>' if has_page else title)
-
-    def name(path: str, title: str = "") -> Markup:
-        return Markup(f'<a href="reference/labkit.html#{path}"><code>{html.escape(title or path)}</code></a>')
-
-    page = out / "index.html"
-    text = templates.get_template("index.html.jinja2").render(
-        lessons=lessons,
-        by_number={lesson.name.partition("_")[0]: lesson for lesson in lessons},
-        have_lessons=have_lessons,
-        lesson_link=lesson_link,
-        name=name,
-        names=[entry(f"labkit.{each}") for each in labkit.__all__],
-        course=[entry(f"course.{each}") for each in course.__all__],
-        errors={each: entry(f"labkit.failures.pages.{each}") for each in error_pages()},
-    )
-    page.write_text(text, encoding="utf-8")
-    return page
+    if not all((notebooks / f"{lesson.name}.ipynb").exists() for lesson in lessons):
+        rows += ["Some were not run here, and have no charts: `make notebooks` runs them."]
+    rows += ["", "| lesson | question | | needs | runs in |", "|---|---|---|---|---|"]
+    for lesson in lessons:
+        name = f"notebooks/{lesson.name}.ipynb"
+        picture = f"![a chart of lesson {lesson.title}](notebooks/images/lessons/{lesson.name}.png)"
+        rows.append(f"| [{lesson.title}]({name}) | {lesson.question} | {picture} | {lesson.needs} | {lesson.runs_in} |")
+        ran = notebooks / f"{lesson.name}.ipynb"
+        copy_lesson(ran if ran.exists() else NOTEBOOKS / ran.name, out / name)
+    rows += ["", "```{toctree}", ":hidden:", "", *(f"notebooks/{lesson.name}" for lesson in lessons), "```"]
+    (out / "lessons.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
-def coming_from_page(out: Path) -> None:
-    """Write the page for those who come from scripts."""
-    body = str(mistune.html(make_coming_from.page()))
-    body = re.sub(r"<h3>(.*?)</h3>", lambda found: f'<h3 id="{anchor(html.unescape(found[1]))}">{found[1]}</h3>', body)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    text = templates.get_template("coming_from.html.jinja2").render(body=Markup(body))
-    (out / "coming_from.html").write_text(text, encoding="utf-8")
+def copy_lesson(source: Path, target: Path) -> None:
+    """Copy a lesson; a cell's picture gets the words that labkit has given it."""
+    notebook = json.loads(source.read_text("utf-8"))
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
+                cell["metadata"].setdefault("mystnb", {"image": {"alt": words}})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(notebook), encoding="utf-8")
 
 
-def entry(path: str) -> Entry:
-    """Return the link to a public name, or to the page of an error."""
-    parent, _, name = path.rpartition(".")
-    thing = getattr(importlib.import_module(parent), name, None)
-    thing = importlib.import_module(path) if thing is None else thing
-    at = f"{path.replace('.', '/')}.html" if inspect.ismodule(thing) else f"{parent}.html#{name}"
-    return Entry(path if parent in ("labkit", "course") else name, f"reference/{at}", code(first_sentence(thing)))
+def write_guide(out: Path) -> None:
+    """Copy the guide, and every file of the repository that a page of it links to."""
+    assert {page.stem for page in (NOTEBOOKS / "guide").glob("*.md")} == set(GUIDE), "a page of the guide is not listed"
+    pages = [f"notebooks/guide/{name}" for name in GUIDE]
+    pages += ["notebooks/COMING_FROM", "notebooks/TEACHING", ".github/SECURITY"]
+    for name in pages:
+        source = ROOT / f"{name}.md"
+        copy(source, out)
+        for link in re.findall(r"\]\(([^)#:\s]+)", source.read_text("utf-8")):
+            linked = (source.parent / link).resolve()
+            if linked.is_file() and linked.suffix not in (".md", ".ipynb"):
+                copy(linked, out)
+    shutil.copytree(NOTEBOOKS / "images", out / "notebooks" / "images", dirs_exist_ok=True)
+    listed = "\n".join(pages)
+    page = f"# Guide\n\n```{{toctree}}\n:maxdepth: 2\n\n{listed}\n```\n"
+    (out / "guide.md").write_text(page, encoding="utf-8")
 
 
-def first_sentence(thing: object) -> str:
-    """Return what a docstring says first."""
-    said = " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
-    return re.split(r"(?<=[.?]) (?=[A-Z])", said, maxsplit=1)[0]
+def copy(source: Path, out: Path) -> None:
+    """Copy a file of the repository to where it lies there."""
+    target = out / source.relative_to(ROOT)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
 
 
-def code(text: str) -> Markup:
-    """Return text with what is between backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text)))
+def write_sources(notebooks: Path, out: Path) -> None:
+    """Lay out the sources of all pages in a folder, which is made anew."""
+    shutil.rmtree(out, ignore_errors=True)
+    write_reference(out / "reference")
+    write_errors(out / "errors")
+    write_guide(out)
+    write_lessons(notebooks, out)
+    text = (CONFIGURATION / "index.md").read_text("utf-8").format(lessons=len(lessons_of_the_course()))
+    (out / "index.md").write_text(text, encoding="utf-8")
 
 
 def build(notebooks: Path, out: Path) -> Path:
-    """Build the site into a folder, which is made anew, and return its first page."""
+    """Build the site into a folder, and return its first page.
+
+    Raises RuntimeError where Sphinx has warned of anything.
+    """
+    sources = out.parent / f"{out.name}-sources"
+    write_sources(notebooks, sources)
     shutil.rmtree(out, ignore_errors=True)
-    write_reference(out / "reference")
-    coming_from_page(out)
-    return first_page(out, copy_lessons(notebooks, out / "lessons"))
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "--fresh-env", "--jobs", str(os.cpu_count() or 1)]
+    options += ["--conf-dir", str(CONFIGURATION), "--doctree-dir", str(out.parent / f"{out.name}-doctrees")]
+    if build_main([*options, str(sources), str(out)]):
+        raise RuntimeError("Sphinx has warned; see above")
+    return out / "index.html"
 
 
 def main() -> None:
