@@ -25,8 +25,8 @@ help:
 	@echo "make dist        build the wheel and the source distribution in build/dist"
 	@echo "make test-oldest install the wheel with the oldest versions, in build/oldest, and run .ci/oldest-tests.txt there"
 	@echo "make test-gpu    what only a GPU can show, with the torch that is there; the table is build/gpu.md"
-	@echo "make notebooks   run every notebook headless; executed notebooks and HTML pages in build/notebooks"
-	@echo "make site        those pages, and beside them a reference of every name and error, with a search: build/site"
+	@echo "make notebooks   run every notebook headless; the executed ones are in build/notebooks"
+	@echo "make site        the guide, the lessons as they ran, a reference of every name and error, with a search: build/site"
 	@echo "make lint        ruff, mypy, and what may import what"
 	@echo "make benchmarks  measure the figures that notebooks/guide/figures.md quotes"
 	@echo "make scoreboard  measure labkit against other launchers; writes that page's table (took 45 min)"
@@ -82,7 +82,7 @@ notebooks: setup
 
 # Of lessons that were run before; LESSONS=no does without them.
 site: setup
-	test -e build/notebooks/index.html || test "$(LESSONS)" = no || $(MAKE) notebooks
+	test -e build/notebooks/00_start_here.ipynb || test "$(LESSONS)" = no || $(MAKE) notebooks
 	$(BIN)/python -m tests.tools.make_site --notebooks build/notebooks --out build/site
 
 lint: setup

@@ -54,7 +54,7 @@ def requirements(*extras):
 
 def test_the_constraints_record_a_version_of_every_dependency_that_satisfies_it():
     versions = recorded("constraints.txt")
-    for requirement in requirements("lab", "trainers", "test"):
+    for requirement in requirements("lab", "trainers", "site", "test"):
         assert requirement.specifier.contains(versions[requirement.name]), requirement
 
 

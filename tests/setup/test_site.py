@@ -21,7 +21,7 @@ import labkit
 from tests.support.browser import CHROMIUM_ARGUMENTS, LONG_S
 from tests.support.programs import CHROMIUM
 from tests.tools import make_site
-from tests.tools.course_pages import course as lessons_of_the_course
+from tests.tools.course_table import course as lessons_of_the_course
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"

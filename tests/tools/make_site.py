@@ -24,7 +24,7 @@ from sphinx.cmd.build import build_main
 import course
 import labkit
 import labkit.failures.pages
-from tests.tools.course_pages import course as lessons_of_the_course
+from tests.tools.course_table import course as lessons_of_the_course
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = Path(__file__).parent / "site"

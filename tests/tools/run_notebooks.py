@@ -1,7 +1,6 @@
 """Run the lessons headless with papermill: `python tests/tools/run_notebooks.py --out build/notebooks -p seed 1`.
 
-Each executed notebook is written beside an HTML page that can be read offline; index.html leads through them. Exits
-with 1 if a lesson fails.
+`make site` makes pages of the executed notebooks. Exits with 1 if a lesson fails.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import yaml  # noqa: E402
 
 from labkit.system import host  # noqa: E402
 from tests.support import prefork  # noqa: E402
-from tests.tools.course_pages import course, index, page, write_times  # noqa: E402
+from tests.tools.course_table import course, write_times  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 LESSONS = sorted(FOLDER.glob("[0-9][0-9]*_*.ipynb"))
@@ -93,7 +92,7 @@ class Ran(NamedTuple):
 
 
 def run(notebook: Path, out: Path, parameters: dict[str, Any], is_cold: bool, threads: int) -> Ran:
-    """Run a lesson, and write its page. Its processes begin with torch imported, unless it is to start cold."""
+    """Run a lesson. Its processes begin with torch imported, unless it is to start cold."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     start = time.monotonic()
     try:
@@ -101,15 +100,13 @@ def run(notebook: Path, out: Path, parameters: dict[str, Any], is_cold: bool, th
             executed = execute(notebook, out, parameters)
     except papermill.PapermillExecutionError as error:
         return Ran(notebook, time.monotonic() - start, None, str(error))
-    took_s = time.monotonic() - start
-    page(executed)
-    return Ran(notebook, took_s, executed)
+    return Ran(notebook, time.monotonic() - start, executed)
 
 
 def main() -> int:
     """Run all lessons, the longest first; parameters that a lesson does not declare are left out for it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for executed notebooks and pages")
+    parser.add_argument("--out", type=Path, required=True, help="folder for executed notebooks")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter")
     parser.add_argument(
         "--jobs",
@@ -141,11 +138,8 @@ def main() -> int:
             how = f"FAILED after {one.took_s:.0f} s\n{one.error}"
             if one.executed:
                 size_kb = one.executed.stat().st_size / 1e3
-                how = f"{one.took_s:.0f} s, {size_kb:.0f} kB, {one.executed.with_suffix('.html')}"
+                how = f"{one.took_s:.0f} s, {size_kb:.0f} kB, {one.executed}"
             print(f"{one.notebook.name}: {how}", flush=True)
-    said = {one.notebook.stem: "failed when it was last run" for one in ran}
-    said |= {one.notebook.stem: f"ran in {one.took_s:.0f} s" for one in ran if one.executed}
-    print(f"the course: {index(arguments.out, said)}")
     if is_timed:
         write_times({one.notebook.stem: one.took_s for one in ran if one.executed})
     failed = sorted(one.notebook.name for one in ran if not one.executed)
