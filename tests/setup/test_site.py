@@ -26,7 +26,7 @@ from tests.tools.course_table import course as lessons_of_the_course
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "screenshots"
 
-pytestmark = pytest.mark.spawns
+pytestmark = [pytest.mark.spawns, pytest.mark.filterwarnings("ignore:'myst_parser")]
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
