@@ -24,7 +24,7 @@ from labkit.ui import formatting, kernel, page, pictures, prewarm, summary
 from labkit.ui.boxes import Boxes
 from labkit.ui.lines import Lines
 from labkit.ui.tables import STATE_COLORS, ranks_html
-from labkit.ui.widgets import close_later
+from labkit.ui.widgets import close_later, close_unshown
 
 LOG = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class LiveView(threading.Thread):
 
     def __init__(self, run: RunRecord, holds_the_cell: bool = False) -> None:
         super().__init__(name="labkit-view", daemon=True)
+        close_unshown()
         self._run = run
         self._title = widgets.HTML(title_html(run))
         # Apart from the title, which is always new: what is selected would be lost.

@@ -1,6 +1,8 @@
 // Says what this page can show, and names its charts for screen readers. See Page in page.py.
 
 const LOOK_AGAIN_MS = 500;
+// What widgets send before the kernel has a subshell for them waits until its cell has ended. So the answer is sent again.
+const ANSWER_AFTER_MS = [0, 1000, 3000, 8000, 20000];
 const PLOTLYS = "jupyterlab-plotly"; // the extension that `plotly` installs
 
 function drawsPlotly() {
@@ -11,6 +13,14 @@ function drawsPlotly() {
     return there.some(({ name }) => name === PLOTLYS) && !disabled.includes(PLOTLYS);
   } catch {
     return null;
+  }
+}
+
+function answer(model) {
+  try {
+    model.send({ draws_plotly: drawsPlotly() });
+  } catch {
+    // The kernel has gone meanwhile.
   }
 }
 
@@ -40,7 +50,7 @@ function nameChartsAsTheyCome() {
 
 export default {
   initialize({ model }) {
-    model.send({ draws_plotly: drawsPlotly() });
+    for (const after of ANSWER_AFTER_MS) setTimeout(() => answer(model), after);
     nameChartsAsTheyCome();
   },
   render() {},

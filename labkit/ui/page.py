@@ -83,8 +83,12 @@ def wait_for_answer() -> None:
 
 
 def shows_no_widgets() -> bool:
-    """Return whether the page is known to show no widgets at all: for the first one it would have opened a subshell."""
-    return runs_widgets_of_ours() is False and kernel.has_subshells() and not kernel.has_been_given_a_subshell()
+    """Return whether the page is known to show no widgets at all: for the first one it would have opened a subshell.
+
+    A page that is only slow gets twice the time: lines of text, once begun, stay.
+    """
+    is_silent = runs_widgets_of_ours() is False and time.monotonic() >= _asked.since_s + 2 * ANSWER_S
+    return is_silent and kernel.has_subshells() and not kernel.has_been_given_a_subshell()
 
 
 def draws_plotly() -> bool:

@@ -243,8 +243,7 @@ def test_a_slider_redraws_its_figure_and_the_saved_file_is_small(page):
     page.run_cell(0)
     page.wait_until_run(0)
     page.wait_for(f"() => ({SHOWN})() == 'batch 128'")
-    page.page.locator(".noUi-handle").first.focus()
-    page.page.keyboard.press("ArrowRight")
+    page.page.locator(".jp-OutputArea .noUi-handle").first.press("ArrowRight")
     page.wait_for(f"() => ({SHOWN})() == 'batch 256'")
     page.page.locator(".jp-RenderedPlotly").nth(1).wait_for(state="detached")  # the last one
     assert page.page.locator(".jp-RenderedPlotly").count() == 1

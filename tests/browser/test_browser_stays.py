@@ -142,6 +142,31 @@ def test_a_page_that_was_reloaded_shows_what_stays_of_each_run(page):
     assert page.real_errors() == []
 
 
+def test_a_page_that_answers_before_the_kernel_has_a_subshell_is_heard_while_the_cell_runs(page):
+    """As on a machine that is busy. Its first answer then waits for the cell to end."""
+    opened(
+        page,
+        "slow",
+        """
+import asyncio
+kernel = get_ipython().kernel
+create = kernel.create_subshell_request
+async def slowly(*args):
+    await asyncio.sleep(2)
+    return await create(*args)
+kernel.control_handlers["create_subshell_request"] = slowly
+""",
+        "labkit.launch(train, then='goes on')",
+    )
+    page.run_cell(1)
+    page.wait_until_run(1)
+    page.run_cell(2)
+    page.cell(2).locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    page.cell(2).locator("button", has_text="Stop").click()
+    says(page, 2, "train: stopped")
+    assert page.real_errors() == []
+
+
 WITHIN = {
     "Output": "out = widgets.Output()\ndisplay(out)\nwith out:\n    labkit.launch(train)",
     "Output, failing": "out = widgets.Output()\ndisplay(out)\nwith out:\n    fails()",

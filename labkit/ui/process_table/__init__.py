@@ -100,6 +100,9 @@ class _Live(threading.Thread):
         super().__init__(name="labkit-processes", daemon=True)
         from ipywidgets import HTML, Button, HBox, Layout, VBox
 
+        from labkit.ui import widgets
+
+        widgets.close_unshown()
         self._found = found
         self._texts = found.rows()
         self._over = threading.Event()
