@@ -8,8 +8,8 @@ OLDEST_TESTS ?= @.ci/oldest-tests.txt
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 # Parameters for `make notebooks`, for example: make notebooks PARAMETERS="-p seed 1"
 PARAMETERS ?=
-# Tests also wait, a fifth of the time: a process a core, and one more, but not so many that ranks fill the memory.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+# Tests also wait, half of the time: a process a core, and two more, but not so many that ranks fill the memory.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))')
 
 .PHONY: help setup lab test test-wide test-long check dist test-oldest test-gpu notebooks site lint format constraints benchmarks scoreboard clean
 

@@ -73,7 +73,7 @@ def pytest(options: list[str]) -> int:
     """Run the tests, several at a time."""
     python = program("python")
     call(python, "-m", "compileall", "-q", "labkit", "notebooks/course", "tests")  # once, not in a thousand processes
-    workers = os.environ.get("WORKERS") or str(min(4, 1 + (os.cpu_count() or 1)))
+    workers = os.environ.get("WORKERS") or str(min(4, 2 + (os.cpu_count() or 1)))
     by_file = ["--numprocesses", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
     return call(python, "-m", "pytest", *by_file, *options)
 
