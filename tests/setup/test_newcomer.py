@@ -22,7 +22,6 @@ import pytest
 from tests.conftest import LONG_S, wait_until
 from tests.support.newcomer import AS_ROOT, UID, Newcomer, copy_repository, write_wheels
 from tests.support.repository import ROOT
-from tests.support.tiers import few
 
 READER = UID + 1
 
@@ -31,6 +30,7 @@ SET_UP_S = 1800
 
 pytestmark = [
     pytest.mark.spawns,
+    pytest.mark.wide,
     pytest.mark.cold,  # nothing of the tests is in these processes
     pytest.mark.timeout(2 * SET_UP_S),
     pytest.mark.skipif(sys.platform != "linux", reason="users and networks are Linux's"),
@@ -124,7 +124,7 @@ def wheels(place):
     return write_wheels(place / "wheels")
 
 
-@pytest.fixture(scope="module", params=few(["clone", "archive"], 2))
+@pytest.fixture(scope="module", params=["clone", "archive"])
 def course(request, place, wheels):
     """Set up by the guide's first command, in a home of its own."""
     holds = place / request.param
@@ -184,7 +184,6 @@ def test_after_make_lab_labkit_launches_and_the_first_lesson_runs(course):
     works(course, course.newcomer)
 
 
-@pytest.mark.wide
 def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_git(course):
     """In a home where no program has looked for fonts yet."""
     chosen = "tests/setup/test_environment.py tests/setup/test_packaging.py"
@@ -193,14 +192,12 @@ def test_make_test_passes_what_asks_for_the_repositorys_files_with_and_without_g
     assert re.search(r"=== \d+ passed, \d+ deselected in ", said)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("course", ["archive"], indirect=True)
 def test_jupyter_opens_the_lessons_as_after_conda_or_pip(course):
     assert f"`{JUPYTER_LAB}`" in SET_UP
     open_lesson(f"PATH=$PWD/.venv/bin:$PATH {JUPYTER_LAB}", course.folder, course.newcomer)
 
 
-@pytest.mark.wide
 @pytest.mark.parametrize("course", ["clone"], indirect=True)
 def test_a_reader_who_cannot_write_to_the_course_opens_and_runs_it(course):
     """As at a university: a teacher has set it up."""

@@ -16,6 +16,7 @@ from labkit.system.macos import MacOS
 from labkit.system.windows import Windows
 from tests.conftest import LONG_S
 from tests.support.repository import ROOT
+from tests.support.tiers import few
 from tests.system import emulation, tried
 
 pytestmark = [
@@ -61,7 +62,7 @@ def on_linux(uvlike):
     return scenarios("linux", uvlike)
 
 
-@pytest.mark.parametrize("system", emulation.EMULATED)
+@pytest.mark.parametrize("system", few(emulation.EMULATED, 2))
 def test_a_reader_sees_word_for_word_what_linux_shows(system, on_linux, uvlike):
     there = scenarios(system, uvlike)
     assert there == on_linux
