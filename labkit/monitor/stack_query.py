@@ -97,11 +97,7 @@ class StackQuery(RunObserver):
         if isinstance(event, Started):
             self._said.pop(event.rank, None)
         if isinstance(event, Attached) and event.kind == KIND:
-            before = self._said.get(event.rank)
-            # A process is asked after its rank has failed, too, and is in no call, or in no group, by then.
-            if before is None or not before.is_last:
-                self._said[event.rank] = Collectives(*pickle.loads(event.blob))
-            self._stale.discard(event.rank)
+            self._take_calls(Collectives(*pickle.loads(event.blob)))
         if isinstance(event, Attached) and event.kind == THREADS:
             deep, other = pickle.loads(event.blob)
             self._threads[event.rank] = [Frame(*at) for at in deep], [Frame(*at) for at in other]
@@ -121,6 +117,16 @@ class StackQuery(RunObserver):
             self._stale.discard(event.rank)
         if isinstance(event, (Stack, Answered)):
             self._answered_s = time.monotonic()
+
+    def _take_calls(self, said: Collectives) -> None:
+        """Record which calls a rank has made, unless its process was asked when the function was over.
+
+        By then it is in no call, and soon in no group. What the rank said as it failed or returned is what counts.
+        """
+        before = self._said.get(said.rank)
+        if before is None or not (before.is_last or (said.unknown == NO_GROUP and self.run.returned[said.rank])):
+            self._said[said.rank] = said
+        self._stale.discard(said.rank)
 
     # Asking
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import re
@@ -33,7 +34,7 @@ from labkit.rank import recorder
 from labkit.rank.failure import describe
 from labkit.rank.recorder import NO_GROUP, Collectives
 from labkit.rank.report_collectives import look_at_threads
-from tests.conftest import shared_session
+from tests.conftest import LONG_S, shared_session
 from tests.support import transports
 from tests.support.hangs import is_recorded
 
@@ -508,6 +509,27 @@ def test_ranks_that_go_on_without_one_that_has_returned_are_left_alone(three_ran
     assert run.notice == ""
 
 
+def ends_slowly(worker, path):
+    """Rank 0 returns early, and its process has an exit handler that takes long."""
+    dist.barrier()
+    transports.keep_open(path)
+    worker.log(loss=1.0)
+    if worker.rank == 0:
+        atexit.register(time.sleep, 3 * QUIET_S)
+        return
+    dist.barrier()
+
+
+@pytest.mark.spawns
+@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
+def test_a_rank_that_has_returned_is_blamed_while_its_process_is_still_ending():
+    """It answers then, too, and is in no group any more."""
+    with transports.holding() as path:
+        run = labkit.launch(ends_slowly, path, world_size=2, live=False, wait=False)
+        with pytest.raises(labkit.WorkerFailed, match="^rank 0 returned while rank 1 was still in barrier #2 with it"):
+            run.wait(LONG_S)
+
+
 # The right line
 
 CELL = "/tmp/ipykernel_77/1.py"
@@ -602,6 +624,14 @@ def test_what_a_rank_said_as_it_failed_stands_though_its_process_is_asked_later(
     asking.take(Started(1, "cpu", ""))  # once more, under torchrun
     asking.take(says(later))
     assert asking._last_said(1) == later
+
+
+def test_what_a_rank_said_as_it_returned_stands_though_its_process_has_left_the_group():
+    asking, as_it_returned = asked_of(2), Collectives(1, (call(2),), (WORLD,))
+    asking.run.states[1], asking.run.returned[1] = "finished", True
+    for said_then in (Collectives(1, (call(1),), (WORLD,)), as_it_returned, Collectives(1, unknown=NO_GROUP)):
+        asking.take(says(said_then))
+    assert asking._last_said(1) == as_it_returned
 
 
 def asked_of(count):
