@@ -151,6 +151,9 @@ class Pickler(cloudpickle.Pickler):
         file: where the pickle goes.
     """
 
+    _keeps_hooks = True
+    """Whether the hooks of tensors and optimizers come along."""
+
     def __init__(
         self,
         shares: bool = False,
@@ -181,6 +184,10 @@ class Pickler(cloudpickle.Pickler):
         kind = type(value)
         if kind is torch.Tensor and storages.is_plain(value):
             return storages.tensor_in, storages.lies_in(value)
+        if self._keeps_hooks and issubclass(kind, torch.Tensor) and (hooks := storages.hooks(value)):
+            return self._reduce_hooked(value, hooks)
+        if self._keeps_hooks and isinstance(value, torch.optim.Optimizer):
+            return reducing.reduce_optimizer(value)
         if issubclass(kind, torch.UntypedStorage):
             return self._reduce_storage(value)
         if kind is torch.TypedStorage:
@@ -197,7 +204,16 @@ class Pickler(cloudpickle.Pickler):
             return self._reduce_module(value)
         if (instead := _in_a_script(value)) is not None:
             return getattr, instead
+        if (named := reducing.pickled_by_name(value, MAIN)) is not None:
+            name, make, args = named
+            return (_of_main, (name,)) if self._is_known(name, value) else (_received, (name, make, *args))
         return reducing.reduce(value)
+
+    def _reduce_hooked(self, tensor: torch.Tensor, hooks: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "backward hook .* will not be serialized")
+            make, args = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return make, args, hooks, None, None, storages.set_hooks
 
     def _reduce_storage(self, storage: torch.UntypedStorage) -> Any:
         if storages.is_shared(storage):
@@ -249,8 +265,10 @@ class Pickler(cloudpickle.Pickler):
 class ResultPickler(Pickler):
     """Pickles what the notebook can load: tensors of the CPU, for it may have no GPU; a DDP model without its wrapper.
 
-    The wrapper belongs to a process group, and the notebook is in none.
+    The wrapper belongs to a process group, and the notebook is in none; nor are the hooks that strategies set.
     """
+
+    _keeps_hooks = False
 
     def reducer_override(self, value: Any) -> Any:
         """Return how something is pickled that is of none of Python's own simple types."""

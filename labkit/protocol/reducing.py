@@ -1,10 +1,12 @@
 """Functions that pickle and cloudpickle cannot send by value: what decorators of Python and PyTorch make of them.
 
-Such a wrapper pickles by its name, or holds a lock or a weak reference. It is made anew, from the function it wraps.
+Such a wrapper pickles by its name, or holds a lock or a weak reference. It is made anew, from the function it wraps. So
+is what else pickles as a name of the notebook's, or belongs to a class that PyTorch has made for it alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import types
@@ -36,6 +38,8 @@ def reduce(value: Any) -> Any:
         return _cached, (value.__wrapped__, value.cache_parameters()), others, None, None, _set_attributes
     if kind is functools.cached_property and "lock" in vars(value):  # before Python 3.12
         return functools.cached_property, (value.func,), {"attrname": value.attrname}
+    if kind.__module__ == "torch.nn.utils.parametrize" and kind.__name__.startswith("Parametrized"):
+        return _new, kind.__bases__, vars(value), None, None, _parametrize
     return NotImplemented
 
 
@@ -47,6 +51,46 @@ def _reduce_function(function: types.FunctionType) -> Any:
         wrapped = function.__wrapped__  # type: ignore[attr-defined]
         return functools.singledispatch, (wrapped,), implementations, None, None, _register
     return NotImplemented
+
+
+def pickled_by_name(value: Any, module: str) -> tuple[str, Callable[..., Any], tuple[Any, ...]] | None:
+    """Return (name, function, arguments) by which a value can be made that pickles as its name in a module.
+
+    Such are what `typing.NewType` and its like have made, and the one object of a class whose `__reduce__` says so.
+    """
+    kind = type(value)
+    if kind.__module__ == "typing" and getattr(value, "__module__", None) == module:
+        make = _OF_TYPING.get(kind.__name__)
+        return (value.__name__, _make_for, (module, kind, *make(value))) if make else None
+    if kind.__module__ == module and kind.__reduce__ is not object.__reduce__:
+        there = vars(sys.modules[module])
+        if any(one is value for one in list(there.values())):
+            name: Any = value.__reduce__()
+            if isinstance(name, str) and there.get(name) is value:
+                return name, _make_object, (kind, getattr(value, "__dict__", {}))
+    return None
+
+
+_OF_TYPING: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "NewType": lambda one: (one.__name__, one.__supertype__),
+    "ParamSpec": lambda one: (one.__name__,),
+    "TypeVarTuple": lambda one: (one.__name__,),
+    "TypeAliasType": lambda one: (one.__name__, one.__value__),
+}
+"""What each is made with."""
+
+
+def _make_for(module: str, kind: type, *args: Any) -> Any:
+    value = kind(*args)
+    with contextlib.suppress(AttributeError):
+        value.__module__ = module
+    return value
+
+
+def _make_object(kind: type, attributes: Mapping[str, Any]) -> Any:
+    value = _new(kind)
+    _set_attributes(value, attributes)
+    return value
 
 
 def is_by_name(value: Any) -> bool:
@@ -61,6 +105,36 @@ def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
 def _set_attributes(value: Any, attributes: Mapping[str, Any]) -> None:
     for name, given in attributes.items():
         setattr(value, name, given)
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _parametrize(module: Any, state: Mapping[str, Any]) -> None:
+    """Give a module what it had, and the class that PyTorch makes for one whose weights are computed."""
+    from torch.nn.utils import parametrize
+
+    vars(module).update(state)
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:
+        parametrize._inject_property(module, name)
+
+
+_MADE_ANEW = {"step", "_zero_grad_profile_name"}
+"""Attributes of an optimizer that it, or a scheduler of learning rates, makes for this one object."""
+
+
+def reduce_optimizer(optimizer: Any) -> Any:
+    """Return how an optimizer is pickled with its hooks and with what its class has added, which PyTorch leaves out."""
+    kept = optimizer.__getstate__()
+    more = {name: value for name, value in vars(optimizer).items() if name not in kept and name not in _MADE_ANEW}
+    return _new, (type(optimizer),), (kept, more), None, None, _set_optimizer
+
+
+def _set_optimizer(optimizer: Any, state: tuple[Any, Mapping[str, Any]]) -> None:
+    optimizer.__setstate__(state[0])
+    vars(optimizer).update(state[1])
 
 
 def _register(function: Any, implementations: Mapping[type, Callable[..., Any]]) -> None:

@@ -81,7 +81,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and tensor.is_cpu
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and not vars(tensor)
-        and tensor._backward_hooks is None
+        and hooks(tensor) is None
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
 
@@ -103,6 +103,24 @@ def tensor_in(
     """Return the tensor that lies so in a storage."""
     tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+# Hooks, which PyTorch leaves out of every pickle: those of a parameter without a word
+
+
+def hooks(tensor: torch.Tensor) -> tuple[Any, Any] | None:
+    """Return the hooks on a tensor's gradient, as PyTorch keeps them: those that may change it, those that follow."""
+    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return (before, after) if before or after else None
+
+
+def set_hooks(tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    """Give a tensor these hooks, in the very dictionaries from which a handle removes them."""
+    before, after = hooks
+    if before:
+        tensor._backward_hooks = before
+    if after:
+        tensor._post_accumulate_grad_hooks = after
 
 
 # Arrays of NumPy, which may lie in the same memory as a tensor

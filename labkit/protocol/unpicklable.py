@@ -15,6 +15,8 @@ def explain(title: str, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """Return which value of a call cannot be pickled, why, and what to do; None if that is not known."""
     for where, value, why in find(title, fn, args, kwargs, dumps):
         what = f"{where} is a {type(value).__name__}, which cannot be pickled ({why})"
+        if type(value).__module__.startswith("multiprocessing."):
+            return f"{what}. Return values from the function instead: run.results has each rank's"
         return f"{what}. Make it inside the function instead, or pass what it is made from"
     return None
 
@@ -48,7 +50,8 @@ def _look_into(where: str, value: Any, seen: set[int], dumps: Dumps) -> Iterator
     elif inspect.ismethod(function):
         parts = [(f"self, a {type(function.__self__).__name__},", function.__self__)]
     elif isinstance(value, dict):
-        parts = [(f"{key!r} of {where}", part) for key, part in value.items()]
+        called = {key: f"{key!r}" if isinstance(key, str) else f"item {key!r}" for key in value}
+        parts = [(f"{called[key]} of {where}", part) for key, part in value.items()]
     elif isinstance(value, (list, tuple, set)):
         parts = [(f"item {index} of {where}", part) for index, part in enumerate(value)]
     elif isinstance(value, type):

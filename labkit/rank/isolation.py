@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -209,22 +208,21 @@ _SETTINGS: dict[str, Setting] = {
     "working folder": Setting(_folder, _set_folder),
     "module path": Setting(lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     "arguments": Setting(lambda: list(sys.argv), lambda given: sys.argv.__setitem__(slice(None), given)),
-    "file mode mask": Setting(host.umask, os.umask),
     "signal handlers": Setting(_signal_handlers, _set_signal_handlers),
     "streams and hooks": Setting(_hooks, _set_hooks),
     "warning filters": Setting(lambda: list(warnings.filters), settings.put_in_place),
     "loggers": Setting(_loggers, _set_loggers),
     "logging": Setting(lambda: logging.root.manager.disable, logging.disable),
     "built-in functions": Setting(lambda: dict(vars(builtins)), _set_builtins),
-    "recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "garbage collector": Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-    "sockets' time limit": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
     "start method": Setting(
         lambda: multiprocessing.get_start_method(allow_none=True),
         lambda method: multiprocessing.set_start_method(method, force=True),
     ),
     "threads": Setting(torch.get_num_threads, torch.set_num_threads),
+    **settings.PYTHONS,
     **settings.PYTORCHS,
+    "classes for torch.load": Setting(settings.safe_classes, settings.set_safe_classes),
     "remote calls": Setting(_can_call_remotely, _end_remote_calls),
     "random states": Setting(_random_states, _set_random_states),
 }

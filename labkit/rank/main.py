@@ -200,6 +200,7 @@ def call_and_send_result(
         with notebook_main.of(job, is_here):
             with hooked(job, channel), devices.refusing_over_gloo(settled, info.rank):
                 function, args, kwargs = notebook_main.unpack(job.function, settled.device)
+                settings.allow_to_load(job.settings or {})
                 channel.send(events.Started(info.rank, settled.where, settled.note))
                 channel.during = "running"
                 worker = Worker(info, settled.device, log, channel, job.watches_nan)
@@ -262,8 +263,6 @@ def set_up(job: Job, info: RankInfo) -> None:
     if job.search is not None:
         job.search.take_over()
         carried_modules.have(job.search.archives or {})
-    if job.settings is not None:
-        settings.take_over(job.settings)
     os.environ.update(job.environment)
     for name, value in host.rank_environment.items():
         os.environ.setdefault(name, value)
@@ -275,6 +274,8 @@ def set_up(job: Job, info: RankInfo) -> None:
         LOCAL_WORLD_SIZE=str(info.local_world_size),
         OMP_NUM_THREADS=str(threads),
     )
+    if job.settings is not None:
+        settings.take_over(job.settings)
     torch.set_num_threads(threads)
     if job.seed is not None:
         # Different on every rank, so that dropout masks and augmentation differ too. DDP gives all ranks rank 0's

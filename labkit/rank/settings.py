@@ -1,4 +1,4 @@
-"""What of the notebook's settings its ranks take over: PyTorch's for the whole process, logging, warnings.
+"""What of the notebook's settings its ranks take over: PyTorch's and Python's for the whole process, logging, warnings.
 
 In a script these stand at the top, and each rank runs them. In a notebook they were made by some cell, long ago. So
 they travel with the job, and a rank sets those that differ from its own. `labkit.rank.on_ranks` is a table of all that
@@ -8,15 +8,24 @@ a rank has of the notebook.
 from __future__ import annotations
 
 import contextlib
+import decimal
+import importlib
+import locale
 import logging
 import operator
+import os
+import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
+
+from labkit.protocol import modules
+from labkit.system import host
 
 _UNREADABLE = (AttributeError, RuntimeError)
 """What PyTorch raises for an attribute that it does not have yet, or no more beside a newer one that is in use."""
@@ -78,6 +87,9 @@ PYTORCHS = {
     "default type": Setting(torch.get_default_dtype, torch.set_default_dtype),
     "default device": Setting(_default_device, _set_default_device),
     "gradients": Setting(torch.is_grad_enabled, torch.set_grad_enabled),
+    "threads of backward passes": Setting(
+        torch.autograd.is_multithreading_enabled, torch.autograd.set_multithreading_enabled
+    ),
     "anomaly detection": Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     "deterministic algorithms": Setting(_deterministic, _set_deterministic),
     "uninitialized memory": _attribute("utils.deterministic.fill_uninitialized_memory"),
@@ -102,6 +114,83 @@ PYTORCHS = {
     "printed arrays": Setting(_print_options_of_numpy, _set_print_options_of_numpy),
 }
 """By what a reader would call it, in an order in which they can be set."""
+
+
+# Of Python, its standard library and NumPy
+
+
+def _decimal_context() -> dict[str, Any]:
+    context = decimal.getcontext()
+    return {name: getattr(context, name) for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")}
+
+
+def _set_decimal_context(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        setattr(decimal.getcontext(), name, value)
+
+
+def _errors_of_numpy() -> dict[str, str] | None:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else dict(numpy.geterr())
+
+
+def _set_errors_of_numpy(errors: Mapping[str, str] | None) -> None:
+    if errors is not None and "numpy" in sys.modules:
+        sys.modules["numpy"].seterr(**errors)
+
+
+def _set_time_zone(_: Any) -> None:
+    time.tzset()  # reads the environment, which has been taken over
+
+
+PYTHONS = {
+    "recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
+    "file mode mask": Setting(host.umask, os.umask),
+    "sockets' time limit": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    "decimal numbers": Setting(_decimal_context, _set_decimal_context),
+    "NumPy's floating-point errors": Setting(_errors_of_numpy, _set_errors_of_numpy),
+}
+"""Likewise."""
+
+if hasattr(time, "tzset"):
+    PYTHONS["time zone"] = Setting(lambda: (time.tzname, time.timezone, time.altzone), _set_time_zone)
+
+
+# Classes that `torch.load` may make without `weights_only=False`
+
+
+def safe_classes() -> list[Any]:
+    """Return what the reader has given `torch.serialization.add_safe_globals`. Libraries do so as they are imported."""
+    return [each for each in torch.serialization.get_safe_globals() if not modules.is_library(_module_of(each))]
+
+
+def set_safe_classes(given: list[Any]) -> None:
+    """Have these, and those of libraries, be all that is allowed."""
+    own = safe_classes()
+    others = [each for each in torch.serialization.get_safe_globals() if each not in own]
+    torch.serialization.clear_safe_globals()
+    torch.serialization.add_safe_globals([*others, *given])
+
+
+def _module_of(given: Any) -> str:
+    """Return the top package of a class or a function, or of one with the name that it has in files."""
+    one = given[0] if isinstance(given, tuple) else given
+    return str(one.__module__).partition(".")[0]
+
+
+def _names_of_safe_classes() -> list[tuple[str, str]]:
+    found = [each[0] if isinstance(each, tuple) else each for each in safe_classes()]
+    return [(each.__module__, each.__qualname__) for each in found]
+
+
+def allow_to_load(settings: Mapping[str, Any]) -> None:
+    """Let `torch.load` make objects of the classes that it may in the notebook, whose own are in `__main__` by now."""
+    for module_of, name in settings.get(CLASSES, ()):
+        with contextlib.suppress(Exception):  # of a library that is not here
+            module = sys.modules.get(module_of) or importlib.import_module(module_of)
+            torch.serialization.add_safe_globals([operator.attrgetter(name)(module)])
 
 
 # Warnings
@@ -230,15 +319,18 @@ def _handler(described: Handler) -> logging.Handler | None:
 
 ALL = {
     **PYTORCHS,
+    **PYTHONS,
     "warning filters": Setting(_warning_filters, _set_warning_filters),
-    "recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "logging": Setting(_logging, _set_logging),
 }
 
 
+CLASSES = "classes for torch.load"
+
+
 def of_this_process() -> dict[str, Any]:
     """Return this process's settings, as plain values, by name."""
-    return read(ALL)
+    return {**read(ALL), CLASSES: _names_of_safe_classes()}
 
 
 def take_over(settings: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import torch
 
-from tests.support.twins import CELLS, SCRIPTS, Outcome, Twin, outcome
+from tests.support.twins import CELLS, EXPORTED, SCRIPTS, Outcome, Twin, outcome
 
 LONG_S = 900
 
@@ -121,7 +121,34 @@ def some_text(folder: Path) -> None:
     (folder / "input.txt").write_text(" ".join(words[index] for index in drawn) + "\n")
 
 
+def some_pictures(folder: Path) -> None:
+    """Write small pictures of noise, in a folder for each part and class."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 8), ("validation", 4)):
+        for name in ("cat", "dog"):
+            (folder / "pictures" / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(256, size=(32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / "pictures" / part / name / f"{number}.png")
+
+
+def no_gpu_in(file: str) -> tuple[Change, ...]:
+    """Return the changes for the scripts of that book's appendix A."""
+    return (
+        Change(file, 'backend="nccl"', 'backend="gloo"', NO_GPU),
+        Change(file, "    torch.cuda.set_device(rank)\n", "", NO_GPU),
+        Change(file, "model.to(rank)", "model", NO_GPU),
+        Change(file, "features.to(rank), labels.to(rank)", "features, labels", NO_GPU),
+        Change(file, "DDP(model, device_ids=[rank])", "DDP(model)", NO_GPU),
+        Change(file, "device=rank)", 'device="cpu")', NO_GPU),
+    )
+
+
 EXAMPLES = "examples/distributed"
+RASCHKAS = "LLMs-from-scratch/appendix-A/01_main-chapter-code"
 PROGRAMS = [
     Program(
         "nanoGPT: train.py",
@@ -214,6 +241,29 @@ def main(rank):
         ),
     ),
     Program(
+        "PyTorch's examples: tensor_parallelism/sequence_parallel_example.py",
+        f"{EXAMPLES}/tensor_parallelism",
+        whole("sequence_parallel_example.py"),
+        r"Starting PyTorch Sequence Parallel example on rank \d|Sequence Parallel .*",
+        (
+            without_gpus("sequence_parallel_example.py"),
+            Change("sequence_parallel_example.py", "torch.accelerator.current_accelerator().type", "'cpu'", NO_GPU),
+        ),
+    ),
+    Program(
+        "PyTorch's examples: tensor_parallelism/fsdp_tp_example.py",
+        f"{EXAMPLES}/tensor_parallelism",
+        whole("fsdp_tp_example.py"),
+        r"Starting PyTorch 2D .*|2D .*",
+        (
+            without_gpus("fsdp_tp_example.py"),
+            Change("fsdp_tp_example.py", "torch.accelerator.current_accelerator().type", "'cpu'", NO_GPU),
+            Change("fsdp_tp_example.py", "vocab_size=32000", "vocab_size=64", NO_TIME),
+            Change("fsdp_tp_example.py", "torch.randint(32000, (8, 256)", "torch.randint(64, (8, 16)", NO_TIME),
+        ),
+        world_size=4,
+    ),
+    Program(
         "PyTorch's examples: rpc/rnn/main.py, its functions in a cell",
         f"{EXAMPLES}/rpc/rnn",
         """
@@ -249,6 +299,33 @@ def main(rank):
         needs=("torchvision",),
         takes="rank",
         script="spawn",
+    ),
+    Program(
+        "PyTorch's examples: rpc/ddp_rpc/main.py, its functions in a cell",
+        f"{EXAMPLES}/rpc/ddp_rpc",
+        """
+import torch.distributed as dist
+
+import main as program
+
+
+def main(rank):
+    if dist.is_initialized():
+        dist.destroy_process_group()  # that of all four ranks: two of them make their own
+    program.run_worker(rank, 4)
+""",
+        r"Training done for epoch \d",
+        (
+            Change("main.py", ".to(rank)", "", NO_GPU),
+            Change("main.py", ".to(self.rank)", "", NO_GPU),
+            Change("main.py", "acc = torch.accelerator.current_accelerator()", "acc = 'cpu'", NO_GPU),
+            Change("main.py", "torch.accelerator.device_index(rank)", "pass", NO_GPU),
+            Change("main.py", "range(100)", "range(3)", NO_TIME),
+        ),
+        takes="rank",
+        script="spawn",
+        world_size=4,
+        repeats=False,
     ),
     Program(
         "PyTorch's examples: imagenet/main.py",
@@ -307,6 +384,57 @@ def main(worker):
         ),
         some_text,
         needs=("hydra", "fsspec", "boto3"),
+        repeats=False,
+    ),
+    Program(
+        "minGPT: projects/adder/adder.py",
+        "minGPT",
+        whole(
+            "projects/adder/adder.py",
+            *("--model.model_type=None", "--model.n_layer=1", "--model.n_head=1", "--model.n_embd=12"),
+            *("--trainer.max_iters=21", "--trainer.num_workers=0", "--trainer.device=cpu"),
+        ),
+        r"train loss [\d.]+|final score: .*",
+        (Change("projects/adder/adder.py", "if trainer.iter_num % 500 == 0:", "if trainer.iter_num == 20:", NO_TIME),),
+        world_size=1,
+    ),
+    Program(
+        "Build a Large Language Model From Scratch: DDP-script.py, its functions in a cell",
+        RASCHKAS,
+        """
+import runpy
+
+program = runpy.run_path("DDP-script.py")
+
+
+def main(rank):
+    program["main"](rank, 2, 3)
+""",
+        r"\[GPU\d\] .*",
+        no_gpu_in("DDP-script.py"),
+        takes="rank",
+        script="spawn",
+    ),
+    Program(
+        "Build a Large Language Model From Scratch: DDP-script-torchrun.py",
+        RASCHKAS,
+        whole("DDP-script-torchrun.py"),
+        r"\[GPU\d\] .*",
+        no_gpu_in("DDP-script-torchrun.py"),
+    ),
+    Program(
+        "timm: train.py",
+        "pytorch-image-models",
+        whole(
+            "train.py",
+            *("--data-dir=pictures", "--model=resnet10t", "--device=cpu", "--dist-backend=gloo"),
+            *("--epochs=1", "--batch-size=4", "--workers=0", "--img-size=32", "--num-classes=2", "--log-interval=1"),
+            *("--warmup-epochs=0", "--cooldown-epochs=0", "--no-prefetcher", "--output=output", "--experiment=one"),
+        ),
+        r"Loss: +[\d.]+",
+        (),
+        some_pictures,
+        needs=("torchvision", "yaml", "huggingface_hub", "safetensors"),
         repeats=False,
     ),
     Program(
@@ -445,7 +573,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, required=True, help="the folder with copies of the repositories")
     parser.add_argument("--only", nargs="*", default=[], help="words of titles; all programs by default")
-    parser.add_argument("--ways", nargs="*", default=list(CELLS), choices=CELLS, help="how cells are launched")
+    parser.add_argument("--ways", nargs="*", default=list(CELLS), choices=EXPORTED, help="how cells are launched")
     parser.add_argument("--out", type=Path, default=Path("build") / "foreign.md")
     arguments = parser.parse_args()
     os.environ.update(LABKIT_TWIN_S=str(LONG_S), OMP_NUM_THREADS="1")  # as torchrun has it, so that digits are equal

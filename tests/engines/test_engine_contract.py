@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import psutil
 import pytest
+import torch
 
 import labkit
 from labkit.engines.local import LocalEngine
@@ -202,6 +203,19 @@ def check_that_all_arrives(run, sizes):
 def test_nothing_a_result_of_50_mb_100_mb_of_output_and_nan_arrive(start):
     sizes = (0, 50_000_000)
     check_that_all_arrives(start(elsewhere.carry_much, sizes), sizes)
+
+
+def test_a_tensor_that_travels_costs_a_rank_its_size_once_at_rest_and_at_its_peak(start):
+    size, taken = 200_000_000, {}
+    for count in (1, size // 4):
+        run = start(elsewhere.hold, torch.ones(count))
+        run.until_over()
+        run.engine.close()
+        taken[count] = [(run.values("held", rank)[0], run.values("peak", rank)[0]) for rank in (0, 1)]
+    for small, large in zip(*taken.values(), strict=True):
+        held, peak = (after - before for before, after in zip(small, large, strict=True))
+        assert 0.9 * size < held < 1.1 * size
+        assert peak < 1.2 * size
 
 
 @pytest.mark.long

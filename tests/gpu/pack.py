@@ -28,7 +28,10 @@ MOST_BYTES = 60 * 2**20
 BESIDES = ("papermill", "pytest", "pytest-timeout", "hypothesis")
 """What the tests need besides labkit's own dependencies."""
 
-LEFT_OUT = ("torch", "nvidia_", "triton", "debugpy", "widgetsnbextension", "jupyterlab_widgets", "cuda_")
+LEFT_OUT = (
+    *("torch", "nvidia_", "triton", "cuda_"),
+    *("debugpy", "widgetsnbextension", "jupyterlab_widgets", "jedi", "parso"),
+)
 """Beginnings of names of wheels that are there with torch, or that nothing here imports headless."""
 
 RUN = """#!/bin/sh

@@ -261,6 +261,14 @@ TOO_LARGE = {"08_pipeline": 4, "11_scaling": 4}
 """Lessons that compute, from so many GPUs on, as much as keeps them busy: hours on a CPU."""
 
 
+def test_the_guide_names_the_lessons_that_are_undecided():
+    (said,) = re.findall(
+        r"lessons it cannot decide.*?reasons", (pretended_gpu.ROOT / "README.md").read_text(), re.DOTALL
+    )
+    lessons = {name.partition("_")[0] for name in (*UNDECIDED, *TOO_LARGE)}
+    assert set(re.findall(r"\b\d\d[a-z]?\b", said)) == lessons
+
+
 @pytest.mark.wide
 def test_some_strategies_take_the_step_of_one_process():
     check_differences(program(4, "quick_strategies")["quick_strategies"], 4)

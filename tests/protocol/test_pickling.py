@@ -11,6 +11,7 @@ import typing
 import weakref
 from multiprocessing import Pipe
 
+import numpy
 import pytest
 import torch
 from cloudpickle import cloudpickle as by_value
@@ -85,6 +86,43 @@ def test_a_list_of_rows_takes_as_many_bytes_as_the_matrix():
     rows = pickling.dumps(list(matrix))
     assert len(rows) < 1.05 * len(pickling.dumps(matrix))
     assert torch.equal(torch.stack(pickling.loads(rows)), matrix)
+
+
+def test_hooks_come_along_to_a_rank_and_not_with_a_result():
+    """A hook that refers to its own weight; a handle that removes it there."""
+    weight = nn.Parameter(torch.ones(2))
+    handle = weight.register_hook(lambda gradient: gradient * weight.numel() * 10)
+    followed = []
+    weight.register_post_accumulate_grad_hook(lambda one: followed.append(one.grad.tolist()))
+    arrived, remove, seen = there_and_back((weight, handle.remove, followed))
+    arrived.sum().backward()
+    remove()
+    arrived.sum().backward()
+    assert seen == [[20.0, 20.0], [21.0, 21.0]]
+    returned = pickling.loads(pickling.pack_result(weight))
+    returned.sum().backward()
+    assert returned.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_tensor_comes_without_its_gradient_and_its_history():
+    weight = torch.ones(2, requires_grad=True)
+    made = weight * 2
+    made.sum().backward()
+    weight, made = there_and_back((weight, made))
+    assert weight.grad is None
+    assert made.is_leaf
+    assert made.requires_grad
+
+
+def test_views_of_an_array_come_apart_and_those_of_a_tensor_do_not():
+    array = numpy.zeros(3000)
+    array, part = there_and_back((array, array[:10]))
+    part[:] = 1
+    assert array.sum() == 0
+    tensor = torch.zeros(3000)
+    tensor, array = there_and_back((tensor, tensor.numpy()))
+    array[:] = 1
+    assert tensor.sum() == 3000
 
 
 def test_a_view_brings_its_storage_as_in_torch_save():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import getpass
 import io
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -375,6 +376,13 @@ class InSlots:
 )
 def test_what_cannot_be_sent_is_named_by_its_attribute(call, said):
     assert unpicklable.explain(name_of(call[0]), *call, dumps).startswith(said)
+
+
+def test_a_queue_of_multiprocessing_is_refused_with_what_takes_its_place():
+    queue = multiprocessing.get_context("fork").SimpleQueue()
+    said = unpicklable.explain("print", print, (queue,), {}, dumps)
+    assert "argument 1 (after the worker) is a SimpleQueue" in said
+    assert said.endswith("run.results has each rank's")
 
 
 # What a cell on the ranks misses

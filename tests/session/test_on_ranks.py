@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import decimal
 import importlib
 import io
+import locale
 import logging
 import os
 import pickle
 import shutil
+import socket
 import subprocess
 import sys
 import types
@@ -16,6 +19,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -66,6 +70,13 @@ CHANGES = {
     "printed tensors": lambda: torch.set_printoptions(precision=2),
     "warning filters": lambda: warnings.simplefilter("ignore"),
     "recursion limit": lambda: sys.setrecursionlimit(2345),
+    "switch interval": lambda: sys.setswitchinterval(0.125),
+    "threads of backward passes": lambda: torch.autograd.set_multithreading_enabled(False),
+    "file mode mask": lambda: os.umask(0o037),
+    "sockets' time limit": lambda: socket.setdefaulttimeout(17),
+    "locale": lambda: locale.setlocale(locale.LC_ALL, "C"),
+    "decimal numbers": lambda: setattr(decimal.getcontext(), "prec", 5),
+    "NumPy's floating-point errors": lambda: numpy.seterr(all="raise"),
     "logging": lambda: logging.getLogger().setLevel(logging.INFO),
 }
 
@@ -87,6 +98,18 @@ def test_a_setting_that_this_pytorch_cannot_read_or_set_stays_as_it_is():
     there = settings.of_this_process()
     settings.take_over({"of a newer PyTorch": 1, "matrix product precision": "no such", "default type": torch.int8})
     assert settings.of_this_process() == there
+
+
+@pytest.mark.usefixtures("as_before")
+def test_what_a_job_lets_torch_load_make_goes_with_it_and_what_libraries_do_stays(monkeypatch):
+    """A library does so once, as it is imported; its names are not sent, for that would have a rank import it."""
+    fresh = isolation.capture()
+    monkeypatch.setattr(Rich, "__module__", "__main__")
+    torch.serialization.add_safe_globals([Rich, numpy.ndarray])
+    assert settings.of_this_process()[settings.CLASSES] == [("__main__", "Rich")]
+    isolation.restore(fresh)
+    assert numpy.ndarray in torch.serialization.get_safe_globals()
+    assert Rich not in torch.serialization.get_safe_globals()
 
 
 @pytest.mark.usefixtures("as_before")
@@ -342,6 +365,8 @@ def watched():
 
 EFFECTS = """
 import builtins
+import decimal
+import locale
 import logging
 import os
 import sys
@@ -537,6 +562,16 @@ def test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fai
         labkit.launch(asks, on=ranks, live=False)
 
 
+@pytest.mark.spawns
+def test_what_a_cell_has_patched_is_as_it_was_on_a_rank(ranks, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "total", lambda self: self.sum().item(), raising=False)
+
+    def totals(worker):
+        return hasattr(torch.ones(1), "total")
+
+    assert labkit.launch(totals, on=ranks, live=False).results == [False] * ranks.world_size
+
+
 # The table
 
 ROWS = {
@@ -546,6 +581,9 @@ ROWS = {
     "tensors that share memory": ("twins", "keeps its weights in one flat buffer"),
     "tensors in shared memory": ("twins", "trains one model in shared memory on all ranks"),
     "tensors on a GPU": ("pickling", "test_a_tensor_of_another_device_goes_to_that_of_who_receives_it"),
+    "hooks on weights": ("twins", "has hooks on weights and steps, and weights that are computed"),
+    "`.grad` of a tensor": ("pickling", "test_a_tensor_comes_without_its_gradient_and_its_history"),
+    "arrays of NumPy": ("pickling", "test_views_of_an_array_come_apart_and_those_of_a_tensor_do_not"),
     "functions with decorators": ("twins", "decorates functions with what pickles by name"),
     "imported modules": ("twins", "uses a module that was loaded from a path"),
     "your own modules, on Ray": (
@@ -553,6 +591,7 @@ ROWS = {
         "test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files",
     ),
     "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),
+    "what cells have changed in modules": ("on_ranks", "test_what_a_cell_has_patched_is_as_it_was_on_a_rank"),
     "modules imported for effect": (
         "on_ranks",
         "test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fails_for_it",
@@ -561,6 +600,8 @@ ROWS = {
     "PyTorch's default type": ("twins", "has chosen PyTorch's settings for the whole process"),
     "deterministic algorithms": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
     "how tensors and arrays are printed": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
+    "file mode mask": ("twins", "has chosen Python's settings for the whole process"),
+    "classes that `torch.load` may make": ("twins", "lets torch.load make objects of its own class"),
     "`logging`: levels": ("twins", "has set up logging"),
     "`logging`: filters": ("on_ranks", "test_logging_that_was_set_up_in_the_notebook_writes_on_a_rank"),
     "warning filters": ("on_ranks", "test_a_category_of_warnings_that_the_rank_has_not_loaded_is_not_loaded"),

@@ -356,6 +356,81 @@ def main(worker):
     return settings.size(2), imported.size(3), imported is settings, type(box) is settings.Box
 """,
     ),
+    Twin(
+        "has objects that pickle by their names",
+        """
+import pickle
+import typing
+
+import torch.distributed as dist
+
+UserId = typing.NewType("UserId", int)
+P = typing.ParamSpec("P")
+T = typing.TypeVar("T")
+
+
+class Missing:
+    def __reduce__(self):
+        return "MISSING"
+
+
+MISSING = Missing()
+
+
+class Row(typing.Generic[T]):
+    def __init__(self, user: UserId, value=MISSING):
+        self.user, self.value = user, value
+
+
+def main(worker):
+    rows = [None] * worker.world_size
+    dist.all_gather_object(rows, Row(UserId(worker.rank)))
+    hints = typing.get_type_hints(Row.__init__)
+    by_name = [pickle.loads(pickle.dumps(one)) is one for one in (UserId, MISSING)]
+    return [row.value is MISSING for row in rows], hints["user"] is UserId, P.__name__, by_name
+""",
+    ),
+    Twin(
+        "has hooks on weights and steps, and weights that are computed",
+        """
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+torch.manual_seed(0)
+
+
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).T
+
+
+model = nn.Sequential(weight_norm(nn.Linear(2, 3)), nn.Linear(3, 3))
+parametrize.register_parametrization(model[1], "weight", Symmetric())
+free = torch.ones(2, requires_grad=True)
+free.register_hook(lambda gradient: gradient * 3)
+handle = model[0].bias.register_hook(lambda gradient: gradient * 100)
+model[1].bias.register_hook(lambda gradient: gradient * 10)
+seen = []
+model[1].bias.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad.tolist()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.register_step_post_hook(lambda *_: seen.append("step"))
+second = torch.optim.LBFGS([free], lr=0.1)
+
+
+def main(worker):
+    handle.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    second.step(lambda: free.sum())
+    free.sum().backward()
+    is_symmetric = torch.equal(model[1].weight, model[1].weight.T)
+    return [seen, model[0].bias.tolist(), free.grad.tolist(), is_symmetric, isinstance(model[0], nn.Linear)]
+""",
+        repeats=False,
+        note="What a rank returns has no hooks.",
+    ),
     # Tensors keep their storages
     Twin(
         "keeps its weights in one flat buffer",
@@ -436,6 +511,70 @@ def main(worker):
         torch.is_grad_enabled(),
     ]
 """,
+    ),
+    Twin(
+        "has chosen Python's settings for the whole process",
+        """
+import decimal
+import locale
+import os
+import socket
+import time
+
+import numpy as np
+import torch
+
+os.umask(0o027)
+os.environ["TZ"] = "Asia/Tokyo"
+time.tzset()
+decimal.getcontext().prec = 5
+socket.setdefaulttimeout(17)
+locale.setlocale(locale.LC_ALL, "C.UTF-8")
+np.seterr(divide="raise")
+torch.autograd.set_multithreading_enabled(False)
+
+
+def main(worker):
+    with open(f"file-{worker.rank}", "w"):
+        pass
+    try:
+        divided = np.float64(1) / np.float64(0)
+    except FloatingPointError:
+        divided = "raises"
+    return [
+        oct(os.stat(f"file-{worker.rank}").st_mode),
+        time.strftime("%Z"),
+        str(decimal.Decimal(1) / 3),
+        socket.getdefaulttimeout(),
+        locale.setlocale(locale.LC_ALL),
+        str(divided),
+        torch.autograd.is_multithreading_enabled(),
+    ]
+""",
+        scripts=("torchrun",),
+    ),
+    Twin(
+        "lets torch.load make objects of its own class",
+        """
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class Config:
+    lr: float
+
+
+torch.serialization.add_safe_globals([Config])
+
+
+def main(worker):
+    name = f"checkpoint-{worker.rank}.pt"
+    torch.save({"config": Config(0.5), "weight": torch.ones(2)}, name)
+    return torch.load(name)["config"].lr
+""",
+        scripts=("torchrun",),  # a rank of mp.spawn saves it as of __mp_main__
     ),
     Twin(
         "has set up logging",

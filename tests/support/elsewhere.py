@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import labkit
+from labkit.system import host
 from tests.support import workloads
 
 
@@ -157,6 +158,12 @@ def carry_much(worker, sizes):
         for number in range(0, LINES, 1000):
             print("\n".join(map(line, range(number, number + 1000))))
     return pattern(worker.rank, sizes[worker.rank])
+
+
+def hold(worker, tensor):
+    """Log how much memory this process takes, and at most took, while it has a tensor."""
+    worker.log(held=host.resident_bytes(), peak=host.peak_bytes(os.getpid()))
+    return tensor.numel()
 
 
 def return_a_lock(worker, size):

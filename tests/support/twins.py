@@ -65,6 +65,8 @@ class Twin(NamedTuple):
     """What `main` is called with after the worker: an expression of the script, or of the notebook."""
     files: dict[str, str] = {}
     """Files that lie in the working folder, modules that the source imports, say."""
+    leaves_by_chance: tuple[str, ...] = ()
+    """Files that are there at the end or not, as it happens, however it runs; they are not compared."""
     arguments: tuple[str, ...] = ()
     """A script's command line."""
     environment: dict[str, str] = {}
@@ -145,7 +147,7 @@ def outcome(
             timeout=long_s,
             check=False,
         ).returncode
-    written = sorted(_files(folder) - before)
+    written = sorted(_files(folder) - before - set(twin.leaves_by_chance))
     said = out.read_text(errors="replace")
     after = _lines(_read(folder, "after"))
     if way in (*SCRIPTS, UNCHANGED):

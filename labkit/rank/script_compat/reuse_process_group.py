@@ -126,7 +126,8 @@ def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
     if wanted.get("world_size", within.world_size) != within.world_size:
         raise ValueError(
             f"rank {rank} asks for a process group of {wanted['world_size']} ranks, but {within.world_size} were "
-            f"launched: write worker.world_size, or launch(…, world_size={wanted['world_size']})"
+            f"launched: write worker.world_size, or launch(…, world_size={wanted['world_size']}). Ranks that form a "
+            "group of their own leave that of all first: dist.destroy_process_group()"
         )
     if wanted.get("rank", rank) != rank:
         raise ValueError(
