@@ -37,7 +37,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     notebook = nbformat.read(ROOT / "notebooks" / "14_when_it_hangs.ipynb", as_version=4)
     cell = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    chart = {"image/png": PIXEL, "text/plain": "<Chart>"}
+    chart = {"application/vnd.plotly.v1+json": {}, "image/png": PIXEL, "text/plain": "<Chart>"}
     words = {"image/png": {"alt": "two ranks wait for the third"}}
     cell.outputs = [nbformat.v4.new_output("display_data", chart, metadata=words)]
     (folder / "notebooks").mkdir()

@@ -32,6 +32,9 @@ NOTEBOOKS = ROOT / "notebooks"
 GUIDE = ("set_up", "launch", "your_notebook", "your_code", "trackers", "clusters", "lessons", "figures", "limits")
 """The pages of notebooks/guide, in the order in which one reads them."""
 
+ERRORS = {"gpu": "GPU", "tpu": "TPU", "slurm": "SLURM", "torchrun": "torchrun", "labkit_failed": "labkit failed"}
+"""Titles of errors' pages that are no plain words."""
+
 RETURNED = {
     "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
@@ -161,8 +164,8 @@ def write_errors(out: Path) -> None:
     for name in error_pages():
         module = f"labkit.failures.pages.{name}"
         text = inspect.getdoc(importlib.import_module(module)) or ""
-        title = name.replace("_", " ")
-        page = f"# {title[0].upper()}{title[1:]}\n\n```{{py:module}} {module}\n```\n\n{text}\n"
+        title = ERRORS.get(name, name.replace("_", " ").capitalize())
+        page = f"# {title}\n\n```{{py:module}} {module}\n```\n\n{text}\n"
         (out / f"{name}.md").write_text(page, encoding="utf-8")
     text = inspect.getdoc(labkit.failures.pages) or ""
     head, _, listed = text.partition("* `")
@@ -193,10 +196,12 @@ def write_lessons(notebooks: Path, out: Path) -> None:
 
 
 def copy_lesson(source: Path, target: Path) -> None:
-    """Copy a lesson; a cell's picture gets the words that labkit has given it."""
+    """Copy a lesson. Its charts are their pictures, with the words that labkit has given them."""
     notebook = json.loads(source.read_text("utf-8"))
     for cell in notebook["cells"]:
         for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output["data"].pop("application/vnd.plotly.v1+json", None)
             if words := output.get("metadata", {}).get("image/png", {}).get("alt"):
                 cell["metadata"].setdefault("mystnb", {"image": {"alt": words}})
     target.parent.mkdir(parents=True, exist_ok=True)
