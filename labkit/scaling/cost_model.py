@@ -9,6 +9,8 @@ Where the formulas are from:
     communication in buckets beside the backward pass: Li et al. 2020 (https://arxiv.org/abs/2006.15704)
     FSDP sends 1.5 times as much as DDP: Rajbhandari et al. 2020, section 7 (https://arxiv.org/abs/1910.02054)
     a pipeline's (m + p − 1) / m: Huang et al. 2019 (https://arxiv.org/abs/1811.06965)
+    which ranks form a pipeline, and that stages on different machines send less: Narayanan et al. 2021, section 3
+        (https://arxiv.org/abs/2104.04473)
     the slowest of n: Blom 1958, the expected greatest of n normal values
 """
 
@@ -27,7 +29,11 @@ from numpy.typing import NDArray
 
 _Array = NDArray[np.float64]
 
-STRATEGIES = ("DDP", "FSDP", "pipeline")
+STRATEGIES = ("DDP", "FSDP", "pipeline", "pipeline over machines")
+"""The two pipelines differ in who forms one. "pipeline": neighbours, so that its stages lie on one machine as long as
+that has ranks for them; each machine then has the whole network, and the gradients of all stages cross its link.
+"pipeline over machines": ranks far apart (Megatron's order), so that the copies of a stage average its gradients inside
+a machine as far as that goes, and what crosses the link is what stages send on."""
 
 BACKWARD_SHARE = 2 / 3
 """Of computing: gradients are taken for inputs and for weights, so a backward pass costs two forward passes."""
@@ -70,7 +76,8 @@ class CostModel:
         parameter_bytes: of the whole network; its gradients are as large.
         latency_s: α: what a message between two ranks costs however small it is.
         byte_s: β: each byte more, 1 / bandwidth.
-        far_byte_s: β between two machines, if that is slower; a ring is as fast as its slowest link.
+        far_byte_s: β of the one link that a machine has to the others, if that is slower; a ring is as fast as its
+            slowest link, and rings that cross the same link at the same time share it.
         node_ranks: ranks per machine; 0 means that all ranks are on one.
         buckets: pieces in which parameters or gradients travel, each with its own latency.
         overlap: share of the time for computing beside which they can travel, 0 … 1. The last bucket has
@@ -78,8 +85,8 @@ class CostModel:
         spread: standard deviation of a rank's computing time, as a part of it: all wait for the slowest.
         input_s: loading one sample on one rank, beside the training: a step takes no less than loading the next
             share.
-        stages: of a pipeline. More ranks make several chains side by side, which average their gradients like
-            DDP.
+        stages: of a pipeline. More ranks make several chains side by side; the ranks with the same stage average
+            its gradients around a ring of their own.
         micro_batches: in which a pipeline cuts a chain's batch.
         activation_bytes: what a pipeline's stage sends on for one sample.
     """
@@ -129,10 +136,11 @@ class CostModel:
         if strategy not in STRATEGIES:
             raise ValueError(f"the cost model knows {', '.join(STRATEGIES)}; got {strategy!r}")
         _check_whole("ranks", ranks)
-        chain = min(self.stages, ranks) if strategy == "pipeline" else 1
+        chain = min(self.stages, ranks) if strategy.startswith("pipeline") else 1
         if ranks % chain:
             raise ValueError(f"{ranks} ranks do not make whole chains of {chain} stages; take a multiple of {chain}")
         copies = ranks // chain
+        over_machines = strategy == "pipeline over machines"
         _check_split(batch_size, copies)
         share = math.ceil(batch_size / copies)  # the largest: everyone waits for it
         crowd = max(1.0, ranks / self.cores) if self.cores else 1.0
@@ -144,14 +152,17 @@ class CostModel:
             pieces = min(self.micro_batches, share)
             begun = pieces + chain - 1
             bubble_s = (chain - 1) / pieces * share * self.sample_s * crowd / chain
-            one_way_s = self.latency_s + share / pieces * self.activation_bytes * self._byte_s(chain)
+            byte_s = self._byte_s(ranks, copies) if over_machines else self._byte_s(chain)
+            one_way_s = self.latency_s + share / pieces * self.activation_bytes * byte_s
             sent_s = 2 * begun * one_way_s  # activations forward, gradients back
         if strategy == "FSDP":
             # All-gather for the forward pass and again for the backward pass, then reduce-scatter.
-            sent_s += self._exposed_s(3, copies, self.parameter_bytes, compute_s)
+            sent_s += self._exposed_s(self.ring_s(3, copies, self.parameter_bytes), compute_s)
         else:
-            # A ring all-reduce is a reduce-scatter and an all-gather.
-            sent_s += self._exposed_s(2, copies, self.parameter_bytes / chain, BACKWARD_SHARE * compute_s, ranks)
+            # A ring all-reduce is a reduce-scatter and an all-gather. In a pipeline, each stage has a ring.
+            over, rings = (copies, 1) if over_machines else (ranks, chain)
+            ring_s = self.ring_s(2, copies, self.parameter_bytes / chain, over, rings)
+            sent_s += self._exposed_s(ring_s, BACKWARD_SHARE * compute_s)
         step_s = compute_s + stragglers_s + bubble_s + sent_s
         return {
             "compute": compute_s,
@@ -161,21 +172,24 @@ class CostModel:
             "input": max(0.0, self.input_s * share - step_s),
         }
 
-    def ring_s(self, rounds: int, ranks: int, size_bytes: float, over: int | None = None) -> float:
+    def ring_s(self, rounds: int, ranks: int, size_bytes: float, over: int | None = None, rings: int = 1) -> float:
         """Return the seconds of `rounds` times around a ring: 1 for all-gather or reduce-scatter, 2 for all-reduce.
 
         Each round has ranks − 1 steps; in each, every rank sends 1 / ranks of the bytes. `over` is the number of ranks
-        that the ring spans, if others lie between its own.
+        that the ring spans, if others lie between its own; `rings` such rings go around at the same time and share the
+        links between machines.
         """
         steps = rounds * (ranks - 1)
-        return steps * (self.buckets * self.latency_s + size_bytes / ranks * self._byte_s(over or ranks))
+        return steps * (self.buckets * self.latency_s + size_bytes / ranks * self._byte_s(over or ranks, rings))
 
-    def _exposed_s(self, rounds: int, ranks: int, size_bytes: float, beside_s: float, over: int | None = None) -> float:
-        whole_s = self.ring_s(rounds, ranks, size_bytes, over)
+    def _exposed_s(self, whole_s: float, beside_s: float) -> float:
         return max(whole_s - self.overlap * beside_s, whole_s / self.buckets)
 
-    def _byte_s(self, ranks: int) -> float:
-        return max(self.byte_s, self.far_byte_s) if 0 < self.node_ranks < ranks else self.byte_s
+    def _byte_s(self, span: int, senders: int = 1) -> float:
+        """Return β among `span` neighbouring ranks, of which so many send through a machine's link at once."""
+        if not 0 < self.node_ranks < span:
+            return self.byte_s
+        return max(self.byte_s, self.far_byte_s * min(senders, self.node_ranks))
 
 
 class Point(NamedTuple):

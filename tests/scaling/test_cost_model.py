@@ -96,6 +96,37 @@ def test_a_ring_over_machines_is_as_fast_as_the_network_between_them():
     assert two.ring_s(2, 16, 100e6) == pytest.approx(2 * 15 / 16 * 100e-3)
 
 
+MACHINES = dataclasses.replace(
+    NETWORK, node_ranks=8, far_byte_s=1e-9, latency_s=0, activation_bytes=0, stages=8, micro_batches=32
+)
+
+
+def sent_s(strategy, **given):
+    """Return the seconds that 64 ranks on 8 machines send."""
+    return dataclasses.replace(MACHINES, **given).parts_s(64, 1024, strategy)["communication"]
+
+
+def test_pipelines_inside_machines_send_as_much_between_them_as_ddp():
+    ddp_s, pipeline_s = sent_s("DDP"), sent_s("pipeline")
+    # Eight rings, one for each stage, share each machine's one link: 8 × 2 × 7/8 × 12.5 MB at 1 GB/s.
+    assert pipeline_s == pytest.approx(8 * 2 * 7 / 8 * 12.5e-3)
+    assert ddp_s == pytest.approx(2 * 63 / 64 * 100e-3)
+
+
+def test_a_pipeline_over_machines_sends_features_between_them_and_averages_inside():
+    pipeline_s = sent_s("pipeline over machines")
+    assert pipeline_s == pytest.approx(2 * 7 / 8 * 1.25e-3), "the ring of a stage is inside a machine"
+    with_features_s = sent_s("pipeline over machines", activation_bytes=1e5)
+    # Each of 8 chains sends 39 times 4 samples there and back, all through the same link.
+    assert with_features_s - pipeline_s == pytest.approx(2 * 39 * 4 * 1e5 * 8 * 1e-9)
+
+
+def test_a_chain_that_needs_several_machines_has_their_links_to_itself():
+    # 8 samples a micro-batch, 47 times, there and back; then 8 rings cross each link with a sixteenth of the gradients.
+    features_s, gradients_s = 2 * 47 * 8 * 1e5 * 1e-9, 8 * 2 * 3 / 4 * 6.25e-3
+    assert sent_s("pipeline", stages=16, activation_bytes=1e5) == pytest.approx(features_s + gradients_s)
+
+
 def test_stragglers_cost_what_the_slowest_of_n_costs():
     late = dataclasses.replace(NETWORK, spread=0.1)
     greatest = np.random.default_rng(0).standard_normal((20_000, 16)).max(1).mean()
@@ -151,7 +182,7 @@ def test_a_model_that_cannot_be_is_refused(given, said):
         ((0, 32), "ranks must be a whole number from 1 on, got 0"),
         ((2, 0), "batch_size must be a whole number from 1 on, got 0"),
         ((64, 32), "a batch of 32 leaves nothing to do for 32 of 64 ranks"),
-        ((2, 32, "ddp"), "the cost model knows DDP, FSDP, pipeline; got 'ddp'"),
+        ((2, 32, "ddp"), "the cost model knows DDP, FSDP, pipeline, pipeline over machines; got 'ddp'"),
     ],
 )
 def test_a_question_without_sense_is_refused(asked, said):
