@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,15 @@ def test_conda_takes_python_only_and_the_rest_from_the_one_list():
     *plain, with_pip = environment["dependencies"]
     assert plain == [f"python{PROJECT['requires-python']}", "pip"]
     assert with_pip == {"pip": ["-c .ci/ranges.txt", "-e .[lab]"]}
+
+
+def test_the_dev_container_makes_the_environment_of_conda_and_uses_it():
+    text = (ROOT / ".devcontainer" / "devcontainer.json").read_text()
+    container = json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))
+    assert container["postCreateCommand"].endswith("--file environment.yml")
+    name = yaml.safe_load((ROOT / "environment.yml").read_text())["name"]
+    settings = container["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"] == f"/opt/conda/envs/{name}/bin/python"
 
 
 def recorded(name):
