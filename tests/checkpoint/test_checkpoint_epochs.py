@@ -377,6 +377,7 @@ def check_is_as_uninterrupted_or_named(training, whole, parts):
 
 
 @pytest.mark.spawns
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("count", [60, pytest.param(600, marks=pytest.mark.long)])
 def test_of_random_trainings_the_rest_is_as_uninterrupted_or_a_warning_names_the_loader(count, tmp_path):
     equal = 0
@@ -404,6 +405,7 @@ def train_at_random(worker, folder, seeds, stops=None, **how):
 
 
 @pytest.mark.spawns
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("count", [12, pytest.param(120, marks=pytest.mark.long)])
 def test_of_random_trainings_on_ranks_too_and_another_number_of_ranks_is_warned_of(count, tmp_path):
     def launch(folder, world_size, seeds, **how):
