@@ -5,7 +5,8 @@ were given are drawn again, from the random states with which the epoch began, a
 to where it was at the save, because the training may have drawn from the same one. What does not work: to believe
 that. A sampler that draws now and then, between the training's own draws, or a loader that hides a generator, gives
 other samples without a word. So the last of those batches is compared with the one that was given, and a warning names
-the loader where they differ. What still fails: batches that differ in other numbers than the few that are compared.
+the loader where they differ. What still fails: batches that differ in other numbers than the few that are compared;
+and, after a save between two epochs, where there is no batch to compare, a generator that nothing leads to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from labkit.checkpoint.pytree import tree_map_with_path
 from labkit.checkpoint.randomness import plain, random_state, set_random_state
@@ -29,7 +30,7 @@ GLIMPSE = 64
 """Numbers of each tensor of a batch that are kept to be compared."""
 
 DEPTH = 4
-"""How far a generator may be inside a loader: of a wrapper, its loader, its batch sampler, its sampler."""
+"""How far a generator may be inside a loader; loaders and samplers inside each other, as Accelerate's, do not count."""
 
 
 class Replay:
@@ -159,7 +160,7 @@ def _generators_in(thing: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     else:
         inner = list(getattr(thing, "__dict__", {}).values())
     for part in inner:
-        yield from _generators_in(part, depth - 1, seen)
+        yield from _generators_in(part, depth if isinstance(thing, (DataLoader, Sampler)) else depth - 1, seen)
 
 
 def _is_generator(thing: Any) -> bool:

@@ -54,6 +54,19 @@ class OfNumpy(torch.utils.data.Sampler):
         return self.samples
 
 
+class Behind(torch.utils.data.Sampler):
+    """A sampler that passes on what another has, as Accelerate's share of a batch sampler does."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __iter__(self):
+        yield from self.inner
+
+    def __len__(self):
+        return len(self.inner)
+
+
 class Lazy(torch.utils.data.Sampler):
     """Shuffles in a small buffer, with the process's random numbers, when it is asked."""
 
@@ -96,6 +109,13 @@ EXACT = {
     "a stream": lambda g: DataLoader(Stream(), BATCH),
     "a sampler of NumPy's": lambda g: DataLoader(range(SAMPLES), BATCH, sampler=OfNumpy(np.random.default_rng(4))),
     "a sampler of Python's": lambda g: DataLoader(range(SAMPLES), BATCH, sampler=OfNumpy(random.Random(4))),
+    "a sampler behind others": lambda g: tqdm(
+        DataLoader(
+            range(SAMPLES),
+            batch_sampler=Behind(Behind(Behind(BatchSampler(OfNumpy(random.Random(4)), BATCH, False)))),
+        ),
+        disable=True,
+    ),
     "a list": lambda g: [torch.tensor(n) for n in range(BATCHES)],
 }
 OR_A_WARNING = {
