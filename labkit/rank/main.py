@@ -272,8 +272,16 @@ def set_up(job: Job, info: RankInfo) -> None:
         LOCAL_RANK=str(info.local_rank),
         WORLD_SIZE=str(info.world_size),
         LOCAL_WORLD_SIZE=str(info.local_world_size),
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(info.world_size),
+        ROLE_NAME="default",
         OMP_NUM_THREADS=str(threads),
     )
+    machines = {"GROUP_RANK": rank // info.local_world_size}
+    machines |= {"GROUP_WORLD_SIZE": info.world_size // info.local_world_size}
+    restarts = {"TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    for variable, number in (machines | restarts).items():
+        os.environ.setdefault(variable, str(number))  # torchrun's own, where it is there, knows better
     if job.settings is not None:
         settings.take_over(job.settings)
     torch.set_num_threads(threads)

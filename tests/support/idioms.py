@@ -145,6 +145,20 @@ def main(worker):
         leaves_by_chance=BY_CHANCE,
     ),
     Twin(
+        "reads what torchrun has put into its environment",
+        """
+import os
+
+NAMES = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME"
+NAMES += " TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"
+
+
+def main(worker):
+    return {name: os.environ[name] for name in NAMES.split()}
+""",
+        scripts=("torchrun",),
+    ),
+    Twin(
         "joins through a store of its own",
         """
 import torch
