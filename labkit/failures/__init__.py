@@ -4,6 +4,7 @@
     ledger         ends and waits: ranks that nobody can meet any more, and ranks that wait for one of them
     evidence       reported errors that only say that another rank was not there
     first_to_fail  which rank failed first, when all of them fail within milliseconds
+    known_errors   the page of each message that people search for
     diagnosis      runs that labkit ended: a hang, an error of its own
     missed         the collective in which ranks missed each other, from every rank's recorder
     mismatch       what collectives reveal about a failure

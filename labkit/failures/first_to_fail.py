@@ -10,6 +10,7 @@ from labkit.failures.evidence import limit_s, lost_peer, was_aborted_by_watchdog
 from labkit.failures.exit_codes import in_words
 from labkit.failures.facts import NATIVE_SOURCE, Diagnosis, Explanation, RankFacts
 from labkit.failures.grouping import in_lines
+from labkit.failures.known_errors import recognise
 
 CUDA_ERROR = re.compile(r"CUDA error: |CUDA driver|cuDNN error|CUBLAS_STATUS")
 """How PyTorch reports that a GPU has failed or cannot be used; a full memory is reported otherwise."""
@@ -59,9 +60,13 @@ def _first_to_fail(ranks: list[RankFacts]) -> tuple[RankFacts, str, str, str]:
     if aborted and not (reports and not lost_peer(reports[0])):
         return aborted[0], *_without_report(aborted[0])
     assert reports, "a run fails by a report or by a silent death"
-    failure = reports[0].failure
-    is_of_gpu = failure is not None and CUDA_ERROR.search(failure.summary)
-    return reports[0], *reported(reports[0]), "gpu" if is_of_gpu else "rank_failed"
+    return reports[0], *reported(reports[0]), _page_of_report(reports[0])
+
+
+def _page_of_report(culprit: RankFacts) -> str:
+    assert culprit.failure is not None
+    is_of_gpu = CUDA_ERROR.search(culprit.failure.summary)
+    return recognise(culprit).page or ("gpu" if is_of_gpu else "rank_failed")
 
 
 def reported(culprit: RankFacts) -> tuple[str, str]:
@@ -72,7 +77,7 @@ def reported(culprit: RankFacts) -> tuple[str, str]:
     headline = f"rank {culprit.rank} failed{where}: {NATIVE_SOURCE.sub('', failure.summary)}"
     if culprit.last_step is not None:
         headline += f" (after logging step {culprit.last_step})"
-    return headline, failure.traceback.rstrip()
+    return headline, "\n\n".join(filter(None, (failure.traceback.rstrip(), recognise(culprit).cause)))
 
 
 def _died_silently(rank: RankFacts) -> bool:
@@ -107,10 +112,12 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
     peak = f"Its memory was seen to peak at {culprit.peak_bytes / 2**30:.2f} GiB. " if culprit.peak_bytes else ""
     hints = {
         "SIGKILL": f"{peak}SIGKILL comes from outside the process. The system's out-of-memory killer sends it when "
-        "memory runs out: look at the system log (dmesg) and try a smaller batch or fewer ranks.",
+        "memory runs out: look at the system log (dmesg) and try a smaller batch or a smaller model.",
         "SIGSEGV": "A segmentation fault happens in native code, below Python.",
-        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Among collectives, the usual reason is "
-        "that ranks call different ones, or with tensors of different sizes.",
+        "SIGBUS": "Memory that is mapped from a file could not be had; most often /dev/shm is full.",
+        "SIGABRT": "Native code gave up (abort); the rank's output may say why. Under NCCL the usual reason is its "
+        "watchdog, after a collective that did not end in time; under gloo, that ranks call different collectives, or "
+        "with tensors of different sizes.",
     }
     lines = [f"rank {culprit.rank} ended with {how}; no Python exception was reported."]
     if culprit.out_of_memory:
@@ -120,10 +127,7 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
             if culprit.out_of_memory == "perhaps"
             else "because memory had run out: the machine's, or what its container or job may take"
         )
-        lines = [
-            f"rank {culprit.rank} ended with {how} {meanwhile}. {peak}"
-            "Try a smaller batch, a smaller model or fewer ranks."
-        ]
+        lines = [f"rank {culprit.rank} ended with {how} {meanwhile}. {peak}Try a smaller batch or a smaller model."]
     elif culprit.unseen:
         lines = [
             f"Neither rank {culprit.rank} nor what minds it on its machine has said how it ended. The machine may have "
@@ -131,13 +135,16 @@ def _without_report(culprit: RankFacts) -> tuple[str, str, str]:
         ]
     elif how in hints:
         lines.append(hints[how])
+    known = recognise(culprit)
+    if known.cause:
+        lines.append(known.cause)
     if where := str(culprit.stack or culprit.crash.rstrip()):
         lines.append(where)
     if culprit.exit_code >= 0:
         lines.append("os._exit(), or native code that calls exit(), ends a process in this way.")
     if culprit.output_end:
         lines += ["Its last output:", *culprit.output_end.rstrip().splitlines()[-20:]]
-    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else "rank_died"
+    return headline, "\n".join(lines), "out_of_memory" if culprit.out_of_memory else known.page or "rank_died"
 
 
 def others(ranks: list[RankFacts], blamed: int | None) -> list[str]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
 from labkit.failures.facts import Finding, RankFacts
 from labkit.failures.grouping import rank_list
+from labkit.failures.known_errors import recognise
 from labkit.failures.missed import SAME_ORDER, Call, Group, RankCalls, groups_of
 from labkit.protocol.events import Log
 from labkit.rank.recorder import Collectives
@@ -214,7 +215,7 @@ def explain(
                 blamed[0],
                 _late_headline(blamed, limit, victim, wait, by_rank, facts),
                 _met(victim, cause, [facts[r] for r in blamed]),
-                "hang",
+                recognise(victim).page or "hang",
             )
         if not absent:
             return None

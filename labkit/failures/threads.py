@@ -16,7 +16,7 @@ DIED = re.compile(
 
 FRAME = re.compile(r'^  File "(.*)", line (\d+), in ', re.MULTILINE)
 
-CONCERNED = ("hang", "returned_early", "different_collectives")
+CONCERNED = ("hang", "nccl_timeout", "returned_early", "different_collectives")
 """Help pages of messages about ranks that did not come to where others wait for them."""
 
 

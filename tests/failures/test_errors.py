@@ -327,6 +327,8 @@ def named_by(node):
     if not isinstance(node, ast.Call):
         return []
     called = ast.unparse(node.func).rpartition(".")[2]
+    if called == "Known":  # a row of the table of messages
+        return [part.value for part in node.args[:1] if isinstance(part, ast.Constant)]
     if called in ("help_hint", "naming", "JobEnded", "Diagnosis"):
         last = [key.value for key in node.keywords if key.arg == "page"] or node.args[-1:]
         return [part.value for part in last if isinstance(part, ast.Constant)]

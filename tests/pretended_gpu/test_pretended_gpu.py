@@ -156,7 +156,7 @@ def test_a_rank_whose_context_is_broken_is_replaced_and_the_report_says_so(gpus,
     failed = session["failed"]
     assert f"rank {gpus - 1} failed: " in failed["error"]
     assert "CUDA error: device-side assert triggered" in failed["error"]
-    assert 'help("labkit.failures.pages.gpu")' in failed["error"]
+    assert 'help("labkit.failures.pages.device_side_assert")' in failed["error"]
     assert f"a kernel has failed on the GPU of rank {gpus - 1}" in failed["output"]
     assert session["again"]["error"] == ""
     before, after = session["first"]["pids"], session["again"]["pids"]

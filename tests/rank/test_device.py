@@ -219,7 +219,8 @@ def test_a_value_on_a_broken_gpu_raises_the_gpus_own_error_when_it_is_logged():
 @pytest.mark.parametrize(
     ("summary", "page"),
     [
-        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "gpu"),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", "device_side_assert"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu"),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040)", "rank_failed"),
         ("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "gpu"),
         ("ValueError: planted", "rank_failed"),

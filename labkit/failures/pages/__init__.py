@@ -7,7 +7,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
 * `labkit.failures.pages.rank_failed`: A rank's function raised an exception.
 * `labkit.failures.pages.rank_died`: A rank's process ended without a Python exception: by a signal, or by
   an exit in native code.
-* `labkit.failures.pages.out_of_memory`: The system, a cluster or a GPU had no memory left, and a rank was
+* `labkit.failures.pages.out_of_memory`: The system or a cluster had no memory left, and a rank was
   ended for it.
 * `labkit.failures.pages.gpu`: A GPU cannot be used, is shared, or has failed.
 * `labkit.failures.pages.returned_early`: A rank's function returned while another rank was still in a
@@ -41,6 +41,36 @@ A message ends with the line that shows its page, wherever labkit is installed a
   deleted or moved meanwhile.
 * `labkit.failures.pages.labkit_failed`: labkit itself could not go on. No rank is to blame, and what had
   come from the ranks is kept.
+
+Messages that people search for have a page each; it is found by the text of what ended the rank.
+
+* `labkit.failures.pages.gpu_out_of_memory`: A GPU had no memory left: "CUDA out of memory".
+* `labkit.failures.pages.device_side_assert`: A CUDA kernel met a value that cannot be, most often
+  an index or a label out of range.
+* `labkit.failures.pages.nccl_timeout`: NCCL's watchdog ended a rank: a collective did not end
+  within the process group's time limit.
+* `labkit.failures.pages.nccl_system_error`: NCCL's "unhandled system error": a system call of
+  NCCL's failed, most often over the network or in /dev/shm.
+* `labkit.failures.pages.duplicate_gpu`: Two ranks use the same GPU, and NCCL takes one rank for
+  each GPU.
+* `labkit.failures.pages.no_backend_for_device`: A collective got a tensor on a device that the
+  process group has no backend for.
+* `labkit.failures.pages.unused_parameters`: DDP waited for gradients that never came: parameters
+  did not take part in the loss of the last step.
+* `labkit.failures.pages.marked_ready_twice`: DDP got a parameter's gradient twice in one backward:
+  the parameter was used again after it counted as ready.
+* `labkit.failures.pages.mixed_tensor_dtensor`: An operation got plain tensors and sharded ones
+  (`DTensor`) at once.
+* `labkit.failures.pages.module_keys`: A state dict does not fit, because one side is wrapped: its
+  keys begin with `module.` or `_orig_mod.`.
+* `labkit.failures.pages.shared_memory`: A DataLoader's process met a bus error: there was no room
+  left in shared memory, /dev/shm.
+* `labkit.failures.pages.too_many_open_files`: A process had as many files open as it may: `ulimit
+  -n`, often 1,024.
+* `labkit.failures.pages.address_in_use`: Another process already listens on the port that a rank
+  wanted: "Address already in use", EADDRINUSE.
+* `labkit.failures.pages.main_guard`: A child process ran the script again, because it has no `if
+  __name__ == "__main__":`.
 
 Each page is a module with nothing but its docstring.
 """

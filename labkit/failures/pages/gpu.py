@@ -14,10 +14,9 @@ Ranks compute on a GPU each where there are enough, and else on the CPU (`launch
 * *gloo's, which has no CUDA form of it*: ranks that share a GPU (`device="cuda"`) cannot use NCCL,
   and gloo neither sends CUDA tensors nor shards with them. Launch a rank per GPU, or leave
   out `device`: ranks that are too many for the GPUs compute on the CPU.
-* *device-side assert*: a kernel met an index out of range, most often a label or token that is not
-  below the number of classes. The line that is named may be a later one; with
-  `%env CUDA_LAUNCH_BLOCKING=1`, and new ranks, it is the right one. So it is on the CPU:
-  `labkit.launch(train, device="cpu")`.
+* "CUDA error: …", "cuDNN error": kernels report an error later, so the line that is named may be a
+  later one; with `%env CUDA_LAUNCH_BLOCKING=1`, and new ranks, it is the right one. "device-side
+  assert" has a page: `labkit.failures.pages.device_side_assert`.
 * After such an error nothing more can be computed in that process. labkit ends it: reserved ranks
   (`labkit.Session`) get a new process for it, and what cells had put there is gone.
 * *CUDA_VISIBLE_DEVICES is … now*: CUDA reads it once in each process. Set it before the ranks are

@@ -27,7 +27,7 @@ default group" counts a group's collectives from 1, as PyTorch's flight recorder
   still show what they wait for.
 * "did not come to monitored_barrier": `torch.distributed.monitored_barrier` has reported the same by
   itself.
-* Without `timeout_s` a hang lasts until PyTorch gives up: with gloo after half an hour.
-  `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lesson 14 hangs in nine ways on
-  purpose.
+* Without `timeout_s` a hang lasts until PyTorch gives up: with NCCL after 10 minutes, by ending the
+  ranks that waited (`labkit.failures.pages.nccl_timeout`), with gloo after 30. `run.stacks()` asks at
+  any time, and ■ or `run.stop()` ends it. Lesson 14 hangs in nine ways on purpose.
 """

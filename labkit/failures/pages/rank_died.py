@@ -25,8 +25,10 @@ sent together, and the last ones may not have been sent.
 * `SIGKILL` is nearly always memory: see `labkit.failures.pages.out_of_memory`.
 * `SIGSEGV`: the report shows your line that called native code. A library of another version, an
   array that was freed or resized under a tensor, and too small a stack are the usual reasons.
-* `SIGABRT`: the rank's last output says why. In a collective it means that ranks called different
-  ones: see `labkit.failures.pages.different_collectives`.
+* `SIGABRT`: the rank's last output says why. Under NCCL it is most often the watchdog, after a
+  collective that did not end in time: see `labkit.failures.pages.nccl_timeout`. Under gloo it means
+  that ranks called different collectives: see `labkit.failures.pages.different_collectives`.
+* `SIGBUS` is most often a full `/dev/shm`: see `labkit.failures.pages.shared_memory`.
 * An exit code: look for `os._exit`, and for a library that ends its process where it should raise.
 * Does it happen without other ranks? `labkit.launch(train, world_size=1)`. `run.output` has what
   the rank printed.
