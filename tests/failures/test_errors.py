@@ -315,15 +315,26 @@ def trees():
     return {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in paths}
 
 
+def constants(value):
+    """Yield the texts that an expression may be."""
+    parts = {ast.IfExp: ("body", "orelse"), ast.BoolOp: ("values",)}.get(type(value), ())
+    if isinstance(value, ast.Constant):
+        yield value.value
+    for name in parts:
+        part = getattr(value, name)
+        for each in part if isinstance(part, list) else [part]:
+            yield from constants(each)
+
+
 def named_by(node):
     """The pages that a part of the code names."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return re.findall(r'help\("labkit\.failures\.pages\.(\w+)"\)', node.value)
     returned = node.value if isinstance(node, ast.Return) else None
     if isinstance(returned, ast.Tuple) and returned.elts:  # a finding, whose last part is its page
-        last = returned.elts[-1]
-        parts = [last.body, last.orelse] if isinstance(last, ast.IfExp) else [last]
-        return [part.value for part in parts if isinstance(part, ast.Constant) and part.value in PAGES]
+        return [page for page in constants(returned.elts[-1]) if page in PAGES]
+    if isinstance(returned, ast.BoolOp):
+        return [page for page in constants(returned) if page in PAGES]
     if not isinstance(node, ast.Call):
         return []
     called = ast.unparse(node.func).rpartition(".")[2]
