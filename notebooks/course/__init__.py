@@ -8,6 +8,7 @@
     datasets, models          the data and the networks
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
+    formulas, facts, mistakes     what several lessons use, and each text's mistakes with their places
     overview      where the reader is, and the same training without labkit
     needs         what a lesson needs that not every system has
 
@@ -24,6 +25,7 @@ from labkit.protocol.lazy import lazy_names
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import datasets as datasets
     from course import exercises as exercises
+    from course import formulas as formulas
     from course import models as models
     from course import pictures as pictures
     from course import pitfalls as pitfalls
@@ -61,6 +63,7 @@ _MODULES = {
     for name in (
         "datasets",
         "exercises",
+        "formulas",
         "models",
         "pictures",
         "pitfalls",

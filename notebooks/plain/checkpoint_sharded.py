@@ -49,17 +49,21 @@ def train(device, options):
             optim_state_dict=state["optimizer"],
         )
     images, labels = torch.load(options.data, weights_only=True)
+    seen = 0
     for step in range(options.steps):
-        batch = slice(64 * step, 64 * (step + 1))
-        outputs = model(images[batch].to(device))
-        nn.functional.cross_entropy(outputs, labels[batch].to(device)).backward()
+        # Of each batch every rank takes its own part. FSDP2 averages the gradients, so the parts are equal.
+        batch = torch.arange(64 * step, 64 * (step + 1))
+        mine = batch.chunk(dist.get_world_size())[dist.get_rank()]
+        outputs = model(images[mine].to(device))
+        nn.functional.cross_entropy(outputs, labels[mine].to(device)).backward()
         optimizer.step()
         optimizer.zero_grad()
+        seen += len(mine)
     if options.steps:
         weights, states = get_state_dict(model, optimizer)
         dcp.save({"model": weights, "optimizer": states}, checkpoint_id=options.folder)
     here = sum(parameter.to_local().numel() for parameter in model.parameters())
-    print(f"rank {dist.get_rank()} holds {here:,} parameters", flush=True)
+    print(f"rank {dist.get_rank()} holds {here:,} parameters, took {seen} images", flush=True)
     whole = {name: shard.full_tensor().cpu() for name, shard in model.state_dict().items()}
     if dist.get_rank() == 0:
         torch.save(whole, options.out)
@@ -78,6 +82,8 @@ def main():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if options.steps and 64 % dist.get_world_size():
+        parser.error(f"batches of 64 have no equal parts for {dist.get_world_size()} ranks")
     try:
         train(device, options)
     finally:

@@ -108,6 +108,10 @@ def main():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if options.batch_size % dist.get_world_size():
+        parser.error(
+            f"--batch-size {options.batch_size} is no multiple of {dist.get_world_size()} ranks"
+        )
     try:
         train(device, options)
     finally:

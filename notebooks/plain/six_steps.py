@@ -52,6 +52,9 @@ def main(options):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     print(f"step 1: rank {rank} of {world_size}, on {first} and {second}", flush=True)
 
+    if options.batch_size % world_size:
+        raise SystemExit(f"--batch-size {options.batch_size} is no multiple of {world_size} ranks")
+
     # Step 2: samples of its own for every rank. (`num_workers` has nothing to do with that.)
     train_set = TensorDataset(*torch.load(options.data, weights_only=True))
     sampler = DistributedSampler(train_set, seed=options.seed, drop_last=True)

@@ -43,6 +43,7 @@ PATIENCE_S = 0.25
 EQUIVALENT = {
     "broadcast_tree": {"line 4: Lt → LtE": "one more round, in which nobody has anything to do"},
     "average_in_buckets": {"line 3: 0 → 1": "no gradient has a single byte"},
+    "clip_shards": {"line 6: Gt → GtE": "a factor of 1 changes nothing"},
     "local_indices": {"line 3: Add → Sub": "epochs differ as well if they are taken off the seed"},
 }
 """Mutants that change nothing that was asked for, and why."""

@@ -65,6 +65,13 @@ def test_what_is_counted_without_computing_is_what_a_real_forward_pass_keeps(pre
     assert of_gpt(model=model, precision=precision)[0].activations == pytest.approx(kept["activations"], rel=0.002)
 
 
+@pytest.mark.parametrize(("precision", "logits"), [("bf16", 4), ("float32", 4)])
+def test_the_loss_keeps_32_bits_of_every_logit(precision, logits):
+    """Korthikanti et al. 2022, section 4.3: 4 s b V."""
+    small, large = (of_gpt(model=gpt(2, 64, 4, size), precision=precision)[0].activations for size in (1000, 3000))
+    assert large - small == pytest.approx(logits * 8 * 32 * 2000, rel=0.001)
+
+
 def test_nothing_is_allocated_and_nothing_of_the_caller_is_changed():
     before = torch.get_default_dtype()
     found = memory(gpt(96, 12288, 96, 50257), "FSDP2", 1024, 1024, 2048, "bf16")

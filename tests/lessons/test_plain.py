@@ -103,6 +103,12 @@ def test_a_script_is_shown_from_its_file(tmp_path, monkeypatch):
         course.script("b.py", "")
 
 
+@pytest.mark.parametrize("script", PLAIN, ids=[script.stem for script in PLAIN])
+def test_a_script_that_shares_out_a_batch_refuses_one_that_does_not_divide(script):
+    source = script.read_text()
+    assert ("options.batch_size //" in source) == ("options.batch_size %" in source)
+
+
 @pytest.mark.spawns
 @pytest.mark.parametrize(("script", "by_torchrun"), [("ddp_spawn.py", 0), ("ddp_torchrun.py", 2)])
 def test_ddp_ends_with_the_weights_of_lesson_06(script, by_torchrun, run, ranks):
@@ -180,7 +186,8 @@ def test_a_resumed_run_ends_with_the_weights_of_lesson_13(run, ranks, tmp_path):
 
 @pytest.mark.spawns
 def test_shards_are_read_by_another_number_of_ranks(run):
-    run("checkpoint_sharded.py", "--steps", 3, by_torchrun=2)
+    said = run("checkpoint_sharded.py", "--steps", 3, by_torchrun=2)
+    assert said.count("took 96 images") == 2, "each rank takes its own half of three batches of 64"
     by_two = torch.load(run.folder / "weights.pt")
     run("checkpoint_sharded.py", "--steps", 0, by_torchrun=3)
     by_three = torch.load(run.folder / "weights.pt")

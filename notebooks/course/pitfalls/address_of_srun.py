@@ -1,4 +1,4 @@
-"""The address of whoever asked: an exhibit of the museum of pitfalls."""
+"""The host of srun: an exhibit of the museum of pitfalls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 import socket
 
 from course.pitfalls.base import Exhibit
+from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="The address of whoever asked",
+    title="The host of srun",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes
@@ -20,9 +21,10 @@ EXHIBIT = Exhibit(
     """,
     choices=(
         "yes",
-        "no, it calls in vain",
+        "no, and it fails at once",
+        "no, but it tries again until its timeout",
     ),
-    shows=2,
+    shows=3,
     kind="error",
     needs="Linux",
 )
@@ -32,30 +34,41 @@ JOB = {"SLURM_SRUN_COMM_HOST": "login1", "SLURM_JOB_NODELIST": "node[03-04,07]"}
 ADDRESSES = {"login1": "127.0.0.1", "node03": "127.0.0.2"}
 
 
-def call(host):
-    with socket.create_server(("127.0.0.2", 0)) as rank_0:
-        port = rank_0.getsockname()[1]
-        with socket.create_connection((ADDRESSES[host], port), timeout=5) as reached:
-            return reached.getpeername()[0]
+CALL = """
+import datetime, torch.distributed
+limit = datetime.timedelta(seconds=1)  # 300 by default
+torch.distributed.TCPStore({host!r}, {port}, 2, is_master=False, timeout=limit)
+"""
+
+
+def rank_0():
+    return socket.create_server(("127.0.0.2", 0))
 
 
 @EXHIBIT.broken
 def address_of_srun():
-    return call(JOB["SLURM_SRUN_COMM_HOST"])
+    with rank_0() as waits:
+        host, port = ADDRESSES[JOB["SLURM_SRUN_COMM_HOST"]], waits.getsockname()[1]
+        exit_code, said = python(CALL.format(host=host, port=port))
+    assert exit_code == 0, said
 
 
 @EXHIBIT.symptom
 def symptom(seen):
-    return seen.startswith("ConnectionRefusedError")
+    return "timed out after 1000ms" in seen
 
 
 @EXHIBIT.right
 def right():
     """The address to use is the first node's: `scontrol show hostnames
-    "$SLURM_JOB_NODELIST" | head -n 1`, spelt out here."""
+    "$SLURM_JOB_NODELIST" | head -n 1`, spelt out here. `SLURM_SRUN_COMM_HOST` is where
+    `srun` runs. In a batch script that is the job's first node, so there it works by luck;
+    from a login node it does not, and every rank waits for the timeout before it says so."""
     name, ranges = re.fullmatch(r"(\w+)\[(.*)\]", JOB["SLURM_JOB_NODELIST"]).groups()
     ends = [(part.split("-")[0], part.split("-")[-1]) for part in ranges.split(",")]
     nodes = [f"{name}{i:0{len(a)}d}" for a, b in ends for i in range(int(a), int(b) + 1)]
     assert nodes == ["node03", "node04", "node07"]
-    assert call(nodes[0]) == ADDRESSES["node03"]
+    with rank_0() as waits:
+        where = ADDRESSES[nodes[0]], waits.getsockname()[1]
+        socket.create_connection(where, timeout=5).close()
     return f"rank 0 answers at {nodes[0]}"

@@ -36,7 +36,7 @@ def symptom(seen):
 @EXHIBIT.right
 def right(world_size, train_set):
     """A division with `/` gives a float, whatever its value. `//` gives a whole number; *A
-    batch of 128*, in wing 16c, shows what that drops."""
+    batch of 128*, in wing 16c, shows what that does."""
     loader = DataLoader(train_set, batch_size=128 // world_size)
     assert isinstance(loader.batch_size, int)
     return loader.batch_size

@@ -12,18 +12,20 @@ EXHIBIT = Exhibit(
     wing="gradients",
     title="One step more than the others",
     story="""
-    The parts of [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) need not be
-    equally large. One rank has one batch more, and calls `all_reduce` once more. What
-    becomes of that call?
+    [*Writing Distributed Applications with
+    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) calls
+    `all_reduce` once per parameter and batch. Its parts are equally large only because
+    `int` cuts each of them. Deal out the remainder, and one rank may have one batch more,
+    and call `all_reduce` once more, when the others have returned. Over gloo, what becomes
+    of that call?
     """,
     choices=(
-        "the last call changes nothing",
-        "it would wait, and is ended",
-        "an error on the others",
+        "it gives the rank's own number: the others add nothing",
+        "it waits for the others until a timeout",
+        "it fails at once: the others have closed their connections",
     ),
-    shows=2,
-    kind="hang",
+    shows=3,
+    kind="error",
 )
 
 
@@ -43,8 +45,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, world_size):
-    """Rank 0's call met nobody: without `labkit`, which saw the others return, it would
-    have waited. Agree on the number of steps, or see lesson 14 for `Join`."""
+    """Gloo's ranks are connected to each other, and a rank that returns closes its
+    connections. Over NCCL nothing is closed: rank 0 would wait, and PyTorch's watchdog would
+    end its process after ten minutes. Agree on the number of steps, or see lesson 14 for
+    `Join`."""
 
     def reduce(worker):
         mine = torch.tensor(4 if worker.rank == 0 else 3)

@@ -39,15 +39,19 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Look where each launcher writes, and be a single process where there is none. Then
-    the same file runs everywhere."""
+    """Read `RANK` first, then `SLURM_PROCID`, and be rank 0 of 1 if there is neither: under
+    `srun torchrun` all ranks of a node have the same `SLURM_PROCID`. With SLURM's variables
+    first there is no error there, only the wrong rank."""
 
     def place(environment):
-        for rank, size in (("SLURM_PROCID", "SLURM_NTASKS"), ("RANK", "WORLD_SIZE")):
+        for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS")):
             if rank in environment and size in environment:
                 return int(environment[rank]), int(environment[size])
         return 0, 1
 
-    slurm, torchrun = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, {"RANK": "1", "WORLD_SIZE": "4"}
-    assert [place(slurm), place(torchrun), place({})] == [(3, 8), (1, 4), (0, 1)]
-    return place({})
+    srun, torchrun = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, {"RANK": "1", "WORLD_SIZE": "4"}
+    assert [place(srun), place(torchrun), place({})] == [(3, 8), (1, 4), (0, 1)]
+    second_node = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "WORLD_SIZE": "8"}
+    four_ranks = [place(second_node | {"RANK": str(rank)}) for rank in range(4, 8)]
+    assert four_ranks == [(4, 8), (5, 8), (6, 8), (7, 8)]
+    return four_ranks

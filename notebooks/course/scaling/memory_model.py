@@ -336,7 +336,7 @@ def _count(
         def forward() -> Any:
             with around():
                 outputs = model(inputs)
-            outputs = outputs.float() if precision.autocast else outputs
+            outputs = outputs.float() if precision.autocast or precision.master else outputs  # the loss's 32 bits
             return mean_loss(outputs, targets) if is_last else outputs
 
         return kept_in_halves(model, inputs, forward) if halves else schedules.Kept(kept(model, forward))

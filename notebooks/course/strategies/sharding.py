@@ -171,7 +171,9 @@ def shard(
         network: is changed in place.
         mesh: the ranks, of one dimension.
         parts: what is sharded instead of the children.
-        reshard: `reshard_after_forward`; by default PyTorch's: all but the whole are.
+        reshard: `reshard_after_forward` of the parts. The whole is not told: its own parameters are the last in the
+            forward pass and the first in the backward pass, so PyTorch's default keeps them, and does not gather
+            them twice in a row.
 
     Returns the units, in the order of the forward pass's ends.
     """
@@ -185,9 +187,9 @@ def shard(
             taken.update(found[module])
     units = []
     for module, parameters in found.items():
-        is_dropped = module is not network if reshard is None else reshard
+        is_dropped = module is not network and reshard is not False
         units.append(Unit(module, parameters, mesh.size(), is_dropped))
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(module, mesh=mesh, reshard_after_forward=None if module is network else reshard)
     return units
 
 

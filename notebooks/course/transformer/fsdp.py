@@ -34,7 +34,10 @@ class FSDP2(DataParallelGPT):
 
 
 class FSDP2Kept(FSDP2):
-    """`reshard_after_forward=False`: what was gathered stays until the backward pass. ZeRO-2, by its other name."""
+    """`reshard_after_forward=False`: what was gathered stays until the backward pass.
+
+    It sends what ZeRO-2 does. But ZeRO-2 keeps whole parameters between the steps, too, and this does not.
+    """
 
     title = "FSDP2, kept after forward"
     reshard = False

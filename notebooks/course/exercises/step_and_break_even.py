@@ -1,0 +1,116 @@
+"""Exercise: a step by the cost model, and the batch at which communication equals computing."""
+
+from __future__ import annotations
+
+import math
+
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="11",
+    title="A step, and the batch at which averaging pays",
+    statement="""
+    n ranks train by DDP; nothing that they send hides behind computing. A rank computes its samples,
+    `sample_s` seconds each; the batch is dealt out as evenly as whole samples can be, and all wait for
+    the rank with most. Then gradients are averaged around a ring: 2 (n − 1) messages one after another,
+    each of `latency_s`, and `byte_s` for every byte of an n-th of the parameters.
+
+    Return two numbers: the seconds of a step, and the smallest batch (over all ranks) with which
+    computing takes at least as long as averaging.
+    """,
+    hints=(
+        "The largest share is the batch divided by the ranks, rounded up.",
+        "First ask how many samples one rank must have at least: the ring's seconds over a sample's, rounded up.",
+        "The smallest batch whose largest share is k has k samples on one rank and k − 1 on all others.",
+    ),
+    why="With k samples on one rank and k − 1 on the others the largest share is k, so the smallest batch is "
+    "(k − 1) · n + 1.",
+    world_sizes=(),
+    imports=("import math",),
+    cases=(
+        {"batch": 128, "ranks": 4, "sample_s": 1e-3, "parameter_bytes": 1e8, "latency_s": 1e-5, "byte_s": 1.01e-10},
+        {"batch": 130, "ranks": 8, "sample_s": 3e-3, "parameter_bytes": 4e8, "latency_s": 1e-3, "byte_s": 1e-9},
+        {"batch": 7, "ranks": 3, "sample_s": 1e-2, "parameter_bytes": 1e6, "latency_s": 7e-3, "byte_s": 0.0},
+        {"batch": 10, "ranks": 1, "sample_s": 2e-3, "parameter_bytes": 1e8, "latency_s": 1e-5, "byte_s": 1e-10},
+        {"batch": 64, "ranks": 2, "sample_s": 5.0, "parameter_bytes": 1e6, "latency_s": 1e-6, "byte_s": 1e-10},
+    ),
+)
+
+
+@EXERCISE.reference
+def step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """Return (seconds of a step, smallest batch with which computing takes as long as averaging)."""
+    ring_s = 2 * (ranks - 1) * (latency_s + parameter_bytes / ranks * byte_s)
+    step_s = math.ceil(batch / ranks) * sample_s + ring_s
+    share = max(1, math.ceil(ring_s / sample_s))
+    return step_s, (share - 1) * ranks + 1
+
+
+@EXERCISE.trial
+def trial(
+    t: Trial, batch: int, ranks: int, sample_s: float, parameter_bytes: float, latency_s: float, byte_s: float
+) -> None:
+    """Call it; compare the step with the cost model's, and try batches one after another."""
+    from labkit.scaling import CostModel
+
+    found = t.call(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
+    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
+    t.require(is_pair, f"returned a {type(found).__name__}, expected (step_s, batch)")
+    step_s, least = found
+    model = CostModel(sample_s, parameter_bytes=parameter_bytes, latency_s=latency_s, byte_s=byte_s)
+    parts = model.parts_s(ranks, batch)
+    ring_s, expected_s = parts["communication"], model.step_s(ranks, batch)
+    known = {
+        batch / ranks * sample_s + ring_s: ": samples are whole, and the largest share decides",
+        parts["compute"] + ring_s / 2: ": a ring all-reduce has 2 (n − 1) messages",
+        parts["compute"]: ": the averaging is missing",
+        max(parts["compute"], ring_s): ": nothing hides behind computing, so the two add up",
+    }
+    said = next((text for value, text in known.items() if math.isclose(value, step_s, rel_tol=1e-6)), "")
+    is_right = isinstance(step_s, (int, float)) and math.isclose(step_s, expected_s, rel_tol=1e-6)
+    t.require(is_right, f"a step takes {step_s:.6g} s, expected {expected_s:.6g} s{said}")
+    expected = 1
+    while math.ceil(expected / ranks) * sample_s < ring_s:
+        expected += 1
+    known_batches = {
+        math.ceil(ring_s / sample_s) * ranks: ": a smaller one has a rank with as many samples",
+        math.ceil(ring_s / sample_s): ": that is the share of one rank",
+    }
+    said = known_batches.get(least, "") if least != expected else ""
+    t.require(least == expected, f"the smallest batch is {least}, expected {expected}{said}")
+
+
+@EXERCISE.wrong("samples are whole, and the largest share decides")
+def fractions_of_samples(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """As if a sample could be cut."""
+    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
+    return step_s + (batch / ranks - math.ceil(batch / ranks)) * sample_s, least
+
+
+@EXERCISE.wrong("a ring all-reduce has 2 (n − 1) messages")
+def once_around(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """A reduce-scatter only."""
+    return step_and_break_even(batch, ranks, sample_s, parameter_bytes / 2, latency_s / 2, byte_s)
+
+
+@EXERCISE.wrong("nothing hides behind computing, so the two add up")
+def the_longer_of_both(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """As if all were hidden."""
+    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
+    compute_s = math.ceil(batch / ranks) * sample_s
+    return max(compute_s, step_s - compute_s), least
+
+
+@EXERCISE.wrong("a smaller one has a rank with as many samples")
+def full_shares(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """All ranks have as much."""
+    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
+    return step_s, math.ceil(least / ranks) * ranks
+
+
+@EXERCISE.wrong("that is the share of one rank")
+def share_of_one(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
+    """Not the batch."""
+    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
+    return step_s, math.ceil(least / ranks)

@@ -1,0 +1,62 @@
+"""Facts that several lessons state: each is one sentence, kept here, and the lessons have it word for word.
+
+`tests/lessons/test_facts.py` says where a lesson states one of them in other words, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fact(NamedTuple):
+    """A sentence, and how to find out that a text is about it."""
+
+    sentence: str
+    about: str
+    """A regular expression. What it finds in a lesson's text must be part of the sentence."""
+    places: frozenset[str]
+    """The lessons that state it, and exhibits of the museum."""
+
+
+FACTS = {
+    "batch of 126": Fact(
+        "with `batch_size // world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch "
+        "has more steps.",
+        r"\b126 images",
+        frozenset({"11", "12", "batch_of_128"}),
+    ),
+    "rank first": Fact(
+        "Read `RANK` first, then `SLURM_PROCID`, and be rank 0 of 1 if there is neither: under `srun torchrun` all "
+        "ranks of a node have the same `SLURM_PROCID`.",
+        r"\bread `RANK`",
+        frozenset({"15", "only_slurms_variables"}),
+    ),
+    "sigterm": Fact(
+        "A cluster sends SIGTERM first, and SIGKILL only after a grace period, 30 seconds by default in SLURM "
+        "(`KillWait`)",
+        r"KillWait|cluster sends",
+        frozenset({"13", "15"}),
+    ),
+    "gloo's reduce-scatter": Fact(
+        "gloo's reduce-scatter is a whole all-reduce, of which each rank keeps its part",
+        r"gloo's reduce-scatter|reduce-scatter (?:counts|sends) (?:twice|as much)",
+        frozenset({"09", "21", "22"}),
+    ),
+    "fsdp": Fact(
+        "FSDP sends 1.5 times as much as DDP: all-gather, all-gather and reduce-scatter, where an all-reduce is one "
+        "of each",
+        r"FSDP\W* sends|1\.5 times as much \(",
+        frozenset({"09", "11b", "21"}),
+    ),
+    "zero-1": Fact(
+        "`ZeroRedundancyOptimizer` sends 1.5 times as much as DDP, an all-reduce of the gradients and then a broadcast "
+        "of the parameters; ZeRO-1 as published sends as much as DDP, a reduce-scatter and an all-gather",
+        r"`ZeroRedundancyOptimizer` sends",
+        frozenset({"09", "21"}),
+    ),
+    "bubble": Fact(
+        "ranks idle for (p − 1) / (m + p − 1) of the time",
+        r"\(p − 1\) / \(m \+ p − 1\)",
+        frozenset({"08", "24"}),
+    ),
+}

@@ -1,0 +1,129 @@
+"""One fact is one sentence in all lessons; no formula is typed twice; each of the texts' 83 mistakes has its place."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import re
+import textwrap
+from collections import defaultdict
+
+import nbformat
+import pytest
+import torch
+
+from course import formulas as formula_module
+from course import pitfalls
+from course.facts import FACTS
+from course.mistakes import MISTAKES, TEXTS
+from tests.tools.run_notebooks import LESSONS
+
+
+def number(lesson):
+    return lesson.stem.split("_")[0]
+
+
+NOTEBOOKS = {number(lesson): nbformat.read(lesson, as_version=4) for lesson in LESSONS}
+
+
+def texts():
+    """Every text that states facts, with its place: lessons' Markdown, and what exhibits say of the right form."""
+    for lesson, notebook in NOTEBOOKS.items():
+        yield from ((lesson, " ".join(c.source.split())) for c in notebook.cells if c.cell_type == "markdown")
+    yield from ((name, exhibit.why) for name, exhibit in pitfalls.table().items())
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_fact_of_several_lessons_is_one_sentence(name):
+    fact = FACTS[name]
+    states = re.compile(re.escape(fact.sentence[1:]))  # the first letter may begin a sentence
+    found = {place for place, text in texts() if states.search(text)}
+    assert found == fact.places
+    elsewhere = [(place, text) for place, text in texts() if re.search(fact.about, states.sub("", text), re.IGNORECASE)]
+    assert elsewhere == [], "in other words"
+    assert re.search(fact.about, fact.sentence, re.IGNORECASE)
+    assert len(fact.places) > 1
+
+
+class _Anonymous(ast.NodeTransformer):
+    """Names by the order in which they come, so that a formula is the same whatever its variables are called."""
+
+    def __init__(self):
+        self.names = {}
+
+    def visit_Name(self, node):  # noqa: N802
+        return ast.Name(self.names.setdefault(node.id, f"v{len(self.names)}"))
+
+
+def is_unit(node):
+    """Whether an operation turns bytes into KiB, numbers into bytes, or seconds into ms."""
+    is_number = isinstance(node.right, ast.Constant) and node.right.value in (4, 8, 1000, 1024)
+    return is_number and isinstance(node.op, (ast.Mult, ast.Div))
+
+
+def formulas(source):
+    """The arithmetic of a cell that is long enough to be a formula: three operators and two variables at least."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.BinOp):
+            continue
+        parts = list(ast.walk(node))
+        arithmetic = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Constant, ast.Name, ast.expr_context)
+        names = {part.id for part in parts if isinstance(part, ast.Name)}
+        if sum(isinstance(part, ast.BinOp) and not is_unit(part) for part in parts) < 3 or len(names) < 2:
+            continue
+        if all(isinstance(part, arithmetic) for part in parts):
+            yield ast.unparse(_Anonymous().visit(ast.parse(ast.unparse(node), mode="eval").body))
+
+
+def code(notebook):
+    """The cells of Python, and of no magic."""
+    for cell in notebook.cells:
+        with contextlib.suppress(SyntaxError):
+            if cell.cell_type == "code" and ast.parse(cell.source):
+                yield cell
+
+
+def test_no_formula_is_typed_in_two_lessons():
+    where = defaultdict(set)
+    for lesson, notebook in NOTEBOOKS.items():
+        for formula in (formula for cell in code(notebook) for formula in formulas(cell.source)):
+            where[formula].add(lesson)
+    assert {formula: lessons for formula, lessons in where.items() if len(lessons) > 1} == {}
+
+
+def test_a_formula_of_the_course_is_typed_in_the_lesson_that_derives_it_and_in_no_other():
+    where = {
+        formula: lesson for lesson, nb in NOTEBOOKS.items() for cell in code(nb) for formula in formulas(cell.source)
+    }
+    for function in (formula_module.all_reduce_bytes, formula_module.bubble):
+        (formula, *_) = formulas(textwrap.dedent(inspect.getsource(function)))
+        assert f"Derived in lesson {where[formula]}." in function.__doc__
+
+
+def test_formulas_are_found_whatever_their_variables_are_called():
+    assert list(formulas("x = (p - 1) / (m + p - 1)")) == list(formulas("print((n - 1) / (k + n - 1))")) != []
+    assert list(formulas("x = a + b")) == []
+
+
+def test_every_mistake_of_the_five_texts_has_its_place():
+    counts = {0: 14, 1: 26, 2: 16, 3: 17, 4: 10}
+    assert list(MISTAKES) == [f"{text}.{n}" for text, count in counts.items() for n in range(1, count + 1)]
+    assert len(MISTAKES) == 83
+    assert set(TEXTS) == set(counts)
+    table = pitfalls.table()
+    for mistake in MISTAKES.values():
+        lesson, _, cell = mistake.place.partition("#")
+        if cell:
+            assert cell in {each.id for each in NOTEBOOKS[lesson].cells}, mistake
+        else:
+            assert mistake.place in table, mistake
+
+
+def test_pytorchs_context_parallel_gathers_by_default_as_lesson_23_says():
+    options = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
+    if not torch.distributed.is_available():
+        pytest.skip("no torch.distributed")
+    assert options._cp_options.rotate_method is options._RotateMethod.ALL_GATHER
+    text = " ".join(cell.source for cell in NOTEBOOKS["23"].cells)
+    assert "By default it does not go round a ring: it *all-gathers*" in " ".join(text.split())
