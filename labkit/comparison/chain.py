@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Yield a network's children; of an `nn.ModuleList`, which is never called itself, its elements."""
+def blocks(network: nn.Module) -> list[nn.Module]:
+    """Return what FSDP2 shards for itself: children with parameters, of lists and dicts of modules their elements.
+
+    These are never called themselves. Children that share a weight are left to the whole network: FSDP2 wants both in
+    one group.
+    """
+    found = [child for child in _children(network) if has_parameters(child)]
+    owners = Counter(id(parameter) for child in found for parameter in child.parameters())
+    return [child for child in found if all(owners[id(parameter)] == 1 for parameter in child.parameters())]
+
+
+def _children(network: nn.Module) -> Iterator[nn.Module]:
     for child in network.children():
-        if isinstance(child, nn.ModuleList):
-            yield from blocks(child)
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _children(child)
         else:
             yield child
+
+
+def sparse_gradients(network: nn.Module) -> list[str]:
+    """Return the names of weights whose gradients hold only the rows that were looked up."""
+    return [
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    ]
 
 
 def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return a network's layers in the order in which they stand, by their names in it.
 
-    What is in `nn.Sequential` and `nn.ModuleList`, nested too, are layers of their own: a residual block, say. Whether
-    the network calls them in that order is for `check_chain` to say.
+    What is in `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`, nested too, are layers of their own: a residual
+    block, say. Whether the network calls them in that order is for `check_chain` to say.
     """
     found = []
     for name, child in network.named_children():
-        if isinstance(child, (nn.Sequential, nn.ModuleList)):
+        if isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             found += [(f"{name}.{deeper}", layer) for deeper, layer in layers(child)]
         else:
             found.append((name, child))
@@ -40,15 +61,19 @@ def check_chain(network: nn.Module, inputs: Tensor, title: str) -> None:
     between two layers, such as adding a residual connection, would be lost where the network is cut.
     """
     chain = layers(network)
-    called: list[tuple[str, Any, Any]] = []
+    if shared := _shared(chain):
+        raise ValueError(f"{title} cannot cut this network: {shared}. Take DDP, or untie them")
+    called: list[_Call] = []
 
-    def hook(name: str) -> Any:
-        def note(_: nn.Module, args: Any, output: Any) -> None:
-            called.append((name, args, output))
+    def begin(name: str) -> Any:
+        return lambda _, args: called.append(_Call(name, args, [_version(each) for each in args]))
 
-        return note
+    def end(_: nn.Module, args: Any, output: Any) -> None:
+        called[-1].output, called[-1].output_version = output, _version(output)
 
-    hooks = [layer.register_forward_hook(hook(name)) for name, layer in chain]
+    hooks = [layer.register_forward_pre_hook(begin(name)) for name, layer in chain]
+    hooks += [layer.register_forward_hook(end) for _, layer in chain]
+    given_version = _version(inputs)
     modes = [(module, module.training) for module in network.modules()]
     try:
         network.eval()
@@ -60,19 +85,19 @@ def check_chain(network: nn.Module, inputs: Tensor, title: str) -> None:
         for each in hooks:
             each.remove()
     expected: Any = inputs
-    nothing: tuple[str, Any, Any] = ("nothing", (), None)
+    version = given_version
     before, why = "the input", ""
     for index in range(max(len(chain), len(called))):
         name = chain[index][0] if index < len(chain) else "nothing"
-        found, given, returned = called[index] if index < len(called) else nothing
-        if found != name:
-            why = f"after {before}, {found} is called, and not {name}"
-        elif len(given) != 1 or not _is_same(given[0], expected):
+        call = called[index] if index < len(called) else _Call("nothing", (), [])
+        if call.name != name:
+            why = f"after {before}, {call.name} is called, and not {name}"
+        elif len(call.args) != 1 or call.args[0] is not expected or call.versions[0] != version:
             why = f"{name} does not get just what {before} returned"
         if why:
             break
-        before, expected = name, returned
-    if not why and not _is_same(outputs, expected):
+        before, expected, version = name, call.output, call.output_version
+    if not why and (outputs is not expected or _version(outputs) != version):
         why = f"the network does not return what {before} returned"
     if why:
         raise ValueError(
@@ -82,11 +107,31 @@ def check_chain(network: nn.Module, inputs: Tensor, title: str) -> None:
         )
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    both = isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
-    return both and torch.equal(one, other)
+def _shared(chain: list[tuple[str, nn.Module]]) -> str:
+    """Say which layers share a weight, if any do: a stage each would train a copy of its own."""
+    owners: dict[int, str] = {}
+    for name, layer in chain:
+        for key, parameter in layer.named_parameters():
+            if id(parameter) in owners:
+                return f"{name}.{key} is {owners[id(parameter)]}, and two stages would train a copy each"
+            owners[id(parameter)] = f"{name}.{key}"
+    return ""
+
+
+@dataclass
+class _Call:
+    """A layer that was called: what it got and returned, and how often each had been written in place by then."""
+
+    name: str
+    args: Any
+    versions: list[int]
+    output: Any = None
+    output_version: int = 0
+
+
+def _version(thing: Any) -> int:
+    """Return how often a tensor has been written in place: that, too, is something between two layers."""
+    return thing._version if isinstance(thing, Tensor) else 0
 
 
 class Stage(nn.Module):

@@ -424,9 +424,33 @@ class Tied(nn.Module):
         return self.embed(self.middle(self.embed(x)))
 
 
+class WrittenInPlace(nn.Module):
+    """What a layer returned is the same tensor still, and no longer what it was."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.embed(x).relu_())
+
+
+class TiedHead(nn.Module):
+    """Each layer is called once, and two have the same weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.middle(self.embed(x)))
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (WrittenInPlace, "head does not get just what embed returned"),
         (Residual, "head does not get just what middle returned"),
         (functools.partial(Listed, backwards=True), "after embed, blocks.2 is called, and not blocks.0"),
         (Tied, "after middle, embed is called, and not nothing"),
@@ -436,6 +460,12 @@ def test_a_network_that_is_no_chain_of_layers_is_refused_by_name_before_it_is_cu
     for strategy in (ModelParallel, GPipe):
         with pytest.raises(ValueError, match=f"{strategy.title} cannot cut this network: {said}.*residual connection"):
             strategy.check(made(), torch.randn(4, 8))
+
+
+def test_a_weight_that_two_stages_would_train_is_refused_by_name():
+    for strategy in (ModelParallel, GPipe):
+        with pytest.raises(ValueError, match=f"{strategy.title} cannot cut this network: head.weight is embed.weight"):
+            strategy.check(TiedHead(), torch.randn(4, 8))
 
 
 def test_a_chain_of_blocks_in_a_list_is_cut_between_them_and_checked_without_a_trace():

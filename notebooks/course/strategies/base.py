@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit import Strategy
-from labkit.comparison.chain import Stage, check_chain
+from labkit.comparison.chain import Stage, check_chain, sparse_gradients
 from labkit.rank.device import is_nccl
 
 
@@ -53,6 +53,14 @@ class StageStrategy(Strategy):
         """Return the stage's weights by the whole network's names."""
         assert isinstance(self.model, Stage)
         return self.model.full_names()
+
+
+def check_dense(network: nn.Module, title: str) -> None:
+    """Raise ValueError for a network with sparse gradients."""
+    if names := sparse_gradients(network):
+        raise ValueError(
+            f"{title} cannot train this network: the gradients of {', '.join(names)} are sparse. Take sparse=False"
+        )
 
 
 def equal_part(batch: Tensor, index: int, parts: int) -> Tensor:

@@ -38,7 +38,7 @@ class ModelParallel(StageStrategy):
         inputs, targets = self.local_batch(inputs).to(self.device), self.local_batch(targets).to(self.device)
         self.optimizer.zero_grad()
         if self.previous is not None:
-            inputs = self._receive_activations(inputs)
+            inputs = self._receive_activations()
         with self.clock("forward"):
             outputs = self.forward(inputs)
             loss = self.loss(outputs, targets) if self.next is None else None
@@ -57,12 +57,12 @@ class ModelParallel(StageStrategy):
             self.optimizer.step()
         return None if loss is None else loss.detach()
 
-    def _receive_activations(self, like: Tensor) -> Tensor:
+    def _receive_activations(self) -> Tensor:
         assert self.previous is not None
-        if self._received is None:  # the shape is sent once
-            box: list[Any] = [None]
+        if self._received is None:  # the shape is sent once, and the type: inputs may be words, say
+            box: list[Any] = [None, None]
             dist.recv_object_list(box, self.previous)
-            self._received = torch.empty(box[0], dtype=like.dtype, device=self.device)
+            self._received = torch.empty(box[0], dtype=box[1], device=self.device)
         received = torch.empty_like(self._received)
         dist.recv(received, self.previous)
         return received.requires_grad_()
@@ -72,7 +72,7 @@ class ModelParallel(StageStrategy):
         assert self.next is not None
         with self.clock("communication"):
             if self._sent_bytes == 0:
-                dist.send_object_list([outputs.shape], self.next)
+                dist.send_object_list([outputs.shape, outputs.dtype], self.next)
                 self._sent_bytes = outputs.numel() * outputs.element_size()
             dist.send(outputs.detach(), self.next)
         gradient = torch.empty_like(outputs)

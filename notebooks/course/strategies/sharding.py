@@ -6,6 +6,7 @@ ZeRO: Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054). FSDP: Zhao et 
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from course.strategies.base import DataParallelStrategy, equal_part
+from course.strategies.base import DataParallelStrategy, check_dense, equal_part
 from course.strategies.ddp import DDP
 from labkit.comparison.chain import blocks, has_parameters
 from labkit.profiling import local, size_bytes
+from labkit.rank.worker import Worker
 
 LESSON = "09"
 
@@ -58,6 +60,11 @@ class FSDP2(DataParallelStrategy):
 
     title = "FSDP2"
 
+    @classmethod
+    def check(cls, network: nn.Module, inputs: Tensor) -> None:
+        """Raise ValueError for sparse gradients, which FSDP2 does not know."""
+        check_dense(network, cls.title)
+
     def prepare(self, network: nn.Module) -> nn.Module:
         """Shard every child, then what is left of the whole."""
         self.units = shard(network, self._mesh("dp"))
@@ -78,7 +85,44 @@ class FSDP2(DataParallelStrategy):
         return fsdp_bytes(self.units, self.worker.world_size)
 
 
-class TensorParallel(FSDP2):
+class CutLayers(FSDP2):
+    """What both strategies have in common that cut linear layers: before the first step they check that it is right.
+
+    Which layers follow one another in pairs is guessed by their order. So one batch goes through the whole network and
+    through what was made of it, before anything is trained.
+    """
+
+    def __init__(self, worker: Worker, network: nn.Module, *others: Any) -> None:
+        self._whole: nn.Module | None = copy.deepcopy(network).to(worker.device)
+        super().__init__(worker, network, *others)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Take a step; before the first one, check that the network is still what it was."""
+        if self._whole is not None:
+            self._check(self._whole, self.local_batch(inputs))
+            self._whole = None
+        return super().step(inputs, targets)
+
+    def _check(self, uncut: nn.Module, inputs: Tensor) -> None:
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            with torch.no_grad():
+                expected, found = uncut.eval()(inputs), self.model.eval()(inputs)
+                # What is on its way from other ranks is awaited by whatever computes with it.
+                is_same = torch.allclose(expected, whole(found), rtol=1e-4, atol=1e-6)
+            why = "" if is_same else "its outputs are others then"
+        except Exception as error:
+            why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        for module, is_training in modes:
+            module.training = is_training
+        if why:
+            raise ValueError(
+                f"{self.title} cannot train this network: its linear layers are cut in pairs, in the order in which "
+                f"they stand, and {why}"
+            )
+
+
+class TensorParallel(CutLayers):
     """`parallelize_module`: linear layers in pairs, the first cut by columns, the second by rows.
 
     Every rank sees the whole batch. An all-reduce of the second's outputs forward and one of the gradients of the
@@ -86,6 +130,10 @@ class TensorParallel(FSDP2):
     """
 
     title = "tensor parallel"
+
+    @classmethod
+    def check(cls, network: nn.Module, inputs: Tensor) -> None:
+        """Nothing is known before the network has been cut; see `CutLayers`."""
 
     def make_optimizer(self, optimizer: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Have it step each parameter by itself; see `one_by_one`."""
@@ -106,7 +154,7 @@ class TensorParallel(FSDP2):
         return 2 * (n - 1) / n * batch_size * self.travels * self.itemsize
 
 
-class FSDP2TensorParallel(FSDP2):
+class FSDP2TensorParallel(CutLayers):
     """Tensor parallel in pairs of ranks, FSDP2 over the pairs: a 2-D mesh."""
 
     title = "FSDP2 × tensor parallel"
