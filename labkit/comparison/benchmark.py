@@ -13,7 +13,7 @@ from labkit.comparison import differences
 from labkit.comparison.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
 from labkit.comparison.held import most_held
 from labkit.comparison.program import Program, Recorder
-from labkit.comparison.timed import Timed
+from labkit.comparison.timed import Load, LoadMeter, Timed
 from labkit.profiling import Clock, Mark, counted_sent, trace
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Measured(NamedTuple):
     is_on_gpu: bool = False
     buffers: frozenset[str] = frozenset()
     """The last parts of the names of the network's buffers."""
+    load: Load = Load()
+    """What the machine did up to the last of `steps_s`."""
 
     @property
     def marks(self) -> list[Mark]:
@@ -138,7 +140,7 @@ def run_strategy(
                 inputs, targets = next(stream)
             return len(inputs), trainer.step(inputs, targets)
 
-    sent = 0.0
+    sent, meter = 0.0, LoadMeter()
     for count in range(1, steps + 1):
         sent_before = counted_sent()
         batch_size, value = one_step()
@@ -148,6 +150,7 @@ def run_strategy(
         worker.log(samples=batch_size / worker.world_size, **logged)
         if count == check_after:
             weights = {name: portable(tensor, copy=True) for name, tensor in trainer.weights().items()}
+    load = meter.load(worker.device)
     steps_s = tuple(marks[0].end_s - marks[0].start_s for marks in clock.steps[warm:])
     traced = trace(clock, one_step)
     with most_held(trainer.model, trainer.optimizer) as memory:
@@ -167,6 +170,7 @@ def run_strategy(
         memory,
         worker.device.type == "cuda",
         buffer_names(trainer.model.modules()),
+        load,
     )
 
 

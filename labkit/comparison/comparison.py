@@ -6,7 +6,9 @@ import html
 import inspect
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,9 +26,11 @@ from labkit.comparison.reading import (
     one_step,
     samples_per_s,
     scale,
+    speed_up,
     uncounted,
 )
 from labkit.comparison.replay import LAPTOP
+from labkit.comparison.saving import Circumstances, save
 from labkit.comparison.sorting import sortable
 from labkit.monitor.history import SAMPLES
 from labkit.profiling import PARTS
@@ -93,6 +97,8 @@ class Comparison:
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
         """The handle of the curves shown early, where nobody watches."""
+        self.circumstances = Circumstances.now()
+        """What it is measured on, and when."""
 
     @property
     def is_over(self) -> bool:
@@ -222,7 +228,8 @@ class Comparison:
         if not ranks:
             return {}
         first = next(filter(None, map(measured, self.runs.values())))
-        return {**type(ranks[0]).columns(ranks, first), **columns(run, self.devices)}
+        beside = speed_up(run, next(each for each in self.runs.values() if measured(each)), self.devices)
+        return {**type(ranks[0]).columns(ranks, first), **columns(run, self.devices), **beside}
 
     def on_devices(self, title: str) -> list[list[Timed]]:
         """Return a run's steps on devices of the ranks' own, ideal or real: by rank, then by the rank's devices."""
@@ -238,7 +245,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """Say for which ideal devices a ranking holds, and what they leave out; [] where steps were timed."""
         first, *others = self._measured_titles() or [""]
-        if not first or not self._is_simulated:
+        if not first or not self.is_simulated:
             return []
         said = []
         for title in others:
@@ -288,7 +295,7 @@ class Comparison:
                 for device, marks in enumerate(of_rank):
                     rows[_lane(title, rank, device, len(of_rank))] = marks
         found = {what for marks in rows.values() for what, *_ in marks}
-        clock = HERE if here else ON_DEVICES if self._is_simulated else ON_GPUS
+        clock = HERE if here else ON_DEVICES if self.is_simulated else ON_GPUS
         chart = charts.gantt(
             in_order(rows, [part for part in PARTS if part in found]), f"one step, rank by rank: {clock}"
         )
@@ -389,6 +396,34 @@ class Comparison:
 
         A cell that cannot be had says why: "not comparable: …", "not finite (…)".
         """
+        cells, forms = self._cells(titles)
+        readers: dict[Any, Any] = {column: _reader(*form) for column, form in forms.items()}
+        style = cells.style.format(readers, escape="html")
+        style = style.format_index(escape="html").set_caption("<br>".join(map(html.escape, self.notes())))
+        return sortable(style.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1))
+
+    def texts(self, titles: Sequence[str] | None = None) -> pd.DataFrame:
+        """Return the same table, its cells as texts."""
+        cells, forms = self._cells(titles)
+        read = cells.apply(lambda column: column.map(_reader(*forms.get(str(column.name), ("{}", "")))))
+        return read.rename(columns=HEADINGS)
+
+    def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "") -> Path:
+        """Write a file to show: a page (".html", which needs no network), a picture (".png") or all numbers (".csv").
+
+        With machine, versions, date, load and settings, and a warning where other programs used the cores meanwhile.
+
+        Args:
+            path: of the file; its ending says what it becomes.
+            title: above everything; by default the names of the runs.
+            notes: your own words below the numbers.
+
+        Returns the path. Raises ValueError for another ending, and where no run has begun.
+        """
+        return save(self, path, title, notes)
+
+    def _cells(self, titles: Sequence[str] | None) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:
+        """Return the table's cells, and by heading how a number is written and what stands for NaN."""
         rows = {title: self._row(run) for title, run in self.runs.items()}
         for title, (_, said) in rows.items():
             why = _why(self.runs[title])
@@ -408,11 +443,10 @@ class Comparison:
                 "peak_mib": "{:,.0f}",
                 f"{self._name} off by": "{:.1e}",
             }
-            table = _readable(cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers})
-            return table.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1)
+            return cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers}
         first = next(title for title, run in self.runs.items() if measured(run))
         final, off = f"final {self._name}", f"{self._name} off by"
-        device = f"ms a step, {ON_DEVICES if self._is_simulated else ON_GPUS}"
+        device = f"ms a step, {ON_DEVICES if self.is_simulated else ON_GPUS}"
         shown = {
             "ranks": ("ranks", "{}", ""),
             "status": ("status", "{}", ""),
@@ -421,11 +455,13 @@ class Comparison:
             "weights": (f"weights, compared with {first}", "{}", ""),
             off: (off, "{:.1e}", ""),
             "device step ms": (device, "{:.1f}", ""),
+            "speed-up": (f"speed-up over {first}", "{:.2f}", ""),
+            "efficiency": ("efficiency", "{:.0%}", ""),
             "step ms": (f"ms a step, {HERE}", "{}", ""),
             "sent KiB": ("sent MiB", "{:.2f}", "not counted"),
             "formula KiB": ("formula MiB", "{:.2f}", "not counted"),
         }
-        if not self._is_simulated:
+        if not self.is_simulated:
             shown.pop("step ms")
         if "formula KiB" not in frame:
             shown.pop("formula KiB")
@@ -438,8 +474,7 @@ class Comparison:
             if column in cells:
                 cells[column] = cells[column].astype(float) / 1024
         cells = cells.rename(columns={column: heading for column, (heading, *_) in shown.items()})
-        style = _readable(cells, {heading: (form, missing) for heading, form, missing in shown.values()})
-        return style.set_caption("<br>".join(map(html.escape, self.notes())))
+        return cells, {heading: (form, missing) for heading, form, missing in shown.values()}
 
     def _measured_titles(self, titles: Sequence[str] | None = None) -> list[str]:
         return [t for t, run in self.runs.items() if measured(run) and (titles is None or t in titles)]
@@ -450,7 +485,8 @@ class Comparison:
         return any(hasattr(rank, "device_memory") for run in self.runs.values() for rank in measured(run))
 
     @property
-    def _is_simulated(self) -> bool:
+    def is_simulated(self) -> bool:
+        """Whether steps are computed for ideal devices; else they were timed on GPUs."""
         return not any(rank.is_on_gpu for run in self.runs.values() for rank in measured(run))
 
     def __repr__(self) -> str:
@@ -496,9 +532,9 @@ def _short(value: float) -> str:
 
 
 def _with_range(row: Any) -> str:
-    """Return the milliseconds of a step with the 10th and the 90th percentile."""
+    """Return the milliseconds of a step, the 10th and the 90th percentile, and of how many steps."""
     middle, low, high = (row.get(f"step ms{which}", math.nan) for which in ("", *PERCENTILES))
-    return "" if math.isnan(middle) else f"{middle:,.1f} ({low:,.1f} – {high:,.1f})"
+    return "" if math.isnan(middle) else f"{middle:,.1f} ({low:,.1f} – {high:,.1f}; {row['steps']:.0f} steps)"
 
 
 def _why(run: Run) -> str:
@@ -532,16 +568,12 @@ def _drawn(draw: Callable[[], Chart]) -> Chart:
         return charts.Chart(charts.style(figure, "not drawn"))
 
 
-def _readable(cells: pd.DataFrame, forms: Mapping[str, tuple[str, str]]) -> Styler:
-    """Return a table with numbers as they are to be read, by column a form and what stands for NaN, and texts as is."""
+def _reader(form: str, missing: str) -> Callable[[Any], str]:
+    """Return what writes a cell: a number as it is to be read, what stands for NaN, and texts as they are."""
 
-    def reading(form: str, missing: str) -> Callable[[Any], str]:
-        def read(value: Any) -> str:
-            if isinstance(value, str):
-                return value
-            return missing if value is None or value != value else form.format(value)
+    def read(value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        return missing if value is None or value != value else form.format(value)
 
-        return read
-
-    style = cells.style.format({column: reading(*form) for column, form in forms.items()}, escape="html")
-    return sortable(style.format_index(escape="html"))
+    return read

@@ -11,6 +11,7 @@ from typing import Any
 from labkit.comparison import differences, why
 from labkit.comparison.comparison import Comparison, is_function
 from labkit.comparison.measuring import measure
+from labkit.comparison.reading import time_to_come
 from labkit.comparison.replay import LAPTOP, Devices
 from labkit.comparison.why import Why
 from labkit.engines.arguments import check_first_parameter, check_world_size, naming
@@ -193,7 +194,9 @@ def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live
         except WorkerFailed:
             pass  # its row says why
         if live and not is_interactive:
-            print(summary.line(run), flush=True)
+            missing = [each for each in comparison.titles if each not in comparison.runs]
+            to_come = time_to_come(list(comparison.runs.values()), missing)
+            print(summary.line(run), *filter(None, [to_come]), sep="; ", flush=True)
             if kernel.has_kernel() and len(comparison.runs) == 1:
                 comparison.show_curves()
         if run.status == "stopped":

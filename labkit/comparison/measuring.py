@@ -24,7 +24,7 @@ from labkit.comparison import differences, why
 from labkit.comparison.differences import Portable
 from labkit.comparison.held import Held
 from labkit.comparison.program import Program, Recorder
-from labkit.comparison.timed import Timed, clip
+from labkit.comparison.timed import Load, LoadMeter, Timed, clip
 from labkit.profiling import COLLECTIVE, KERNEL, Mark, counted_sent, events_of, profiler, received
 from labkit.trace.phases import Phases
 
@@ -63,6 +63,8 @@ class Measured:
     """What of the network may make a step differ from that of one process (`labkit.comparison.why`)."""
     samples: frozenset[int] = frozenset()
     """Hashes of the samples of the first step, where the network was called with data."""
+    load: Load = Load()
+    """What the machine did up to the last of `steps_s`."""
 
     @property
     def weights(self) -> dict[str, Portable]:
@@ -125,6 +127,8 @@ class Observer:
         self._buffers: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
         self._samples: set[int] = set()
+        self._meter = LoadMeter()
+        self._load = Load()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -185,6 +189,7 @@ class Observer:
             self._profiler = self._open.enter_context(profiler(self._device, shapes=False))
         elif count in (plan.timed, plan.end):
             self._sent.append(counted_sent())
+            self._load = self._meter.load(self._device)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -208,6 +213,7 @@ class Observer:
             self._buffers,
             self._suspects,
             frozenset(self._samples),
+            self._load,
         )
 
     def _timed(self, which: slice, sent: list[Sent]) -> Timed:

@@ -17,6 +17,7 @@ import contextlib
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -50,6 +51,18 @@ class Piece(NamedTuple):
     """Of a call: a wait has the number of the call that it waits for."""
 
 
+class Work(NamedTuple):
+    """An operator of a step, by what its time on a device depends on."""
+
+    flops: float
+    moved: int
+    """Bytes of the tensors that it reads and writes."""
+    numbers: str = "32"
+    """Bits of the numbers that it multiplies: "64", "32", "16"; "conv 32" of convolutions, which may use TF32."""
+    in_step: bool = False
+    """Whether the optimizer calls it, which on a GPU steps all parameters in a few kernels."""
+
+
 @dataclass(frozen=True)
 class Program:
     """One step of one rank."""
@@ -57,6 +70,8 @@ class Program:
     pieces: tuple[Piece, ...] = ()
     uncounted: dict[str, float] = field(default_factory=dict)
     """Operators without a formula, by name: the share of the step's time in all operators that they took here."""
+    work: dict[Work, int] = field(default_factory=dict)
+    """All operators but views, and how often each was called."""
 
     @property
     def devices(self) -> int:
@@ -133,6 +148,7 @@ class Recorder:
         """Calls that nothing has waited for, and whether each was made in a backward pass."""
         self._seconds: dict[str, float] = {}
         self._counted_s = 0.0
+        self._work: Counter[Work] = Counter()
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
@@ -181,6 +197,9 @@ class Recorder:
         """Note an operator that was dispatched."""
         node = torch._C._current_autograd_node()
         formula = _formula(func._overloadpacket)
+        flops = 0.0 if formula is None else float(formula(*args, **kwargs, out_val=outputs))
+        if not is_view(func):
+            self._work[_work(func, args, outputs, flops, node is None and not torch.is_grad_enabled())] += 1
         if formula is None:
             self._seconds[str(func)] = self._seconds.get(str(func), 0.0) + seconds
             return
@@ -188,7 +207,7 @@ class Recorder:
         metadata: Any = {} if node is None else node.metadata
         device = metadata.get(ON_DEVICE, device)
         what = "forward" if node is None else "backward"
-        self._add(Piece(what, device, float(formula(*args, **kwargs, out_val=outputs))))
+        self._add(Piece(what, device, flops))
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Note and do a call of a process group; return what it returns."""
@@ -237,7 +256,7 @@ class Recorder:
         whole_s = sum(self._seconds.values()) + self._counted_s
         shares = {name: seconds / whole_s for name, seconds in self._seconds.items()}
         by_share = sorted(shares.items(), key=lambda item: -item[1])
-        return Program(tuple(pieces), dict(by_share[:8]) | {"all": sum(shares.values())})
+        return Program(tuple(pieces), dict(by_share[:8]) | {"all": sum(shares.values())}, dict(self._work))
 
 
 class _Mode(TorchDispatchMode):
@@ -305,6 +324,28 @@ def _formula(packet: Any) -> Callable[..., float] | None:
     # On a CPU attention has an operator of its own, for which older versions of PyTorch have no formula.
     same = getattr(torch.ops.aten, packet.__name__.replace("_for_cpu", ""), None)
     return flop_registry.get(same)
+
+
+def is_view(func: Any) -> bool:
+    """Whether an operator only looks at a tensor in another way, or makes one of which nothing is written."""
+    returns = [each.alias_info for each in func._schema.returns]
+    only_alias = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
+    return only_alias or func._overloadpacket.__name__ in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "detach",
+    )
+
+
+def _work(func: Any, args: Sequence[Any], outputs: Any, flops: float, in_step: bool) -> Work:
+    tensors = [*_flat(list(args)), *_flat(outputs)]
+    first = next((each.dtype.itemsize for each in tensors if each.is_floating_point()), 4)
+    numbers = {8: "64", 2: "16"}.get(first, "32")
+    if numbers == "32" and "convolution" in func._overloadpacket.__name__:
+        numbers = "conv 32"
+    return Work(flops, sum(each.numel() * each.element_size() for each in tensors), numbers, in_step)
 
 
 def _group_of(args: Sequence[Any]) -> Any:

@@ -35,6 +35,10 @@ HERE = "this machine's clock"
 """… and where the time is that of ranks that share this machine's cores."""
 
 
+SURE_S = 0.3
+"""From how many seconds on it is sure what the cores did: systems count in hundredths."""
+
+
 @runtime_checkable
 class Measurement(Protocol):
     """A rank's result that says more of its run than the run itself knows: `labkit.benchmark.run_strategy`'s, say."""
@@ -120,11 +124,53 @@ def columns(run: Run, devices: Devices) -> dict[str, float]:
         "step ms": 1000 * float(middle_s),
         "step ms, 10th percentile": 1000 * float(low_s),
         "step ms, 90th percentile": 1000 * float(high_s),
+        "steps": max((len(rank.steps_s) for rank in ranks), default=0),
         **parts([rank.timed for rank in ranks], ""),
         "sent KiB": statistics.fmean(sent) / 1024,
         "wire KiB": statistics.fmean(rank.wire_bytes for rank in ranks) / 1024,
         **{f"{what} KiB": max(rank.memory.get(what, 0) for rank in ranks) / 1024 for what in ranks[0].memory},
     }
+
+
+def others_cores(run: Run) -> float:
+    """Return how many of the machine's cores other programs used while a run's steps were timed; NaN if unknown."""
+    loads = [load for rank in measured(run) if (load := getattr(rank, "load", None)) and load.seconds > SURE_S]
+    if not loads:
+        return math.nan
+    own_cores = sum(load.own_s / load.seconds for load in loads)
+    return max(0.0, statistics.fmean(load.machine_s / load.seconds for load in loads) - own_cores)
+
+
+def samples_per_step(run: Run) -> float:
+    """Return how many samples a run takes in a step, over all its ranks; NaN if it has not logged `samples`."""
+    history = run.history
+    if SAMPLES not in history:
+        return math.nan
+    by_rank = history.dropna(subset=SAMPLES).groupby("rank")[SAMPLES]
+    return float(sum(statistics.median(values) for _, values in by_rank))
+
+
+def speed_up(run: Run, first: Run, devices: Devices) -> dict[str, float]:
+    """Return how many times as fast as the first run's a run's samples pass, and that by device.
+
+    By the clock of devices, ideal or real. Where not both have logged `samples`, their steps count as equally large.
+    """
+    each_s = [statistics.fmean(of_rank[0].step_s for of_rank in on_devices(one, devices)) for one in (first, run)]
+    if any(rank.is_on_gpu for one in (first, run) for rank in measured(one)):
+        each_s = [statistics.median(s for rank in measured(one) for s in rank.steps_s) for one in (first, run)]
+    samples = [samples_per_step(one) for one in (first, run)]
+    larger = samples[1] / samples[0] if not any(map(math.isnan, samples)) and samples[0] else 1.0
+    found = larger * each_s[0] / each_s[1] if each_s[1] else math.nan
+    used, had = (sum(len(of_rank) for of_rank in on_devices(one, devices)) for one in (run, first))
+    return {"speed-up": found, "efficiency": found * had / used}
+
+
+def time_to_come(over: Sequence[Any], titles: Sequence[str]) -> str:
+    """Say how many minutes these functions will take if each takes as long as those that are over; "" for less."""
+    if not over or not titles:
+        return ""
+    minutes = len(titles) * statistics.fmean(run.elapsed_s for run in over) / 60
+    return f"about {minutes:.0f} min for {', '.join(titles)}" if minutes >= 1 else ""
 
 
 def uncounted(run: Run) -> dict[str, float]:

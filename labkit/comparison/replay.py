@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from labkit.comparison.hardware import DEVICES, link_of
 from labkit.comparison.program import Piece, Program, expected_bytes
 from labkit.comparison.timed import Timed
 from labkit.profiling import Mark
@@ -61,30 +62,24 @@ class Devices:
         return max(1, rounds.get(piece.what, 1)) * self.latency_us / 1e6 + size / (self.link_gbytes_s * 1e9)
 
 
-LAPTOP = Devices(
-    30.0,
-    2.0,
-    20.0,
-    "two cores of a laptop",
-    "a core with AVX2 does 16 operations of 64 bits a cycle (Intel 64 Optimization Reference Manual), half of that in "
-    "practice; gloo over loopback, as lesson 03 measures it",
-)
+def _named(device: str, link: str, name: str) -> Devices:
+    """Return devices with the peaks of data sheets, of 64-bit numbers."""
+    computes = DEVICES[device]
+    carries = link_of(link, computes)
+    sources = dict.fromkeys((computes.source, carries.source))
+    return Devices(
+        1000 * computes.tflops["64"], carries.gbytes_s, carries.latency_us, name, f"64-bit peaks: {'; '.join(sources)}"
+    )
+
+
+LAPTOP = _named("laptop", "loopback", "two cores of a laptop")
 NAMED = (
     LAPTOP,
-    Devices(
-        9_700.0,
-        300.0,
-        10.0,
-        "A100, NVLink",
-        "64-bit peak of 9.7 TFLOP/s, NVLink of 600 GB/s both ways together: NVIDIA A100 data sheet (2021)",
-    ),
-    Devices(
-        34_000.0,
-        12.5,
-        30.0,
-        "H100, 100 Gb/s Ethernet",
-        "64-bit peak of 34 TFLOP/s: NVIDIA H100 SXM data sheet (2023); 100 Gb/s: IEEE 802.3bj",
-    ),
+    _named("A100", "NVLink", "A100, NVLink"),
+    _named("H100", "NVLink", "H100, NVLink"),
+    _named("H100", "100 Gb/s", "H100, 100 Gb/s Ethernet"),
+    _named("L4", "PCIe 4", "L4, PCIe 4"),
+    _named("T4", "25 Gb/s", "T4, 25 Gb/s Ethernet"),
 )
 """Real ones, by their data sheets: what no program quite reaches."""
 

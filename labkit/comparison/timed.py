@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from labkit.profiling import PARTS, Mark, split
 
@@ -36,6 +39,40 @@ class Timed:
         """
         each = [split([s, Mark("data", s.start_s, s.end_s), *clip(self.marks, s)]) for s in self.steps]
         return {part: statistics.median(e[part] for e in each) if each else math.nan for part in PARTS}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the machine's cores did while steps were timed."""
+
+    seconds: float = math.nan
+    machine_s: float = math.nan
+    """Seconds of computing by all programs, over all cores; what a hypervisor has taken away counts, too."""
+    own_s: float = math.nan
+    """By this rank."""
+    device: str = ""
+    """Of a rank with a GPU, what that is called."""
+
+
+class LoadMeter:
+    """Measures that from when it is made to `load()`."""
+
+    def __init__(self) -> None:
+        self._began = _cpu_s()
+
+    def load(self, device: torch.device) -> Load:
+        """Return what has been done since."""
+        seconds, machine_s, own_s = (now - then for now, then in zip(_cpu_s(), self._began, strict=True))
+        return Load(seconds, machine_s, own_s, torch.cuda.get_device_name(device) if device.type == "cuda" else "")
+
+
+def _cpu_s() -> tuple[float, float, float]:
+    import psutil
+
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # Linux counts them as user's, too
+    return time.monotonic(), sum(times) - idle_s - guests_s, time.process_time()
 
 
 COMPUTING = ("forward", "backward", "optimizer")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import ipywidgets as widgets
 
-from labkit.comparison.reading import HERE, ON_DEVICES, measured
+from labkit.comparison.reading import HERE, ON_DEVICES, measured, time_to_come
 from labkit.comparison.replay import NAMED, Devices
 from labkit.run import Run
 from labkit.ui import kernel, page, prewarm, summary
@@ -167,7 +167,8 @@ class View(threading.Thread):
                 lines.append(html.escape(summary.line(run)))
         to_come = [title for title in self._titles if title not in self._runs]
         if to_come:
-            lines.append(f"to come: {html.escape(', '.join(to_come))}")
+            over = [run for run in self._runs.values() if run.over.is_set()]
+            lines.append(f"to come: {html.escape(time_to_come(over, to_come) or ', '.join(to_come))}")
         text = "".join(f'<div style="line-height:1.5">{line}</div>' for line in lines)
         if text != self._now:
             self._said.value = self._now = text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import socket
 import sys
@@ -249,6 +250,14 @@ class System:
     def cores(self) -> int:
         """Return how many CPU cores this process may use."""
         return os.cpu_count() or 1
+
+    def release(self) -> str:
+        """Return which system this is, and which version of it."""
+        return f"{platform.system()} {platform.release()}"
+
+    def processor(self) -> str:
+        """Return what the CPU is called."""
+        return platform.processor() or platform.machine()
 
     def raise_open_files_limit(self, needed: int) -> int:
         """Raise how many files this process may have open to `needed`, as far as it may; return how many that are now.

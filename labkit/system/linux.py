@@ -197,6 +197,14 @@ class Linux(Posix):
         """Return how many CPU cores this process may use."""
         return len(os.sched_getaffinity(0))
 
+    def processor(self) -> str:
+        """Return what the CPU is called."""
+        with contextlib.suppress(OSError):
+            for line in _read("/proc/cpuinfo").splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+        return super().processor()
+
     def umask(self) -> int:
         """Return the mask without setting it: other threads may make files meanwhile."""
         with contextlib.suppress(OSError):
