@@ -1,7 +1,11 @@
 """What a training would take of ranks that are not there: how long a step is, what a rank holds, which way to train.
 
-`cost_model` says how long a step is on any number of ranks, and is fitted to a few measured ones. On the notebook's
-side only; no rank needs it.
+    cost_model  how long a step is on any number of ranks, fitted to a few measured ones, or of named devices
+    rank_memory what each rank holds of any `nn.Module`, by strategy; the largest batch, the fewest ranks
+    advice      one table of all that: what fits, how long a step is, whether it equals one process's (`labkit.advise`)
+
+Below them, `counting` takes a step on tensors without memory, `parameters` says who has which of them, `schedules` in
+which order a pipeline's rank takes its micro-batches. On the notebook's side; ranks need `split` at most.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from labkit.protocol.lazy import lazy_names
+from labkit.scaling.splitting import split
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.scaling.cost_model import STRATEGIES as STRATEGIES
@@ -17,10 +22,17 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.scaling.cost_model import Point as Point
     from labkit.scaling.cost_model import Prediction as Prediction
     from labkit.scaling.cost_model import fit as fit
-    from labkit.scaling.cost_model import split as split
+    from labkit.scaling.rank_memory import Memory as Memory
+    from labkit.scaling.rank_memory import fewest_ranks as fewest_ranks
+    from labkit.scaling.rank_memory import fits as fits
+    from labkit.scaling.rank_memory import largest_batch as largest_batch
+    from labkit.scaling.rank_memory import memory as memory
 
-_HOMES = dict.fromkeys(("STRATEGIES", "CostModel", "Fit", "Point", "Prediction", "fit", "split"), "cost_model")
+_HOMES = {
+    **dict.fromkeys(("STRATEGIES", "CostModel", "Fit", "Point", "Prediction", "fit"), "cost_model"),
+    **dict.fromkeys(("Memory", "fewest_ranks", "fits", "largest_batch", "memory"), "rank_memory"),
+}
 
-__all__ = sorted(_HOMES)
+__all__ = ["split", *_HOMES]
 
 __getattr__ = lazy_names(__name__, _HOMES, {})

@@ -20,12 +20,14 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from labkit.scaling.splitting import check_split, check_whole
 
 _Array = NDArray[np.float64]
 
@@ -48,18 +50,6 @@ thousands of fits with six spare points."""
 
 UNKNOWN_NOISE = 0.05
 """Assumed of a model's error, as a part of the step time, where as many numbers are fitted as there are points."""
-
-
-def split(batch_size: int, ranks: int) -> list[int]:
-    """Return each rank's share of a batch: whole samples, no two shares more than one apart, none lost.
-
-    `batch_size // ranks` on every rank loses up to `ranks - 1` samples of every batch, unsaid. With unequal shares the
-    mean of the ranks' means is not the mean over the batch: weight each rank's loss by `share * ranks / batch_size`.
-
-    Raises ValueError where a rank would have nothing to do.
-    """
-    _check_split(batch_size, ranks)
-    return [batch_size // ranks + (rank < batch_size % ranks) for rank in range(ranks)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +108,35 @@ class CostModel:
         if self.overlap > 1:
             raise ValueError(f"overlap is a share, 0 … 1, got {self.overlap}")
         for name in ("buckets", "stages", "micro_batches"):
-            _check_whole(name, getattr(self, name))
+            check_whole(name, getattr(self, name))
+
+    @classmethod
+    def of(
+        cls,
+        source: Any,
+        device: Any = "H100",
+        link: Any = "",
+        network: Any = "100 Gb/s",
+        node_ranks: int = 8,
+        **options: Any,
+    ) -> CostModel:
+        """Return the costs of a training on named devices, of which nothing is typed by hand.
+
+        Args:
+            source: a comparison that has a run of one process; or what `labkit.scaling.known` knows of a model.
+            device: one of `labkit.comparison.hardware.DEVICES`, or its name.
+            link: between devices of one machine, likewise of `LINKS`, or "NVLink"; by default NVLink where the device
+                has it, else PCIe 4.
+            network: between machines.
+            node_ranks: devices of a machine.
+            options: further fields, in place of what is found.
+
+        Computing takes as long as memory or multiplications do at the device's efficiency; what is sent hides behind
+        it, but for the last bucket.
+        """
+        from labkit.scaling import known
+
+        return cls(**known.costs(source, device, link, network, node_ranks) | options)
 
     def step_s(self, ranks: int, batch_size: int, strategy: str = "DDP") -> float:
         """Return the seconds of one step. `batch_size` is the sum over all ranks."""
@@ -135,13 +153,13 @@ class CostModel:
         """
         if strategy not in STRATEGIES:
             raise ValueError(f"the cost model knows {', '.join(STRATEGIES)}; got {strategy!r}")
-        _check_whole("ranks", ranks)
+        check_whole("ranks", ranks)
         chain = min(self.stages, ranks) if strategy.startswith("pipeline") else 1
         if ranks % chain:
             raise ValueError(f"{ranks} ranks do not make whole chains of {chain} stages; take a multiple of {chain}")
         copies = ranks // chain
         over_machines = strategy == "pipeline over machines"
-        _check_split(batch_size, copies)
+        check_split(batch_size, copies)
         share = math.ceil(batch_size / copies)  # the largest: everyone waits for it
         crowd = max(1.0, ranks / self.cores) if self.cores else 1.0
         fixed_crowd = max(crowd, ranks / self.fixed_cores) if self.fixed_cores else crowd
@@ -243,8 +261,11 @@ class Fit:
         return {name: (getattr(self.model, name), float(low), float(high)) for name, (low, high) in found.items()}
 
 
-def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: int = 100) -> Fit:
+def fit(points: Any, start: CostModel | None = None, free: Sequence[str] = (), draws: int = 100) -> Fit:
     """Find the `free` numbers of a cost model from measured steps; the others stay as in `start`.
+
+    `points` may be a comparison: its runs are the points, and what it knows of bytes, buckets and times is the start,
+    of this machine; then free are a sample's time and, if any run sends something, the time of a byte.
 
     Minimises the relative errors (Levenberg and Marquardt's method) over the logarithms of the free numbers, so that
     none becomes negative. `start` is a guess, taken to be right within a factor of ten or so: what the points do not
@@ -256,6 +277,14 @@ def fit(points: Iterable[Point], start: CostModel, free: Sequence[str], draws: i
     Raises ValueError for fewer points than free numbers, a name that cannot be fitted, a guess of 0, or a step time
     that is not positive.
     """
+    if hasattr(points, "runs"):
+        from labkit.scaling.known import points_of, this_machine
+
+        start = start or CostModel(**this_machine(points))
+        points = [Point(*point) for point in points_of(points)]
+        free = free or (("sample_s", "byte_s") if any(point.ranks > 1 for point in points) else ("sample_s",))
+    if start is None:
+        raise ValueError("the fit needs a cost model to start from: give `start`, or a comparison in place of points")
     points, free = list(points), tuple(free)
     _check_fit(points, start, free)
     guess = np.array([_to_free(name, getattr(start, name)) for name in free])
@@ -358,15 +387,3 @@ def _from_free(name: str, theta: float) -> float:
 def _expected_greatest(count: int) -> float:
     """Return the expected greatest of `count` standard normal values, to within .03."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
-def _check_split(batch_size: int, ranks: int) -> None:
-    _check_whole("ranks", ranks)
-    _check_whole("batch_size", batch_size)
-    if batch_size < ranks:
-        raise ValueError(f"a batch of {batch_size} leaves nothing to do for {ranks - batch_size} of {ranks} ranks")
-
-
-def _check_whole(name: str, value: int) -> None:
-    if value != int(value) or value < 1:
-        raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")

@@ -54,7 +54,7 @@ class Buffers(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional"):
             for tensor in tree_leaves((args, kwargs, result)):
-                if isinstance(tensor, Tensor):
+                if isinstance(tensor, Tensor) and not tensor.is_sparse:
                     storage = profiling.local(tensor).untyped_storage()
                     self.handed[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.look()
@@ -100,6 +100,7 @@ class Buffers(TorchDispatchMode):
 
 def key(tensor: Tensor) -> int:
     """Return what tells a tensor's storage from others, as long as it is there."""
+    tensor = tensor._values() if tensor.is_sparse else tensor
     return profiling.local(tensor).untyped_storage()._cdata
 
 

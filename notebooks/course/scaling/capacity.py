@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from course.scaling.memory_model import Memory, largest, memory
+from course.scaling.memory_model import memory
 from course.transformer import ALL, GPT, OneFOneB
 from labkit.scaling import Fit, Prediction
+from labkit.scaling.rank_memory import Memory, fewest_that_fit, largest, most_that_fit
 
 COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 """What the cost model calls the strategies of which it knows the time."""
@@ -30,16 +31,7 @@ def largest_batch(
     def total(times: int) -> int:
         return largest(memory(model, strategy, ranks, times * each, sequence, **options)).total
 
-    one, top = total(1), max(1, most // each)
-    if one > limit_bytes:
-        return 0
-    more = max(1, total(2) - one)  # memory grows nearly in proportion: begin where it would be full
-    times = max(1, min(top, 1 + int((limit_bytes - one) // more)))
-    while times > 1 and total(times) > limit_bytes:
-        times -= 1
-    while times < top and total(times + 1) <= limit_bytes:
-        times += 1
-    return times * each
+    return each * most_that_fit(limit_bytes, total, max(1, most // each))
 
 
 def fewest_ranks(
@@ -50,19 +42,9 @@ def fewest_ranks(
     Numbers of ranks by which the strategy cannot cut model or batch are passed over. Raises ValueError, with the last
     reason, if that is so of all of them.
     """
-    refused, tried = "", False
-    for ranks in (2**power for power in range(most.bit_length())):
-        try:
-            does = fits(limit_bytes, model, strategy, ranks, batch, sequence, **options)
-        except ValueError as error:
-            refused = str(error)
-            continue
-        tried = True
-        if does:
-            return ranks
-    if not tried:
-        raise ValueError(f"{strategy} runs on no number of ranks up to {most}: {refused}")
-    return None
+    return fewest_that_fit(
+        strategy, lambda ranks: fits(limit_bytes, model, strategy, ranks, batch, sequence, **options), most
+    )
 
 
 class Choice(NamedTuple):

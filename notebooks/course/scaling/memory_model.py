@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,49 +24,8 @@ from course.transformer.pipelines import GPipe
 from labkit.scaling import parameters, schedules
 from labkit.scaling.counting import fake, kept, kept_in_halves
 from labkit.scaling.parameters import Tensors
+from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
 from labkit.scaling.schedules import Action
-
-
-class Memory(NamedTuple):
-    """Bytes that one rank holds, each part when it holds most of it."""
-
-    parameters: int
-    gradients: int
-    optimizer_state: int
-    activations: int
-    """What autograd keeps for the backward pass, and the one block that is being recomputed; of zero bubble, also the
-    gradients from which its second backward pass begins."""
-    communication: int
-    """What is handed to collectives and messages and counts nowhere else; whole parameters that FSDP2 has gathered."""
-
-    @property
-    def total(self) -> int:
-        """The sum of the parts: enough, for not all parts are at their largest at the same time."""
-        return sum(self)
-
-
-class Precision(NamedTuple):
-    """In which numbers a model is trained."""
-
-    dtype: torch.dtype
-    """Of parameters, gradients and, if nothing else is said, of activations and of the optimizer's state."""
-    autocast: bool = False
-    """Whether products are of 16 bits, as in `course.transformer.BF16`."""
-    master: bool = False
-    """Whether the optimizer has its state, and parameters of its own, in 32 bits."""
-
-
-PRECISIONS = {
-    "float64": Precision(torch.float64),
-    "float32": Precision(torch.float32),
-    "bf16 autocast": Precision(torch.float32, autocast=True),
-    # 2 + 2 bytes of parameters and gradients, 12 of the optimizer: Rajbhandari et al. 2020, section 3.1.
-    "bf16": Precision(torch.bfloat16, master=True),
-}
-OPTIMIZERS = {"AdamW": 2, "SGD": 0, "SGD, momentum": 1}
-"""How many numbers each keeps for every parameter."""
-STEP_BYTES = 4
-"""AdamW counts the steps of each parameter tensor, in a number of 32 bits."""
 
 
 class Case(NamedTuple):
@@ -256,12 +215,8 @@ def _of_block(shape: Shape, cut: tuple[str, int]) -> Counter[tuple[int, ...]]:
 
 def _states(case: Case, tensors: Tensors) -> tuple[int, int, int]:
     """Return the bytes of parameters, of gradients and of the optimizer's state for them."""
-    numbers, each = parameters.numbers(tensors), OPTIMIZERS[case.optimizer]
-    itemsize = case.precision.dtype.itemsize
-    state = numbers * ((1 + each) * 4 if case.precision.master else each * itemsize)
-    if case.optimizer == "AdamW":
-        state += STEP_BYTES * sum(count for tensor, count in tensors.items() if math.prod(tensor))
-    return numbers * itemsize, numbers * itemsize, state
+    size = parameters.numbers(tensors) * case.precision.dtype.itemsize
+    return size, size, state_bytes(tensors, case.optimizer, case.precision.dtype.itemsize, case.precision.master)
 
 
 # Activations
@@ -387,8 +342,3 @@ def _pipeline(case: Case) -> list[Memory]:
             buffers = max(buffers, _states(case, mine)[0] + left)
         found.append(Memory(*_states(case, mine), _in_flight(case, cut, order, depths, batch), buffers))
     return [memory for memory in found for _ in range(parts)] * chains
-
-
-def largest(ranks: Iterable[Memory]) -> Memory:
-    """Return the memory of the rank that holds most."""
-    return max(ranks, key=lambda memory: memory.total)

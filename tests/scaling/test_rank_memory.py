@@ -1,0 +1,249 @@
+"""What is predicted of any module's memory, against real ranks, sums by hand, and PyTorch's own counters."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import labkit
+from course.scaling import memory as memory_of_gpt
+from course.strategies import ALL
+from course.transformer import GPT
+from labkit import profiling
+from labkit.comparison.chain import blocks
+from labkit.scaling import fewest_ranks, fits, largest_batch, memory
+from labkit.scaling.counting import counted, recomputed_blocks
+from labkit.scaling.rank_memory import WAYS
+from tests.benchmarks.fit import Buffers
+from tests.conftest import shared_session
+from tests.scaling.models import SIX, ResidualCNN, TiedLM, loss
+
+BATCH = 16
+PARTS = ("parameters", "gradients", "optimizer state", "activations", "communication")
+
+
+def adam(name):
+    """AdamW refuses sparse gradients."""
+    return "SGD" if name == "recommender" else "AdamW"
+
+
+def optimizer_of(name):
+    kind = torch.optim.SGD if adam(name) == "SGD" else torch.optim.AdamW
+    return functools.partial(kind, lr=1e-3)
+
+
+def model(name):
+    torch.manual_seed(0)
+    return SIX[name][0]()
+
+
+def asked(name, way, ranks, **options):
+    return memory(model(name), SIX[name][1](BATCH), way, ranks, loss=loss, optimizer=adam(name), **options)
+
+
+# What ranks really hold
+
+
+def held(worker, names, ways):
+    """Return what this rank holds in the third step, by part; of what is refused nothing."""
+    found = {}
+    for name in names:
+        for way in ways:
+            network, batch = model(name), SIX[name][1](BATCH)
+            try:
+                ALL[way].check(network, batch[0])
+                trainer = ALL[way](worker, network, loss, optimizer_of(name), profiling.Clock(worker.device))
+            except (ValueError, NotImplementedError):
+                continue
+            found[name, way] = of_a_step(trainer, batch)
+            dist.barrier()
+    return found
+
+
+def of_a_step(trainer, batch):
+    trainer.step(*batch)
+    gc.collect()
+    gc.freeze()
+    with profiling.activations(trainer.model) as kept, Buffers(trainer.model, profiling.kept_now()) as buffers:
+        trainer.step(*batch)
+        buffers.most = 0
+        trainer.step(*batch)
+    sizes = {**profiling.memory(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
+    sizes["parameters"] += profiling.size_bytes(trainer.model.buffers())
+    gc.unfreeze()
+    return sizes
+
+
+@functools.cache
+def of_real_ranks():
+    with shared_session(2) as ranks:
+        ways = [way for way in WAYS if way != "one process"]
+        run = labkit.launch(held, list(SIX), ways, on=ranks, world_size=2, live=False)
+    return run.results
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("name", SIX)
+def test_real_ranks_hold_what_was_predicted_within_five_percent(name):
+    results = of_real_ranks()
+    ways = [way for of, way in results[0] if of == name]
+    assert {"DDP", "ZeRO-1", "FSDP2"} - ({"ZeRO-1", "FSDP2"} if name == "recommender" else set()) <= set(ways)
+    off = {}
+    for way in ways:
+        for rank, expected in enumerate(asked(name, way, 2)):
+            really = results[rank][name, way]
+            off[way, rank, "in all"] = expected.total / sum(really[part] for part in PARTS) - 1
+            for part, size in zip(PARTS, expected, strict=True):
+                if really[part] > 0.05 * sum(really[each] for each in PARTS):
+                    off[way, rank, part] = size / really[part] - 1
+    assert {key: value for key, value in off.items() if abs(value) > 0.05} == {}
+
+
+def peak_of_the_allocator(step):
+    """Return the bytes that the CPU's allocator has given out at most while a step runs, above what was there."""
+    gc.collect()
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profiled:
+        step()
+    now = most = 0
+    for event in profiled.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("name", ["transformer", "tied language model", "residual CNN"])
+def test_recomputed_blocks_hold_as_much_less_as_predicted(name):
+    from torch.utils.checkpoint import checkpoint
+
+    peaks = {}
+    for recompute in (False, True):
+        network, (inputs, targets) = model(name), SIX[name][1](64)
+        for block in recomputed_blocks(network) if recompute else ():
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        for parameter in network.parameters():  # so that gradients are not part of the peak
+            parameter.grad = torch.zeros_like(parameter)
+        peaks[recompute] = peak_of_the_allocator(lambda n=network, i=inputs, t=targets: loss(n(i), t).backward())
+    batch = SIX[name][1](64)
+    expected = [memory(model(name), batch, "one process", recompute=each)[0].activations for each in (False, True)]
+    saved, really = expected[0] - expected[1], peaks[False] - peaks[True]
+    assert saved > 0.3 * expected[0]
+    assert saved == pytest.approx(really, rel=0.25)
+
+
+# Sums
+
+
+def test_states_are_so_many_bytes_a_number():
+    network = ResidualCNN(norm=nn.BatchNorm2d)
+    numbers = sum(p.numel() for p in network.parameters())
+    (found,) = memory(network, SIX["residual CNN"][1](4), "one process")
+    assert found.parameters == 4 * numbers + profiling.size_bytes(network.buffers()), "BatchNorm's statistics, too"
+    assert (found.gradients, found.communication) == (4 * numbers, 0)
+    assert found.optimizer_state == 8 * numbers + 4 * len(list(network.parameters()))
+    (short,) = memory(network, SIX["residual CNN"][1](4), "one process", precision="bf16")
+    assert (short.gradients, short.optimizer_state) == (2 * numbers, 12 * numbers + 4 * len(list(network.parameters())))
+    (frozen,) = memory(frozen_head(network), SIX["residual CNN"][1](4), "one process")
+    assert frozen.parameters == found.parameters
+    assert frozen.gradients == found.gradients - 4 * sum(p.numel() for p in network.head.parameters())
+
+
+def frozen_head(network):
+    network.head.requires_grad_(False)
+    return network
+
+
+def test_a_tied_weight_counts_once():
+    network = TiedLM()
+    (found,) = memory(network, SIX["tied language model"][1](4), "one process")
+    assert found.parameters == 4 * sum(p.numel() for p in network.parameters())
+
+
+def test_it_agrees_with_what_the_course_says_of_its_gpt():
+    network = GPT(4, 64, 4)
+    tokens = torch.zeros(8, 32, dtype=torch.long)
+    for way in ("DDP", "ZeRO-1"):
+        for one, other in zip(
+            memory_of_gpt(network, way, 2, 8, 32), memory(network, (tokens, tokens), way, 2), strict=True
+        ):
+            assert other.total == pytest.approx(one.total, rel=0.01)
+
+
+def test_the_model_and_the_default_type_stay_as_they_were():
+    network, before = model("transformer"), torch.get_default_dtype()
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    memory(network, SIX["transformer"][1](4), "DDP", 2, precision="bf16 autocast", recompute=True)
+    assert torch.get_default_dtype() == before
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert not any(block._forward_hooks for block in blocks(network))
+
+
+def test_a_model_of_the_meta_device_may_be_large():
+    with torch.device("meta"):
+        network = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(8)))
+    batch = torch.empty(64, 20_000, device="meta"), torch.empty(64, 20_000, device="meta")
+    whole = memory(network, batch, "DDP", 8)[0]
+    part = memory(network, batch, "FSDP2", 8)[0]
+    assert whole.parameters == pytest.approx(8 * 4 * 20_000**2, rel=1e-3)
+    assert part.parameters == pytest.approx(whole.parameters / 8, rel=1e-3)
+    assert not fits(40e9, network, batch, "DDP", 8)
+    assert fits(40e9, network, batch, "FSDP2", 8)
+    assert fewest_ranks(40e9, network, batch, "FSDP2") == 2
+
+
+def test_the_largest_batch_fits_and_the_next_does_not():
+    network, batch = model("residual CNN"), SIX["residual CNN"][1](4)
+    limit = 30e6
+    most = largest_batch(limit, network, batch, "DDP", 2)
+    assert most % 2 == 0
+    assert most > 4
+    assert fits(limit, network, SIX["residual CNN"][1](most), "DDP", 2)
+    assert not fits(limit, network, SIX["residual CNN"][1](most + 2), "DDP", 2)
+    assert largest_batch(1, network, batch, "DDP", 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: asked("U-Net", "magic", 2), "known are one process, DDP"),
+        (lambda: asked("U-Net", "DDP", 3), "a batch of 16 cannot be cut into 3 equal parts"),
+        (lambda: asked("U-Net", "GPipe", 2), "GPipe cannot cut this network: after down1, pool is called"),
+        (lambda: asked("tied language model", "1F1B", 2), "head.weight is embed.weight"),
+        (lambda: asked("recommender", "FSDP2", 2), "FSDP2 has no sparse gradients: tables.0.weight"),
+        (lambda: asked("residual CNN", "1F1B", 8), "1F1B needs as many micro-batches as stages"),
+        (lambda: memory(Asks(), torch.zeros(4, 2), "DDP", 2), "must not depend on the values"),
+        (lambda: memory(model("U-Net"), torch.zeros(()), "DDP", 2), "the batch has no tensor"),
+    ],
+)
+def test_what_is_not_known_is_refused(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+class Asks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum().item() > 0 else x
+
+
+# Operations
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_operations_are_those_that_flop_counter_mode_counts(name):
+    batch = SIX[name][1](BATCH)
+    with FlopCounterMode(display=False) as counter:
+        loss(model(name)(batch[0]), batch[1]).backward()
+    found = counted(model(name), batch, loss).program.flops
+    assert math.isclose(found, counter.get_total_flops(), rel_tol=0.02)
