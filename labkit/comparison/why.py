@@ -114,9 +114,11 @@ def find(
     """
     if same_samples is False:
         return Why("other samples: the ranks' first batches together are not that of the first run", [])
-    alone = [each for each in CHANGES if each in found]
+    # 64 bits first: if they make the weights equal, it was rounding alone, which BatchNorm's statistics enlarge.
+    together = tuple(each for each in CHANGES if each in found)
+    alone = sorted(together, key=lambda each: each != SHORT)
     trials: list[Trial] = []
-    for tried in [*((each,) for each in alone), *([tuple(alone)] if len(alone) > 1 else [])]:
+    for tried in [*((each,) for each in alone), *([together] if len(alone) > 1 else [])]:
         changed = " and ".join(CHANGES[each][0] for each in tried)
         difference, words = try_without(tried)
         trials.append(Trial(changed, difference, words))

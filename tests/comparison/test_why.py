@@ -23,7 +23,18 @@ def tried(equal_without):
 def test_what_makes_the_weights_equal_is_the_reason():
     found = find(frozenset((DROPOUT, BATCH_NORM, SHORT)), tried([BATCH_NORM]), True)
     assert found.reason.startswith("BatchNorm: ")
-    assert [trial.changed for trial in found.trials] == ["without dropout", "with BatchNorm's statistics fixed"]
+    tries = ["in 64 bits", "without dropout", "with BatchNorm's statistics fixed"]
+    assert [trial.changed for trial in found.trials] == tries
+
+
+def test_rounding_that_batch_norm_enlarges_is_called_rounding():
+    """Without either the weights are equal: 64 bits take all of it away, fixed statistics only what enlarges it."""
+
+    def either(changes):
+        return (0.0, "equal") if {SHORT, BATCH_NORM} & set(changes) else (0.1, "off by 1e-01 (0.weight)")
+
+    found = find(frozenset((BATCH_NORM, SHORT)), either, True)
+    assert found.reason == why.CHANGES[SHORT][1]
 
 
 def test_two_reasons_together_are_found():
