@@ -365,6 +365,7 @@ class _Question(NamedTuple):
         return [
             f"A row fits if it holds at most {ROOM:.0%} of {self.device.memory_gb:g} GB.",
             f"Times: from {QUICKER:g} to {SLOWER:g} times that speed, with 100 to 50 % of what is sent hidden.",
+            "A program that sends gradients only after its backward pass hides nothing, and takes longer.",
             "Not in it: loading, other users of the links, late ranks.",
             *(f"Source: {each}." for each in dict.fromkeys(sources)),
         ]
