@@ -1,7 +1,8 @@
 """Step times that others have published, and what is advised: the first two tables are lesson 11b's, three are new.
 
-The efficiencies of `labkit.comparison.hardware` and the range around a step go by the first two; nothing was fitted to
-the others. Each is of a network as large as theirs, not of their code.
+No number was fitted to any table. But the efficiency of `labkit.comparison.hardware` and the range around a step were
+chosen when the figures of one GPU were known for all five, and a link's latency after MPT's on 32 and 64: none of the
+tables is held out in full. Each is of a network as large as theirs, not of their code.
 """
 
 from __future__ import annotations
