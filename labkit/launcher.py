@@ -102,8 +102,8 @@ def launch(
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
-        *(fn, args, kwargs, bundles, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on),
-        *(watch, device),
+        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on),
+        *(watch, device, bundles),
     )
     check(asked, gpus)
     own = modules.of_reader()

@@ -36,8 +36,6 @@ class LaunchArgs(NamedTuple):
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
-    bundles: tuple[str, ...] = ()
-    """Which of `args=` and `kwargs=` were given."""
     world_size: Any = 0
     live: bool | None = None
     wait: bool = True
@@ -45,14 +43,16 @@ class LaunchArgs(NamedTuple):
     trace: Any = None
     backend: Any = None
     timeout_s: Any = None
-    seed: Any = None
+    seed: Any = DEFAULT_SEED
     name: Any = None
     on: Any = None
     watch: Any = None
     device: Any = None
+    bundles: tuple[str, ...] = ()
+    """Which of `args=` and `kwargs=` were given."""
 
 
-OWN = LaunchArgs._fields[4:]
+OWN = LaunchArgs._fields[3:-1]
 """What `labkit.launch` keeps for itself, besides `args` and `kwargs`."""
 
 

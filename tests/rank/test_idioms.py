@@ -215,7 +215,7 @@ def test_a_rank_finds_a_scripts_command_line_and_not_the_kernels(kernels, now, f
 @pytest.fixture
 def within(monkeypatch):
     """As in rank 1 of 4."""
-    found = hooks._Within(dist.HashStore(), False, 1, 4)
+    found = hooks._Within(dist.HashStore(), False, 1, 4, False)
     monkeypatch.setattr(hooks, "_within", found)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
