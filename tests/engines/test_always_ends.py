@@ -20,7 +20,7 @@ from labkit.monitor import stack_query as question
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pickling import pack_call
-from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, worker
+from labkit.rank import channels, descendants, failure, log_batcher, main, process_group, spawned, worker
 from labkit.run import Run
 from tests.support.forked_ranks import ForkedRanks, Stays
 from tests.support.injection import READS, WRITES, Delays, Ends, Garbles, Instrumented, Raises, has_bytes, places
@@ -28,7 +28,7 @@ from tests.support.tiers import few
 
 MODULES = (
     *(listener, local, spawn, follower, monitor_run),
-    *(channels, descendants, failure, log_batcher, main, process_group, worker),
+    *(channels, descendants, failure, log_batcher, main, process_group, spawned, worker),
 )
 
 NEVER_S = 40.0

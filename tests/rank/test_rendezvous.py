@@ -81,7 +81,7 @@ def test_a_job_after_another_meets_elsewhere(directory, tmp_path):
 
 
 def test_on_ray_they_meet_in_the_directory_that_their_actor_removes(directory, environment):
-    environment["LABKIT_RANK"] = "0"
+    environment |= {"LABKIT_RANK": "0", "LABKIT_RANK_FOLDER": str(directory.path)}
     of_two(directory, local_world_size=2)
     assert rank_entry._mine.folder.parent == directory.path
 
