@@ -94,8 +94,11 @@ def trial(t: Trial, length: int, width: int) -> None:
     if n > 1:
         in_order = torch.arange(n * time)
         rows = in_order.view(n, time)[t.rank]
-        known["this rank's keys and values only"] = _gathered(q, ks[t.rank], vs[t.rank], queries[:, None] >= own)
-        known["masked as if the sequence were cut in order"] = _gathered(q, k, v, rows[:, None] >= in_order)
+        alone, ordered = "this rank's keys and values only", "masked as if the sequence were cut in order"
+        if t.rank:
+            known[alone] = _gathered(q, ks[t.rank], vs[t.rank], queries[:, None] >= own)
+        # On rank 0 both come to the same: in order, its queries see no other rank's keys.
+        known[ordered if t.rank else f"{alone}, or {ordered}"] = _gathered(q, k, v, rows[:, None] >= in_order)
     finite = isinstance(found, torch.Tensor) and bool(torch.isfinite(found).all())
     if isinstance(found, torch.Tensor) and not finite:
         t.fail("not all numbers are finite: has a query seen nothing yet? Begin with your own block")
