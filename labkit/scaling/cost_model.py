@@ -123,7 +123,7 @@ class CostModel:
         """Return the costs of a training on named devices, of which nothing is typed by hand.
 
         Args:
-            source: a comparison that has a run of one process; or what `labkit.scaling.known` knows of a model.
+            source: a comparison that has a run of one process; or what is known of a model.
             device: one of `labkit.comparison.hardware.DEVICES`, or its name.
             link: between devices of one machine, likewise of `LINKS`, or "NVLink"; by default NVLink where the device
                 has it, else PCIe 4.

@@ -81,7 +81,7 @@ def test_every_link_leads_somewhere(site, pages):
             there = (file.parent / unquote(target)).resolve() if target else file
             if not there.is_file() or (fragment and there in pages and fragment not in pages[there].ids):
                 lost.append(f"{file.relative_to(site)}: {link}")
-    assert lost == []
+    assert lost == [], "\n".join(lost)
 
 
 def test_nothing_is_loaded_from_a_network(pages):
@@ -135,7 +135,7 @@ def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
                 r"<code[^>]*><span class=\"pre\">((?:labkit|course)(?:\.\w+)+)(?:\(\))?</span></code>", plain
             )
             lost += [f"{file.relative_to(site)}: {name}" for name in names]
-    assert lost == []
+    assert lost == [], "\n".join(lost)
 
 
 def test_lists_of_arguments_and_code_are_shown_as_such(site):

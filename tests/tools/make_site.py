@@ -36,6 +36,7 @@ ERRORS = {"gpu": "GPU", "tpu": "TPU", "slurm": "SLURM", "torchrun": "torchrun", 
 """Titles of errors' pages that are no plain words."""
 
 RETURNED = {
+    "comparison.hardware": ("Device", "DEVICES"),
     "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
     "comparison.why": ("Why",),
@@ -80,10 +81,15 @@ def directive(path: str, thing: object) -> str:
 
 
 def members(module: ModuleType) -> Iterator[tuple[str, object]]:
-    """Yield what a public module offers: functions and classes of its own, or what its `__all__` names."""
+    """Yield what a public module offers: functions and classes of its own, or what its `__all__` names.
+
+    Not what the course has of labkit, which is shown there.
+    """
     listed = getattr(module, "__all__", None)
     for name in listed or vars(module):
         thing = getattr(module, name)
+        if module.__name__.startswith("course") and getattr(thing, "__module__", "").startswith("labkit."):
+            continue
         if listed or (
             not name.startswith("_")
             and getattr(thing, "__module__", None) == module.__name__
