@@ -1,4 +1,4 @@
-"""A network as a chain of layers, which can be cut between them; and as blocks, each of which is wrapped for itself."""
+"""A network as a chain of layers, to be cut between two of them, and as blocks, to be wrapped one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """Return what FSDP2 shards for itself: children with parameters, of lists and dicts of modules their elements.
+    """Return the modules that FSDP2 wraps: children that have parameters; of module lists and dicts, the elements.
 
     These are never called themselves. Children that share a weight are left to the whole network: FSDP2 wants both in
     one group.

@@ -569,7 +569,7 @@ def _drawn(draw: Callable[[], Chart]) -> Chart:
 
 
 def _reader(form: str, missing: str) -> Callable[[Any], str]:
-    """Return what writes a cell: a number as it is to be read, what stands for NaN, and texts as they are."""
+    """Return a function that formats a cell: numbers for reading, NaN by its stand-in, text unchanged."""
 
     def read(value: Any) -> str:
         if isinstance(value, str):

@@ -1,8 +1,8 @@
 """What a rank's tensors hold in a step, by owner: each storage once, and the most of each kind.
 
-A rank holds more than its optimizer knows: a network of which it uses only half, DDP's buckets, a layer that FSDP2 has
-gathered. So all tensors that Python's garbage collector tracks are counted, when the network has been called, after the
-backward pass and when the optimizer has stepped. Two kinds are not among them. DDP's buckets lie in C++; they are
+A rank holds more than its optimizer's parameters: a network of which it uses only half, DDP's buckets, a layer that
+FSDP2 has gathered. So all tensors that Python's garbage collector tracks are counted: after the network's call, after
+the backward pass and when the optimizer has stepped. Two kinds are not among them. DDP's buckets lie in C++; they are
 as large as the gradients, unless these lie in them. What autograd keeps is counted as it is saved and let go
 (`labkit.profiling.activations`).
 

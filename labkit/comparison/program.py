@@ -229,7 +229,7 @@ class Recorder:
         outputs = func(*args, **kwargs)
         number, self._calls = self._calls, self._calls + 1
         peer = ranks[args[2]] if kind in ("send", "recv") and name != "recv_any_source" else -1
-        # gloo has no reduce-scatter: it is an all-reduce of which each rank keeps its part. What is sparse is gathered.
+        # gloo implements reduce-scatter as an all-reduce; each rank keeps its shard. Sparse tensors are gathered.
         is_gloo = group is not None and "gloo" in str(dist.get_backend(group))
         done_by = "all_reduce" if is_gloo and kind == "reduce_scatter" else "all_gather" if is_sparse else kind
         sent = expected_bytes(done_by, size, len(ranks))
@@ -327,7 +327,7 @@ def _formula(packet: Any) -> Callable[..., float] | None:
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operator only looks at a tensor in another way, or makes one of which nothing is written."""
+    """Whether an operator returns a view of a tensor, or allocates one and writes nothing to it."""
     returns = [each.alias_info for each in func._schema.returns]
     only_alias = bool(returns) and all(alias is not None and not alias.is_write for alias in returns)
     return only_alias or func._overloadpacket.__name__ in (

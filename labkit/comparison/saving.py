@@ -98,7 +98,7 @@ def save(comparison: Saved, path: str | os.PathLike[str], title: str, notes: str
 
 
 def facts(comparison: Saved, notes: str = "") -> dict[str, str]:
-    """Return what is said beside the numbers, by heading."""
+    """Return the notes that go with the numbers, by heading."""
     about = comparison.circumstances
     gpus = {rank.load.device for run in comparison.runs.values() for rank in measured(run)} - {""}
     found = {"machine": "; ".join([about.machine, *sorted(gpus)]), "versions": about.versions, "began": about.began}

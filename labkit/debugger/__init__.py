@@ -1,4 +1,5 @@
 """`breakpoint()` and `input()` in a launched function: asked under the cell, with the rank in the prompt.
+
 The rank's side is `labkit.rank.breakpoints`.
 
     the notebook's kernel                                 each rank

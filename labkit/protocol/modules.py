@@ -67,13 +67,17 @@ def is_readers(file: str, cells: Container[str] = ()) -> bool:
     return file in cells or not file.startswith((*LIBRARIES, HERE, "<"))
 
 
+def file_of(module: Any) -> str | None:
+    """Return the absolute path that a module was loaded from; None if its spec names none."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return os.path.abspath(origin) if isinstance(origin, str) else None
+
+
 def is_library(name: str) -> bool:
     """Return whether a module of this name has been imported and is no file of the reader's."""
     module = sys.modules.get(name)
-    file = getattr(getattr(module, "__spec__", None), "origin", None)
-    return (
-        module is not None and name != "__main__" and not (isinstance(file, str) and is_readers(os.path.abspath(file)))
-    )
+    file = file_of(module)
+    return module is not None and name != "__main__" and not (file is not None and is_readers(file))
 
 
 def of_reader() -> dict[str, Own]:
@@ -82,11 +86,9 @@ def of_reader() -> dict[str, Own]:
         if _seen.get(name) is not module:
             _seen[name] = module
             _own.pop(name, None)
-            file = getattr(getattr(module, "__spec__", None), "origin", None)
-            if isinstance(file, str) and file.endswith(".py") and name != "__main__":
-                file = os.path.abspath(file)
-                if is_readers(file):
-                    _own[name] = Own(file, module.__spec__, _stamp_as_imported(module, file))
+            file = file_of(module)
+            if file is not None and file.endswith(".py") and name != "__main__" and is_readers(file):
+                _own[name] = Own(file, module.__spec__, _stamp_as_imported(module, file))
     for name in _own.keys() - sys.modules.keys():
         del _own[name], _seen[name]
     return dict(_own)

@@ -93,6 +93,6 @@ def _as_python_would(script: Script) -> Iterator[tuple[types.ModuleType, str, An
     finally:
         sys.path[:] = path
         for name in set(sys.modules) - imported:
-            origin = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None)
-            if isinstance(origin, str) and modules.is_readers(os.path.abspath(origin)):
+            loaded_from = modules.file_of(sys.modules[name])
+            if loaded_from is not None and modules.is_readers(loaded_from):
                 del sys.modules[name]  # the next script imports it as it is then

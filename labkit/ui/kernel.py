@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+NOTHING = {"text/plain": ""}
+"""Shown where there is nothing to show yet, or any more."""
+
 NO_WIDGETS = "(shown live where the front end has widgets; what stays comes when it is over)"
 """The text of widgets, for front ends without them."""
 
@@ -159,7 +162,7 @@ def display(thing: Any, **options: Any) -> Any:
 
 def reserve() -> DisplayHandle:
     """Reserve an output under the cell for what is shown there later, with `update`."""
-    return display({"text/plain": ""}, raw=True, display_id=True)
+    return display(NOTHING, raw=True, display_id=True)
 
 
 def has_subshells() -> bool:

@@ -145,7 +145,7 @@ class LiveView(threading.Thread):
             bundle = {"text/plain": formatting.plain(self._run)}
         self._box_handle.update(bundle, raw=True)
         if not (self._run.recorded.names and self._attempt(self._show_final_chart)):
-            self._chart_handle.update({"text/plain": ""}, raw=True)
+            self._chart_handle.update(kernel.NOTHING, raw=True)
         if not self._attempt(lambda: self._leave(bundle)):
             self._box.children = [widgets.HTML(f"<pre>{html.escape(formatting.plain(self._run))}</pre>")]
 

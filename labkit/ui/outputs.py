@@ -14,9 +14,6 @@ from labkit.ui import kernel, page
 if TYPE_CHECKING:
     from labkit.ui.charts import Chart
 
-NOTHING = {"text/plain": ""}
-"""Shown where there is no chart."""
-
 
 class Place:
     """Where a chart is shown, and another one later.
@@ -36,7 +33,7 @@ class Place:
         self._last = bundle
         self._shown, self._empty = self._empty, self._shown
         self._shown.update(bundle, metadata=metadata, raw=True)
-        self._empty.update(NOTHING, raw=True)
+        self._empty.update(kernel.NOTHING, raw=True)
 
 
 class ChangingOutputs:
@@ -68,11 +65,11 @@ class ChangingOutputs:
         from labkit.ui.charts import PLOTLY  # not above: it imports Plotly, which is here once there are charts
 
         shown = [(chart.bundle(), chart.metadata()) for chart in charts]
-        empty: list[tuple[dict[str, Any], dict[str, Any]]] = [(NOTHING, {})] * (self._count - len(charts))
+        empty: list[tuple[dict[str, Any], dict[str, Any]]] = [(kernel.NOTHING, {})] * (self._count - len(charts))
         for place, (bundle, metadata) in zip(self._places, [*shown, *empty], strict=True):
             place.show(bundle, metadata)
         if self._table is not None:
-            self._table.update(NOTHING if table is None else table, raw=table is None)
+            self._table.update(kernel.NOTHING if table is None else table, raw=table is None)
         figures = [bundle[PLOTLY] for bundle, _ in shown]
         now = (figures, "" if table is None else table._repr_html_(), "; ".join(chart.words() for chart in charts))
         with self._lock:
