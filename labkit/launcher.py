@@ -38,7 +38,7 @@ def launch(
     world_size: int | None = None,
     backend: str | None = None,
     wait: bool = True,
-    timeout_s: float | None = None,
+    stall_s: float | None = None,
     seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
@@ -67,7 +67,7 @@ def launch(
             torchrun, else "gloo".
         wait: whether to return when the run is over. With False the run goes on in the background, and its live view
             too.
-        timeout_s: end the run when no rank has logged, printed or returned anything for so many seconds.
+        stall_s: end the run when no rank has logged, printed or returned anything for so many seconds.
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
@@ -102,7 +102,7 @@ def launch(
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
-        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, timeout_s, seed, name, on),
+        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, stall_s, seed, name, on),
         *(watch, device, bundles),
     )
     check(asked, gpus)
@@ -144,8 +144,8 @@ def launch(
     observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
     trackers = writers(log_to, fn, args, kwargs, world_size)
     name = printable(name or name_of(fn))
-    engine = LocalEngine(world_size) if on is None else on.engine(name, timeout_s)
-    run = Run(engine, world_size, name, timeout_s, observers)
+    engine = LocalEngine(world_size) if on is None else on.engine(name, stall_s)
+    run = Run(engine, world_size, name, stall_s, observers)
     run.launched_by = kernel.this_execution()
     _stop_earlier(run)
     try:
@@ -170,7 +170,7 @@ def run_script(file: str | os.PathLike[str], /, *arguments: Any, **options: Any)
     Args:
         file: the script.
         arguments: its command line, `"--lr", 0.1`; each is passed as a text.
-        options: those of `labkit.launch`: `world_size`, `on`, `timeout_s`, `trace` …
+        options: those of `labkit.launch`: `world_size`, `on`, `stall_s`, `trace` …
 
     Raises:
         FileNotFoundError: there is no such file.

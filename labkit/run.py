@@ -67,7 +67,7 @@ class Run(RunRecord):
         engine: Engine,
         world_size: int,
         name: str,
-        timeout_s: float | None = None,
+        stall_s: float | None = None,
         observers: Sequence[RunObserver] = (),
     ) -> None:
         super().__init__(engine, world_size, name)
@@ -77,7 +77,7 @@ class Run(RunRecord):
         self.switched_off = self._observers.failed
         for observer in self._observers:
             observer.run = self
-        self._follower = Follower(self, self._observers, self._stack_query, timeout_s, self._settle)
+        self._follower = Follower(self, self._observers, self._stack_query, stall_s, self._settle)
         self.launched_by: kernel.Execution | None = None
         """The execution of a cell that has launched it."""
         self.is_watched = True

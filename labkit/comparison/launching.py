@@ -31,7 +31,7 @@ def compare(
     *,
     world_size: int | Mapping[str, int] | None = None,
     on: Any = None,
-    timeout_s: float | None = None,
+    stall_s: float | None = None,
     devices: Devices = LAPTOP,
     live: bool = True,
     **named: Any,
@@ -54,7 +54,7 @@ def compare(
         name: what was logged, to draw and to tabulate.
         world_size: ranks of each function, or by title; by default one per GPU, or 2 without GPUs.
         on: a `labkit.Session` to launch on; by default one is made, and closed.
-        timeout_s: end a run when no rank has logged, printed or returned anything for so many seconds.
+        stall_s: end a run when no rank has logged, printed or returned anything for so many seconds.
         live: show the comparison while it grows; else only when it is the last expression of a cell.
         devices: how fast ideal devices and their links are; `NAMED` in `labkit.comparison.replay` has real ones.
         named: runs and functions by title; everything else, classes included, is passed on to each function.
@@ -88,7 +88,7 @@ def compare(
             _check_logged(done, name)
     comparison = Comparison(done, name)
     comparison.devices = devices
-    comparison.launching = Launching(parameters, world_size, on, timeout_s)
+    comparison.launching = Launching(parameters, world_size, on, stall_s)
     if functions:
         comparison.launching.launch(comparison, functions, live)
     return comparison
@@ -102,7 +102,7 @@ class Launching:
     """What each function is called with, beside the worker."""
     world_size: int | Mapping[str, int] | None
     on: Any
-    timeout_s: float | None
+    stall_s: float | None
     ranks: dict[str, int] = dataclasses.field(default_factory=dict)
     """How many each function had, by title."""
     calls: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
@@ -119,7 +119,7 @@ class Launching:
         self.ranks |= ranks
         self.calls |= {title: (measure, function, self.parameters) for title, function in functions.items()}
         session = self.on if self.on is not None else Session(max(ranks.values()))
-        options: dict[str, Any] = {"on": session, "timeout_s": self.timeout_s, "live": False, "wait": False}
+        options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False, "wait": False}
 
         def launching(title: str) -> Callable[[], Run]:
             return lambda: launch(*self.calls[title], **options, world_size=ranks[title], name=title)
@@ -152,7 +152,7 @@ class Launching:
         seen = [frozenset().union(*(rank.samples for rank in ranks)) for ranks in results.values()]
         found = frozenset().union(*(rank.suspects for ranks in results.values() for rank in ranks))
         session = self.on if self.on is not None else Session(max(self.ranks[first], self.ranks[title]))
-        options: dict[str, Any] = {"on": session, "timeout_s": self.timeout_s, "live": False}
+        options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False}
 
         def try_without(changes: Sequence[str]) -> tuple[float, str]:
             weights = []

@@ -9,7 +9,7 @@ The rank's side is `labkit.rank.breakpoints`.
                 which rank is at which prompt ◄─ Asks ─── prompt   Python's own pdb, whose input and output
     panel       the same under the cell       ── LINE ──►          are this conversation
 
-A rank at a prompt keeps the others waiting as any slow rank does: in their next collective. Meanwhile `timeout_s` does
+A rank at a prompt keeps the others waiting as any slow rank does: in their next collective. Meanwhile `stall_s` does
 not run (`RunRecord.paused_by`), and process groups wait a day instead of minutes (`hook.hold_timeouts`).
 
 Where nobody can answer, the hook raises at once. On a cluster nobody can: ranks there are reached through files.

@@ -81,7 +81,7 @@ class Debugger(RunObserver):
         return bool(self._asking or self._moving)
 
     def _pause_timeout(self) -> None:
-        """Have `timeout_s` not run while somebody debugs."""
+        """Have `stall_s` not run while somebody debugs."""
         self.run.paused_by = self if self._is_in_use else None
 
     def take(self, event: Any) -> None:

@@ -42,7 +42,7 @@ class LaunchArgs(NamedTuple):
     log_to: Any = None
     trace: Any = None
     backend: Any = None
-    timeout_s: Any = None
+    stall_s: Any = None
     seed: Any = DEFAULT_SEED
     name: Any = None
     on: Any = None
@@ -79,7 +79,7 @@ def check(asked: LaunchArgs, gpus: int | None) -> None:
         world_size = ranks_on(asked.on, asked.world_size).world_size
     check_backend(asked.backend, world_size, gpus)
     check_device(asked.device, asked.backend, gpus)
-    check_options(asked.timeout_s, asked.seed, asked.name, asked.live, asked.watch)
+    check_options(asked.stall_s, asked.seed, asked.name, asked.live, asked.watch)
 
 
 def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Collection[str]) -> None:
@@ -192,11 +192,11 @@ def check_device(device: Any, backend: str | None, gpus: int | None) -> None:
         raise ValueError(f"device='cpu', but backend {backend!r} takes CUDA tensors; use 'gloo'")
 
 
-def check_options(timeout_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
+def check_options(stall_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
     """Raise TypeError or ValueError for any of these that is of no use."""
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and 0 < timeout_s < math.inf):
-        raise ValueError(f"timeout_s is a number of seconds greater than 0, or None; got {timeout_s!r}")
+    is_number = isinstance(stall_s, (int, float)) and not isinstance(stall_s, bool)
+    if stall_s is not None and not (is_number and 0 < stall_s < math.inf):
+        raise ValueError(f"stall_s is a number of seconds greater than 0, or None; got {stall_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")
     if name is not None and not isinstance(name, str):

@@ -25,7 +25,7 @@ class Target:
     reserved = 0
     """Number of ranks that share the GPUs, where that is more than `world_size`."""
 
-    def engine(self, name: str, timeout_s: float | None) -> Engine:
+    def engine(self, name: str, stall_s: float | None) -> Engine:
         """Return the engine for one run."""
         raise NotImplementedError
 

@@ -47,7 +47,7 @@ class Here(Target):
     is_here = True
     world_size = 1
 
-    def engine(self, name: str, timeout_s: float | None) -> InProcessEngine:
+    def engine(self, name: str, stall_s: float | None) -> InProcessEngine:
         """Return what carries one run. Raises RuntimeError where the function cannot run; OSError on Windows."""
         require_posix("labkit.Here()")
         if threading.current_thread() is not threading.main_thread():

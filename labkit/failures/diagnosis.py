@@ -17,8 +17,8 @@ def diagnose_silence(silent_s: float, first_silent: int, ranks: list[RankFacts])
         first_silent: The rank that made progress least recently.
         ranks: What is known of every rank.
     """
-    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s)"
-    cause = f"Rank {first_silent} was the first to fall silent. Give a longer timeout_s if such silence is expected."
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s)"
+    cause = f"Rank {first_silent} was the first to fall silent. Give a longer stall_s if such silence is expected."
     return Diagnosis(first_silent, headline, cause, others(ranks, first_silent), "hang")
 
 
@@ -39,7 +39,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
         first_silent = missed.concerned[0]
     blamed = apart[0] if apart else first_silent
     where = missed.text or stacks.in_words
-    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (timeout_s): {where}"
+    headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s): {where}"
     hint = (
         f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
         if apart
@@ -47,7 +47,7 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
     )
     cause = "\n\n".join(
         [
-            f"{hint} Give a longer timeout_s if such silence is expected.",
+            f"{hint} Give a longer stall_s if such silence is expected.",
             *filter(None, [missed.unknown]),
             *stacks.blocks(),
         ]

@@ -108,13 +108,13 @@ class Launcher(Target):
     folder: Path
     """Where the runs' folders are made."""
 
-    def job(self, name: str, timeout_s: float | None) -> LauncherJob:
+    def job(self, name: str, stall_s: float | None) -> LauncherJob:
         """Return a job for one run or session; it is not started yet."""
         raise NotImplementedError
 
-    def engine(self, name: str, timeout_s: float | None) -> LaunchedEngine:
+    def engine(self, name: str, stall_s: float | None) -> LaunchedEngine:
         """Return the engine for one run."""
-        return LaunchedEngine(self.job(name, timeout_s))
+        return LaunchedEngine(self.job(name, stall_s))
 
 
 class LaunchedEngine(DirectoryEngine):

@@ -83,10 +83,10 @@ class Torchrun(Launcher):
         self.rdzv_endpoint, self.folder = rdzv_endpoint, runs_folder(folder)
         self.world_size = nnodes * nproc_per_node
 
-    def job(self, name: str, timeout_s: float | None) -> TorchrunJob:
+    def job(self, name: str, stall_s: float | None) -> TorchrunJob:
         """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
         require_posix("labkit.Torchrun")
-        about = {"name": name, "timeout_s": timeout_s}
+        about = {"name": name, "stall_s": stall_s}
         return TorchrunJob(self.world_size, new_directory(self.folder, name), about, self)
 
     def arguments(self, supervisor: Path, directory: Path) -> list[str]:

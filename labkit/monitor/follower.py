@@ -1,6 +1,6 @@
 """Follows the ranks of one run in a thread: brings their events to its state, and minds the time.
 
-The one place where a run's deadlines are kept: after a failure, a stop, a silence (`timeout_s`), and after all have
+The one place where a run's deadlines are kept: after a failure, a stop, a silence (`stall_s`), and after all have
 returned. What is decided there is tested without processes, in `state` and `diagnosis`.
 """
 
@@ -27,7 +27,7 @@ KILL_AGAIN_S = 0.5
 """Time after which ranks are ended once more: to look for their children is dear, and delays the end of all."""
 
 STARTING_S = 120.0
-"""Least time that ranks may take to start, whatever `timeout_s` says; importing torch can be slow."""
+"""Least time that ranks may take to start, whatever `stall_s` says; importing torch can be slow."""
 
 POLL_S = 0.05
 """How long to wait for what comes from ranks before looking at the clock again …"""
@@ -46,12 +46,12 @@ class Follower:
         run: RunRecord,
         observers: Observers,
         stack_query: StackQuery,
-        timeout_s: float | None,
+        stall_s: float | None,
         on_end: Callable[[], object],
     ) -> None:
         self._run, self._observers, self._stack_query = run, observers, stack_query
         self._engine, self._state = run.engine, run._state
-        self._timeout_s, self._on_end = timeout_s, on_end
+        self._stall_s, self._on_end = stall_s, on_end
         self.diagnosis: Diagnosis | None = None
         """Why the run failed, once it is over; None if it has not."""
         self.stop_outcome = ""
@@ -170,16 +170,16 @@ class Follower:
             state.end_by_s = now_s + KILL_AGAIN_S
             self._engine.kill()
             return
-        if self._timeout_s is not None and not (state.stop_asked or state.is_queued or state.end_by_s < float("inf")):
+        if self._stall_s is not None and not (state.stop_asked or state.is_queued or state.end_by_s < float("inf")):
             is_starting = any(rank.phase == "starting" for rank in state.ranks)
-            if now_s - state.progress_s > (max(self._timeout_s, STARTING_S) if is_starting else self._timeout_s):
+            if now_s - state.progress_s > (max(self._stall_s, STARTING_S) if is_starting else self._stall_s):
                 with self._run.lock:
-                    self._end_the_silent(self._timeout_s, now_s)
+                    self._end_the_silent(self._stall_s, now_s)
                 return
         with self._run.lock:
             self._observers.look(now_s - state.progress_s)
 
-    def _end_the_silent(self, timeout_s: float, now_s: float) -> None:
+    def _end_the_silent(self, stall_s: float, now_s: float) -> None:
         """End ranks that have been silent for too long, once those have heard that ask them why."""
         ranks, silent_s = self._state.ranks, now_s - self._state.progress_s
         query = self._stack_query
@@ -187,8 +187,8 @@ class Follower:
             return
         silent = [number for number, rank in enumerate(ranks) if not rank.returned and rank.phase != "idle"]
         first = min(silent, key=lambda n: max(self._state.recorded.progress(n).time_s, ranks[n].printed_s))
-        found = self._observers.ask(query, lambda query: query.explain_silence(timeout_s, first), None)
-        self._silence = found or diagnose_silence(timeout_s, first, self._facts())
+        found = self._observers.ask(query, lambda query: query.explain_silence(stall_s, first), None)
+        self._silence = found or diagnose_silence(stall_s, first, self._facts())
         if self._silence.rank is not None:
             ranks[self._silence.rank].phase = "failed"
         self._state.has_failed, self._state.end_by_s = True, now_s

@@ -96,7 +96,7 @@ class RunRecord:
         self.switched_off: list[str] = []
         """A sentence for each observer that failed."""
         self.paused_by: object = None
-        """The observer for which `timeout_s` does not run just now: somebody is at a prompt."""
+        """The observer for which `stall_s` does not run just now: somebody is at a prompt."""
         self.panel: Any = None
         """A widget for the live view: the debugger's, once a rank asks for a line."""
         self._state = RunState(world_size, engine.failure_grace_s, time.monotonic())

@@ -249,10 +249,10 @@ class StackQuery(RunObserver):
             return True
         return not self.have_come()
 
-    def explain_silence(self, timeout_s: float, first_silent: int) -> Diagnosis:
+    def explain_silence(self, stall_s: float, first_silent: int) -> Diagnosis:
         """Return the diagnosis of a hang."""
         stacks = self._places()
-        return diagnose_hang(stacks, timeout_s, first_silent, self._missed or self._explain(stacks))
+        return diagnose_hang(stacks, stall_s, first_silent, self._missed or self._explain(stacks))
 
     def add_facts(self, ranks: list[RankFacts]) -> None:
         """Fill in the stacks of ranks that raised, crashed in native code, or were ended after another had failed."""

@@ -96,7 +96,7 @@ class CellRuns:
         code: str,
         title: str,
         only: Sequence[int] | None,
-        timeout_s: float | None,
+        stall_s: float | None,
         send: Mapping[str, Any] | None,
         wants_value: bool = False,
     ) -> dict[int, Any]:
@@ -104,15 +104,15 @@ class CellRuns:
         asked = list(range(self._world_size)) if only is None else sorted(set(only))
         if not asked or not set(asked) <= set(range(self._world_size)):
             raise ValueError(f"there are ranks 0 to {self._world_size - 1}; cannot run on {list(only or [])}")
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s is a number of seconds greater than 0, got {timeout_s!r}")
+        if stall_s is not None and not stall_s > 0:
+            raise ValueError(f"stall_s is a number of seconds greater than 0, got {stall_s!r}")
         compile_cell(code, title)
         sent = _pack_variables(send, self._reserve.is_here) if send else None
         file = f"<ranks {next(numbers)}>"
         self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
-        with self._group_in_place(title, timeout_s) as engine:
+        with self._group_in_place(title, stall_s) as engine:
             cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
-            run = self.last = self._start(engine(asked), asked, pack_call(run_cell, (cell,), {}), title, timeout_s)
+            run = self.last = self._start(engine(asked), asked, pack_call(run_cell, (cell,), {}), title, stall_s)
             try:
                 stuck = self._follow(run, asked)
             except KeyboardInterrupt:
@@ -133,11 +133,11 @@ class CellRuns:
         return dict(enumerate(run.results))
 
     @contextmanager
-    def _group_in_place(self, name: str, timeout_s: float | None) -> Iterator[Any]:
+    def _group_in_place(self, name: str, stall_s: float | None) -> Iterator[Any]:
         """Return what makes an engine for a cell, once all ranks are in the cells' process group."""
 
         def engine(only: Sequence[int]) -> Engine:
-            about = {"name": name, "timeout_s": timeout_s}
+            about = {"name": name, "stall_s": stall_s}
             made: Any = self._reserve.cell_engine(only, self._turns.of(name), about)
             made.rendezvous = self._rendezvous
             found: Engine = made
@@ -162,9 +162,7 @@ class CellRuns:
         self._reserve.replace()
         return self._reserve.take_replaced() if self._turns.holder is None else []
 
-    def _start(
-        self, engine: Engine, only: Sequence[int], function: Message, title: str, timeout_s: float | None
-    ) -> Run:
+    def _start(self, engine: Engine, only: Sequence[int], function: Message, title: str, stall_s: float | None) -> Run:
         own = modules.of_reader()
         job = Job(
             function=function,
@@ -183,7 +181,7 @@ class CellRuns:
             device=self._device,
             spared_gpus=self._placement.spared,
         )
-        run = Run(engine, self._world_size, title, timeout_s, [Debugger(live=False, wait=True)])
+        run = Run(engine, self._world_size, title, stall_s, [Debugger(live=False, wait=True)])
         run.start(job)
         return run
 

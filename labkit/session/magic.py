@@ -32,7 +32,7 @@ class RanksMagics(Magics):
     @argument("--backend", help="of the ranks' process group, nccl or gloo; by default nccl where each has a GPU")
     @argument("--only", metavar="RANKS", help="run on these ranks only: 1, or 0,2")
     @argument("--send", metavar="NAMES", help="give the ranks these of the notebook's variables first: lr,steps")
-    @argument("--timeout", type=float, metavar="S", help="end the ranks if none has printed, logged or ended for S s")
+    @argument("--stall", type=float, metavar="S", help="end the ranks if none has printed, logged or ended for S s")
     @argument("--end", action="store_true", help="end the ranks after this cell; %%ranks --end does it by itself")
     def run_cell(self, line: str, cell: str) -> None:
         """Run the cell on ranks whose variables stay for the next cell.
@@ -47,7 +47,7 @@ class RanksMagics(Magics):
         session = self._session_of(options.world_size, options.backend)
         try:
             # An empty first line stands for that of the magic, so that line numbers are those of the notebook's cell.
-            session.run("\n" + cell, only, options.timeout, send, self._title())
+            session.run("\n" + cell, only, options.stall, send, self._title())
         except SyntaxError as error:
             raise error.with_traceback(None) from None  # the line is what matters, not the way here
         finally:

@@ -179,16 +179,16 @@ class Session(Target):
         job, is_at_it = directory.of_job(number).job(), bool(directory.at_work(number))
         name = directory.of_job(number).about()["name"]
         engine = self._reserve.pick_up(number, self._turns.of(name))
-        run = Run(engine, job.world_size, name, engine.about["timeout_s"])
+        run = Run(engine, job.world_size, name, engine.about["stall_s"])
         engine.follow()
         run.follow(job, stopping=engine.directory.was_asked_to("stop"))
         self._cells.pick_up(job, run, is_at_it)
 
     # Launching functions
 
-    def engine(self, name: str, timeout_s: float | None) -> Engine:
+    def engine(self, name: str, stall_s: float | None) -> Engine:
         """Return what carries one launched function on all the ranks, for `labkit.launch`."""
-        return self._engine_for(self.world_size, name, timeout_s)
+        return self._engine_for(self.world_size, name, stall_s)
 
     def first(self, world_size: int) -> FirstRanks:
         """Return the first ranks, to launch on them only. Raises ValueError if there are not as many."""
@@ -199,9 +199,9 @@ class Session(Target):
             )
         return FirstRanks(self, world_size)
 
-    def _engine_for(self, world_size: int, name: str, timeout_s: float | None) -> Engine:
+    def _engine_for(self, world_size: int, name: str, stall_s: float | None) -> Engine:
         self._check_open()
-        about = {"name": name, "timeout_s": timeout_s}
+        about = {"name": name, "stall_s": stall_s}
 
         turn = self._turns.of(name, when_taken=self._cells.leave_group)
         engine: Engine = self._reserve.engine(world_size, turn, about)
@@ -213,7 +213,7 @@ class Session(Target):
         self,
         code: str,
         only: Sequence[int] | None = None,
-        timeout_s: float | None = None,
+        stall_s: float | None = None,
         send: Mapping[str, Any] | None = None,
         title: str = "code sent to the ranks",
     ) -> None:
@@ -225,20 +225,20 @@ class Session(Target):
 
         Raises SyntaxError before anything is sent; RuntimeError if a run holds the ranks; WorkerFailed if a rank fails.
         The others may then end the code too, within two seconds; those that are stuck are replaced, and their
-        variables are gone. So are they when no rank has logged, printed or ended the code for `timeout_s` seconds.
+        variables are gone. So are they when no rank has logged, printed or ended the code for `stall_s` seconds.
         """
         self._check_open()
-        shown = self._cells.run(code, title, only, timeout_s, send)
+        shown = self._cells.run(code, title, only, stall_s, send)
         for rank, text in sorted(shown.items()):
             if text:
                 print("\n".join(f"[rank {rank}] {line}" for line in text.splitlines()))
 
-    def values(self, expression: str, timeout_s: float | None = None) -> list[Any]:
+    def values(self, expression: str, stall_s: float | None = None) -> list[Any]:
         """Evaluate an expression on every rank and return the values, by rank. Fails as `run` does."""
         title = f"%ranks {expression}"
         compile(expression.strip(), title, "eval", dont_inherit=True)
         self._check_open()
-        pickled = self._cells.run(expression.strip(), title, None, timeout_s, None, wants_value=True)
+        pickled = self._cells.run(expression.strip(), title, None, stall_s, None, wants_value=True)
         return [self._value(rank, pickled[rank]) for rank in range(self.world_size)]
 
     @staticmethod
@@ -392,9 +392,9 @@ class FirstRanks(Target):
         self._session, self.world_size, self.is_here = session, world_size, session.is_here
         self.has_files, self.device, self.reserved = session.has_files, session.device, session.world_size
 
-    def engine(self, name: str, timeout_s: float | None) -> Engine:
+    def engine(self, name: str, stall_s: float | None) -> Engine:
         """Return what carries one launched function on these ranks."""
-        return self._session._engine_for(self.world_size, name, timeout_s)
+        return self._session._engine_for(self.world_size, name, stall_s)
 
     def __repr__(self) -> str:
         return f"the first {self.world_size} of {self._session!r}"

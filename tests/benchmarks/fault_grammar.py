@@ -41,7 +41,7 @@ SOON_S = 5.0
 """From the fault to the error on a quiet machine, at most."""
 
 SILENT_S = 2.0
-"""`timeout_s` of programs that nothing else ends. It begins when the ranks are at the fault."""
+"""`stall_s` of programs that nothing else ends. It begins when the ranks are at the fault."""
 
 LIMIT_S, LIMIT_OF_TRANSFERS_S = 1.0, 5.0
 """A group's own time limit. It is set at the fault; for sends and receives when the group is made, for good."""
@@ -56,7 +56,7 @@ class Fault(NamedTuple):
     code: str
     """Where FAULT stands, or anywhere if it does not, the fault is. The rank notes the time before, or at `{note}`."""
     ends_by: str = ""
-    """What ends the run if no error does: "timeout_s", or the group's "limit"."""
+    """What ends the run if no error does: "stall_s", or the group's "limit"."""
     line: str = "FAULT"
     """The line that the message must name: that of the fault, of those who WAIT, or none ("")."""
     is_even: bool = False
@@ -79,29 +79,29 @@ FAULTS = {
     "exits 0": Fault("os._exit(0)  # FAULT", line="", said="exit code 0"),
     "exits 3": Fault("os._exit(3)  # FAULT", line="", said="exit code 3"),
     "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)  # FAULT", line="", said="SIGKILL"),
-    "sleeps": Fault("time.sleep(1e6)  # FAULT", "timeout_s"),
-    "loops": Fault("while True: pass  # FAULT", "timeout_s"),
+    "sleeps": Fault("time.sleep(1e6)  # FAULT", "stall_s"),
+    "loops": Fault("while True: pass  # FAULT", "stall_s"),
     "leaves": Fault("dist.destroy_process_group()  # FAULT\ntime.sleep(1e6)", said="left its process group"),
     "another collective": Fault(
         "dist.broadcast(x, group=group, group_src=0)  # FAULT\ntime.sleep(1e6)",
-        "timeout_s",
+        "stall_s",
         "",
         True,
         groups=COLLECTIVE,
     ),
     "another shape": Fault(
         "dist.all_reduce(torch.ones(100_000), group=group)  # FAULT\ntime.sleep(1e6)",
-        "timeout_s",
+        "stall_s",
         "",
         True,
         groups=COLLECTIVE,
     ),
     "another dtype": Fault(
-        "dist.all_reduce(x.double(), group=group)  # FAULT\ntime.sleep(1e6)", "timeout_s", "", True, groups=COLLECTIVE
+        "dist.all_reduce(x.double(), group=group)  # FAULT\ntime.sleep(1e6)", "stall_s", "", True, groups=COLLECTIVE
     ),
     "another order": Fault(
         "dist.all_reduce(x, group=second)  # FAULT\ndist.all_reduce(x, group=group)",
-        "timeout_s",
+        "stall_s",
         is_even=True,
         said="use groups in the same order on every rank",
         groups=("default", "subgroup"),
@@ -118,7 +118,7 @@ FAULTS = {
             raise ValueError("no more batches")  # FAULT
         threading.Thread(target=load).start()
         queue.Queue().get()""",
-        "timeout_s",
+        "stall_s",
         said="ended by ValueError: no more batches",
     ),
     "fails in a hook": Fault(
@@ -148,11 +148,11 @@ FAULTS = {
                 deep(count - 1)
             time.sleep(1e6)  # FAULT
         deep(200)""",
-        "timeout_s",
+        "stall_s",
     ),
     "is missed in another thread": Fault(
         "time.sleep(1e6)  # FAULT",
-        "timeout_s",
+        "stall_s",
         said="in another thread",
         groups=COLLECTIVE,
         wait="""\
@@ -225,7 +225,7 @@ class Case(NamedTuple):
         """The time limit that must pass, in seconds; 0 if none must."""
         if FAULTS[self.fault].ends_by == "limit" and self.group == "pipeline" and self.transport != "as NCCL":
             return LIMIT_OF_TRANSFERS_S
-        return {"timeout_s": SILENT_S, "limit": LIMIT_S}.get(FAULTS[self.fault].ends_by, 0.0)
+        return {"stall_s": SILENT_S, "limit": LIMIT_S}.get(FAULTS[self.fault].ends_by, 0.0)
 
     def __str__(self) -> str:
         return f"{self.fault}, {self.group}, {self.transport}, rank {self.odd} of {self.world_size}, {self.where}"
@@ -360,7 +360,7 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
             str(notes),
             **({"world_size": case.world_size} if case.where != "torchrun" else {}),
             on=on,
-            timeout_s=case.limit_s if fault.ends_by == "timeout_s" else None,
+            stall_s=case.limit_s if fault.ends_by == "stall_s" else None,
             live=False,
             wait=False,
         )
@@ -384,7 +384,7 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
 def _follow(run: labkit.Run, case: Case, notes: Path) -> float | None:
     """Wait for the end of a run; return when the fault happened and the others waited, as `time.time()`.
 
-    Its `timeout_s` does not run before, as it does not while somebody is at a prompt.
+    Its `stall_s` does not run before, as it does not while somebody is at a prompt.
 
     Returns:
         None if the fault has not happened.

@@ -202,7 +202,7 @@ def test_stop_frees_a_cell_whose_ranks_are_stuck_in_a_collective(page):
 
 
 def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
-    write(page.folder, "hang.ipynb", STUCK.strip(), "labkit.launch(train, world_size=3, timeout_s=2)")
+    write(page.folder, "hang.ipynb", STUCK.strip(), "labkit.launch(train, world_size=3, stall_s=2)")
     page.open("hang.ipynb")
     page.run_cell(0)
     page.wait_until_run(0)

@@ -227,7 +227,7 @@ def test_a_rank_that_ends_while_another_debugs_is_no_longer_asked():
 
 def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     engine = FakeEngine()
-    run = labkit.Run(engine, 2, "train", timeout_s=1e-9)
+    run = labkit.Run(engine, 2, "train", stall_s=1e-9)
     run.paused_by = run._observers[0]
     for rank in range(2):
         run._follower.take(Started(rank))

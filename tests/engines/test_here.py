@@ -125,8 +125,8 @@ def test_one_that_does_not_obey_is_interrupted_when_its_grace_is_over(monkeypatc
 
 
 def test_a_silence_ends_it_with_the_place_where_it_stood():
-    with pytest.raises(labkit.WorkerFailed, match=r"timeout_s\): rank 0 is in time.sleep at test_here.py, line"):
-        launch(waits, 0, timeout_s=0.3)
+    with pytest.raises(labkit.WorkerFailed, match=r"stall_s\): rank 0 is in time.sleep at test_here.py, line"):
+        launch(waits, 0, stall_s=0.3)
 
 
 def test_watching_for_nan_works_here_too():

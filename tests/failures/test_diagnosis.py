@@ -403,7 +403,7 @@ def test_a_hang_is_blamed_on_the_odd_rank_and_shows_it_first():
     diagnosis = diagnose_hang(Stacks([reduces(0), at(1, 3), reduces(2)]), silent_s=1.5, first_silent=0)
     assert diagnosis.rank == 1
     assert diagnosis.headline == (
-        "no rank logged, printed or returned anything for 1.5 s (timeout_s): "
+        "no rank logged, printed or returned anything for 1.5 s (stall_s): "
         "rank 1 is in time.sleep at Cell In[3], line 3; ranks 0 and 2 wait in all_reduce at Cell In[3], line 1"
     )
     assert diagnosis.cause.startswith(
@@ -416,7 +416,7 @@ def test_a_hang_is_blamed_on_the_odd_rank_and_shows_it_first():
 def test_a_hang_in_which_no_rank_stands_apart_is_blamed_on_the_first_to_fall_silent():
     diagnosis = diagnose_hang(Stacks([reduces(0), meets(1)]), silent_s=60, first_silent=1)
     assert diagnosis.rank == 1
-    assert "60 s (timeout_s): rank 0 waits in all_reduce" in diagnosis.headline
+    assert "60 s (stall_s): rank 0 waits in all_reduce" in diagnosis.headline
     assert diagnosis.cause.startswith("No rank stood apart; rank 1 was the first to fall silent.")
     assert diagnosis.others == ["rank 0 waits in all_reduce at Cell In[3], line 1"]
 

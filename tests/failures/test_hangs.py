@@ -1,4 +1,4 @@
-"""Ranks that hang: what `timeout_s` and `run.stacks()` say of them, and how soon they stop. With real ranks."""
+"""Ranks that hang: what `stall_s` and `run.stacks()` say of them, and how soon they stop. With real ranks."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def stacks_when(run, words):
 @pytest.mark.parametrize("how", ASTRAY)
 def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
     with pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(workloads.go_astray, how, world_size=3, timeout_s=1.5, live=False)
+        labkit.launch(workloads.go_astray, how, world_size=3, stall_s=1.5, live=False)
     error = failure.value
-    said = re.escape("no rank logged, printed or returned anything for 1.5 s (timeout_s): ") + missed(how)
+    said = re.escape("no rank logged, printed or returned anything for 1.5 s (stall_s): ") + missed(how)
     assert re.fullmatch(said, error.diagnosis.headline), error.diagnosis.headline
     assert error.rank == 1
     assert error.cause.startswith("Rank 1 stood apart")
@@ -103,7 +103,7 @@ def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_oth
 @pytest.mark.cold
 def test_the_time_to_start_does_not_count():
     start_s = start_of(labkit.launch(workloads.log_once, live=False))
-    assert labkit.launch(workloads.log_once, timeout_s=start_s / 4, live=False).results == [0, 1]
+    assert labkit.launch(workloads.log_once, stall_s=start_s / 4, live=False).results == [0, 1]
 
 
 def test_a_run_that_logs_now_and_then_is_not_ended():
@@ -112,7 +112,7 @@ def test_a_run_that_logs_now_and_then_is_not_ended():
             time.sleep(0.25)
             worker.log(loss=1 / (1 + step))
 
-    run = labkit.launch(train, timeout_s=1.5, live=False)
+    run = labkit.launch(train, stall_s=1.5, live=False)
     assert (run.status, len(run.history)) == ("finished", 16)
 
 

@@ -173,7 +173,7 @@ def test_a_spinning_kernel_is_stopped_and_the_cell_is_free(found):
 
 @needs_real
 def test_a_spinning_kernel_meets_the_time_limit_and_the_line_is_named(found):
-    run = labkit.launch(spins, world_size=1, timeout_s=3.0, live=False, wait=False)
+    run = labkit.launch(spins, world_size=1, stall_s=3.0, live=False, wait=False)
     assert run.over.wait(LONG_S)
     assert "no rank logged, printed or returned anything for 3 s" in str(run.error)
     assert "in spins" in str(run.error)
@@ -272,7 +272,7 @@ def test_an_early_return_is_named_under_nccl(found):
             dist.all_reduce(torch.ones(1, device=worker.device))
             torch.cuda.synchronize()
 
-    run = labkit.launch(returns_early, world_size=2, timeout_s=30, live=False, wait=False)
+    run = labkit.launch(returns_early, world_size=2, stall_s=30, live=False, wait=False)
     assert run.over.wait(LONG_S)
     found(str(run.error).splitlines()[0][:100])
 

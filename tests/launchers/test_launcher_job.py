@@ -156,7 +156,7 @@ def test_a_sessions_job_ends_if_the_session_is_interrupted_before_it_follows_it(
     class On:
         has_files = True
 
-        def job(self, name, timeout_s):
+        def job(self, name, stall_s):
             return job
 
     def interrupted(self):

@@ -36,10 +36,10 @@ ON_RAY = "on 2 nodes of Ray (127.0.0.2, 127.0.0."
 def launch(ray_cluster, tmp_path):
     """Launch on Ray, one rank a node unless it is said otherwise, in the background."""
 
-    def launch(fn, *args, world_size=2, timeout_s=None, **options):
+    def launch(fn, *args, world_size=2, stall_s=None, **options):
         options = {"placement": "STRICT_SPREAD", "folder": tmp_path / "my runs, 100%", **options}
         on = labkit.Ray(ray_cluster.address, world_size, **options)
-        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, stall_s=stall_s)
 
     return launch
 
@@ -360,7 +360,7 @@ def test_launches_follow_each_other_in_the_same_processes(kept):
     assert pids[0] == pids[1] == kept.pids
     kept.run("x = torch.arange(3.) + rank\ndist.all_reduce(x)")
     assert kept.values("x.tolist()") == [[1.0, 3.0, 5.0]] * 2
-    error = end_of(labkit.launch(workloads.go_astray, "sleeps", on=kept, timeout_s=2, wait=False, live=False))
+    error = end_of(labkit.launch(workloads.go_astray, "sleeps", on=kept, stall_s=2, wait=False, live=False))
     assert error.rank == 1
     assert "rank 1 is in time.sleep" in str(error)
 

@@ -28,9 +28,9 @@ REPOSITORY = str(Path(__file__).parents[2])
 def launch(slurm, tmp_path):
     """Launch on the cluster, in the background."""
 
-    def launch(fn, *args, nodes=2, ranks_per_node=1, timeout_s=None, name=None, **options):
+    def launch(fn, *args, nodes=2, ranks_per_node=1, stall_s=None, name=None, **options):
         on = labkit.Slurm(nodes, ranks_per_node, folder=tmp_path / "my runs, 100%", **options)
-        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s, name=name)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, stall_s=stall_s, name=name)
 
     return launch
 
@@ -190,10 +190,10 @@ def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, la
 @pytest.mark.spawns
 @pytest.mark.cluster
 def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
-    run = launch(workloads.go_astray, "sleeps", timeout_s=2)
+    run = launch(workloads.go_astray, "sleeps", stall_s=2)
     error = end_of(run)
     assert error.rank == 1
-    assert "printed or returned anything for 2 s (timeout_s): rank 1 has not entered all_reduce #2" in str(error)
+    assert "printed or returned anything for 2 s (stall_s): rank 1 has not entered all_reduce #2" in str(error)
     assert "rank 1 is in time.sleep" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
     # On another node, rank 0 may see that rank 1 has gone before its own end comes.
@@ -326,8 +326,8 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
 @pytest.mark.cluster
 def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
     slurm.update(NodeName="node2", State="DRAIN", Reason="bad disk")
-    first = launch(workloads.fit, timeout_s=0.1)
-    second = launch(workloads.fit, timeout_s=0.1)
+    first = launch(workloads.fit, stall_s=0.1)
+    second = launch(workloads.fit, stall_s=0.1)
     wait_until(lambda: "place 2 of 2 in partition debug" in second.notice and "place 1 of 2" in first.notice, LONG_S)
     wait_until(lambda: "[node2 is drained (bad disk)]" in first.notice, LONG_S)
     time.sleep(0.5)

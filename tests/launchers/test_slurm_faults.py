@@ -28,9 +28,9 @@ REPOSITORY = Path(__file__).parents[2]
 def launch(slurm, tmp_path):
     """Launch on the cluster, in the background."""
 
-    def launch(fn, *args, nodes=2, ranks_per_node=1, timeout_s=None, **options):
+    def launch(fn, *args, nodes=2, ranks_per_node=1, stall_s=None, **options):
         on = labkit.Slurm(nodes, ranks_per_node, **{"folder": tmp_path / "runs", **options})
-        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, stall_s=stall_s)
 
     return launch
 

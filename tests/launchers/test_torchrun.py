@@ -33,9 +33,9 @@ REPOSITORY = str(Path(__file__).parents[2])
 def launch(tmp_path):
     """Launch under torchrun, in the background."""
 
-    def launch(fn, *args, timeout_s=None, log_to=None, **options):
+    def launch(fn, *args, stall_s=None, log_to=None, **options):
         on = labkit.Torchrun(folder=tmp_path / "my runs, 100%", **options)
-        return labkit.launch(fn, *args, on=on, wait=False, live=False, timeout_s=timeout_s, log_to=log_to)
+        return labkit.launch(fn, *args, on=on, wait=False, live=False, stall_s=stall_s, log_to=log_to)
 
     return launch
 
@@ -191,7 +191,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
 
 @pytest.mark.spawns
 def test_stop_while_another_machine_is_waited_for(launch):
-    run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), timeout_s=0.1)
+    run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), stall_s=0.1)
     assert run.status == "queued"
     assert f"--rdzv-endpoint={run.engine.launched._on.rdzv_endpoint}" in run.notice
     time.sleep(0.5)
@@ -225,7 +225,7 @@ def test_an_agent_that_dies_says_so(launch):
 
 @pytest.mark.spawns
 def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch):
-    run = launch(workloads.go_astray, "sleeps", timeout_s=2)
+    run = launch(workloads.go_astray, "sleeps", stall_s=2)
     error = end_of(run)
     assert error.rank == 1
     assert "rank 1 is in time.sleep" in str(error)

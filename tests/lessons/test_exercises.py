@@ -288,7 +288,7 @@ def compute(seconds):
 def test_what_the_wall_clock_says_on_a_busy_machine_is_asked_again_with_more_patience(
     told, starved_s, tries, monkeypatch
 ):
-    def try_on_ranks(name, function, world_size, patience_s, timeout_s):
+    def try_on_ranks(name, function, world_size, patience_s, stall_s):
         asked.append(patience_s)
         failure = types.SimpleNamespace(summary=told, time_s=0, rank=1, frames=[])
         return types.SimpleNamespace(

@@ -84,7 +84,7 @@ STACK = 'Current thread 0x01 (most recent call first):\n  File "/tmp/cell.py", l
 def test_ranks_that_went_on_after_they_were_asked_where_they_stand_are_asked_anew():
     """The answer to the first question is of a place that they have left since."""
     engine = FakeEngine()
-    run = going(engine, timeout_s=0.3)
+    run = going(engine, stall_s=0.3)
     run._state.progress_s = time.monotonic()
     wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
     engine.arrived.put(events.Stack(0, STACK.format(line=1)))
@@ -299,7 +299,7 @@ def test_ranks_have_missed_each_other_if_the_second_answer_tells_of_the_same_cal
 def test_a_failure_that_comes_while_silent_ranks_are_asked_is_why_the_run_has_failed():
     engine = FakeEngine()
     engine.failure_grace_s = engine.stacks_s = LONG_S
-    run = going(engine, timeout_s=0.3)
+    run = going(engine, stall_s=0.3)
     wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
     engine.arrived.put(events.Failure(0, 0.5, "running", "ValueError: bad batch", "its traceback"))
     for event in [answers(0)[0], *answers(1), events.Exit(0, 1)]:
@@ -314,7 +314,7 @@ def test_a_rank_that_fails_as_a_hang_is_ended_changes_nothing_of_the_report():
     """On a cluster one rank is gone before the other, which then loses its connection; who is to end them ends both."""
     engine = FakeEngine(immortal=True)
     engine.failure_grace_s = float("inf")
-    run = going(engine, timeout_s=0.3)
+    run = going(engine, stall_s=0.3)
     wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
     for event in answers(0, 1) + answers(1, 7):
         engine.arrived.put(event)
@@ -325,7 +325,7 @@ def test_a_rank_that_fails_as_a_hang_is_ended_changes_nothing_of_the_report():
     wait_until(lambda: engine.calls.count("kill") == 2, LONG_S)
     engine._killed = {0, 1}
     engine.arrived.put(events.Exit(0, -9))
-    with pytest.raises(WorkerFailed, match=re.escape("for 0.3 s (timeout_s): rank 0 is at cell.py, line 1")):
+    with pytest.raises(WorkerFailed, match=re.escape("for 0.3 s (stall_s): rank 0 is at cell.py, line 1")):
         run.wait(LONG_S)
 
 

@@ -51,7 +51,7 @@ def events_of(rank, end):
 def run_with(observers, end):
     """Run to the end, as `labkit.launch` does, and return the run."""
     engine = FakeEngine()
-    run = Run(engine, 2, "train", timeout_s=0.2 if end == "falls silent" else None, observers=observers)
+    run = Run(engine, 2, "train", stall_s=0.2 if end == "falls silent" else None, observers=observers)
     for rank in range(2):
         for event in events_of(rank, end):
             engine.arrived.put(event)
@@ -82,7 +82,7 @@ def assert_ended(run, end):
     if end == "fails":
         assert str(run.error).startswith("rank 0 failed: ValueError: bad batch 0")
     if end == "falls silent":
-        assert str(run.error).startswith("no rank logged, printed or returned anything for 0.2 s (timeout_s)")
+        assert str(run.error).startswith("no rank logged, printed or returned anything for 0.2 s (stall_s)")
 
 
 def assert_named(run, observer, said):

@@ -308,7 +308,7 @@ class Target(base.Target):
 
     is_here, world_size = True, 2
 
-    def engine(self, name, timeout_s):
+    def engine(self, name, stall_s):
         self.taken = FakeEngine(2)
         self.taken.start = lambda job: setattr(self, "job", job)
         return self.taken

@@ -188,12 +188,12 @@ def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
     assert list(run.history["lr"]) == [0.5]
 
 
-def _own_words(worker, wait, timeout_s, live="no"):
-    return wait, timeout_s, live
+def _own_words(worker, wait, stall_s, live="no"):
+    return wait, stall_s, live
 
 
 def test_a_function_whose_parameters_are_called_as_launchs_gets_them_by_kwargs(here):
-    with pytest.raises(ValueError, match=r"parameter called 'timeout_s', but launch\(\) keeps .*kwargs=\{'timeout_s'"):
-        labkit.launch(_own_words, 1, timeout_s=3, on=here)
-    run = labkit.launch(_own_words, args=(5,), kwargs={"timeout_s": 6, "live": 7}, on=here)
+    with pytest.raises(ValueError, match=r"parameter called 'stall_s', but launch\(\) keeps .*kwargs=\{'stall_s'"):
+        labkit.launch(_own_words, 1, stall_s=3, on=here)
+    run = labkit.launch(_own_words, args=(5,), kwargs={"stall_s": 6, "live": 7}, on=here)
     assert run.results == [(5, 6, 7)]

@@ -114,7 +114,7 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook, start_s):
 
 
 def test_a_hang_is_reported_and_the_next_cell_runs(notebook):
-    cell = notebook.run("%%ranks 2 --timeout 1\nif rank == 1:\n    dist.barrier()", fails=True)
+    cell = notebook.run("%%ranks 2 --stall 1\nif rank == 1:\n    dist.barrier()", fails=True)
     assert f"rank 1 waits in barrier at Cell In[{cell.number}], line 3" in plain(cell)
     assert "so rank 1 is replaced: its variables are gone" in plain(cell)
     assert notebook.run("%%ranks\nrank").stdout == (

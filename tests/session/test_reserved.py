@@ -141,7 +141,7 @@ def test_a_new_rank_is_announced_and_forgotten_once_it_is_there():
 
 def test_a_hang_is_reported_and_its_ranks_are_replaced(ranks):
     with pytest.raises(labkit.WorkerFailed) as failure:
-        launch(workloads.go_astray, "sleeps", on=ranks, timeout_s=1)
+        launch(workloads.go_astray, "sleeps", on=ranks, stall_s=1)
     assert failure.value.rank == 1
     assert "rank 1 is in time.sleep" in str(failure.value)
     assert launch(pid, on=ranks).results == ranks.pids
@@ -176,7 +176,7 @@ def test_a_rank_that_could_not_make_a_group_meets_the_others_in_the_next(ranks):
 
     pids = ranks.pids
     assert launch(fails_to_join, on=ranks).status == "finished"
-    assert launch(workloads.fit, on=ranks, timeout_s=LONG_S).status == "finished"
+    assert launch(workloads.fit, on=ranks, stall_s=LONG_S).status == "finished"
     assert ranks.pids == pids
 
 

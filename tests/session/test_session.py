@@ -110,7 +110,7 @@ def test_output_comes_while_the_code_runs(ranks, monkeypatch, tmp_path):
             seen.touch()
 
     monkeypatch.setattr("builtins.print", show)
-    ranks.run(f"print('early')\n{UNTIL.format(path=seen)}", timeout_s=LONG_S)
+    ranks.run(f"print('early')\n{UNTIL.format(path=seen)}", stall_s=LONG_S)
     assert sorted(shown) == ["[rank 0] early", "[rank 1] early"]
 
 
@@ -162,7 +162,7 @@ def test_for_standby_ranks_a_session_counts_as_a_run_only_while_it_works(ranks, 
 
     watching = threading.Thread(target=watch)
     watching.start()
-    ranks.run(f"open({str(begun)!r}, 'w').close()\n{UNTIL.format(path=looked)}", timeout_s=LONG_S)
+    ranks.run(f"open({str(begun)!r}, 'w').close()\n{UNTIL.format(path=looked)}", stall_s=LONG_S)
     watching.join()
     assert seen == [1]
     assert standby._runs == 0
@@ -177,7 +177,7 @@ def test_it_is_said_where_the_others_are_when_some_have_ended(ranks, monkeypatch
         seen.touch()
 
     monkeypatch.setattr("builtins.print", show)
-    ranks.run(f"if rank == 1:\n    {UNTIL.format(path=seen)}", title="Cell In[7]", timeout_s=LONG_S)
+    ranks.run(f"if rank == 1:\n    {UNTIL.format(path=seen)}", title="Cell In[7]", stall_s=LONG_S)
     said = r"still at it: rank 0 has run the cell to its end; rank 1 is (in .+ )?at Cell In\[7\], line 2"
     assert len(shown) == 1
     assert re.fullmatch(said, shown[0]), shown[0]
@@ -227,8 +227,8 @@ ENDINGS = {
     ),
     "a hang": (
         "dist.barrier()",
-        {"only": [1], "timeout_s": 1},
-        "no rank logged, printed or returned anything for 1 s (timeout_s): rank 1 is in barrier #1 (default group) at "
+        {"only": [1], "stall_s": 1},
+        "no rank logged, printed or returned anything for 1 s (stall_s): rank 1 is in barrier #1 (default group) at "
         "Cell In[7], line 1; rank 0 has no part in the cell",
         ["rank 1 waits in barrier at Cell In[7], line 1", "so rank 1 is replaced: its variables are gone"],
         [1],
@@ -293,5 +293,5 @@ def test_a_hang_is_told_as_one_though_a_rank_fails_while_the_others_are_ended(mo
 
     monkeypatch.setattr(RankProcess, "kill", slowly)
     with labkit.Session(2) as session, pytest.raises(labkit.WorkerFailed) as failure:
-        session.run("if rank == 1:\n    dist.barrier()", timeout_s=1)
+        session.run("if rank == 1:\n    dist.barrier()", stall_s=1)
     assert "rank 1 waits in barrier" in str(failure.value)

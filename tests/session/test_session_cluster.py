@@ -159,7 +159,7 @@ def test_a_run_that_is_stuck_is_ended_and_only_those_at_it_are_replaced(ranks):
 
 
 def test_a_hang_is_reported_with_the_rank_that_stands_apart(ranks):
-    error = end_of(begin(ranks, workloads.go_astray, "sleeps", timeout_s=2))
+    error = end_of(begin(ranks, workloads.go_astray, "sleeps", stall_s=2))
     assert error.rank == 1
     assert "rank 1 is in time.sleep" in str(error)
     assert "rank 0 waits in all_reduce" in str(error)
@@ -401,7 +401,7 @@ def test_a_session_that_waits_says_why_and_what_is_launched_on_it_can_be_stopped
         wait_until(lambda: "PartitionConfig" in " ".join(session.notices), LONG_S)
         assert {each.state for each in session.ranks} == {"queued"}
         assert session.idle_left_s == float("inf"), "who waits is not idle"
-        run = launch(session, workloads.fit, wait=False, timeout_s=0.1)
+        run = launch(session, workloads.fit, wait=False, stall_s=0.1)
         wait_until(lambda: run.status == "queued" and "waits, place" in run.notice, LONG_S)
         run.stop()
         assert (run.status, run.error) == ("stopped", None)

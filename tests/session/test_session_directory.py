@@ -107,7 +107,7 @@ def turn(held):
 @pytest.fixture
 def launch(reserve, turn):
     def launch(world_size=2):
-        engine = reserve.engine(world_size, turn, {"name": "mine", "timeout_s": None})
+        engine = reserve.engine(world_size, turn, {"name": "mine", "stall_s": None})
         run = Run(engine, world_size, "mine")
         run.start(A_JOB._replace(world_size=world_size, start_s=time.time()))
         return run

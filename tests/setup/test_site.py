@@ -140,7 +140,7 @@ def test_every_name_of_labkit_in_a_docstring_is_a_link(site):
 
 def test_lists_of_arguments_and_code_are_shown_as_such(site):
     text = (site / "reference" / "labkit.launch.html").read_text()
-    for name in ("world_size", "timeout_s", "log_to"):
+    for name in ("world_size", "stall_s", "log_to"):
         assert f"<strong>{name}</strong>" in text
     assert "Raises" in text
     assert not re.search(r"<p>(Args|Raises|Attributes|Returns):", text)
@@ -171,7 +171,7 @@ def test_words_typed_into_the_reference_find_names_and_errors_without_a_network(
     found = page.locator("#search-results a")
     found.filter(has_text=re.compile(r"^labkit\.launch$")).first.wait_for()
     page.keyboard.press("Control+k")
-    page.keyboard.type("timeout_s monitored_barrier")
+    page.keyboard.type("stall_s monitored_barrier")
     page.keyboard.press("Enter")
     found.filter(has_text=re.compile("^Hang$")).first.click()
     page.locator("h2", has_text="What to do").wait_for()

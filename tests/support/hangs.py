@@ -256,7 +256,7 @@ def report(row, world_size, odd, before, on=None, silent_s=1.0):
     """Return the error by which a planted hang ends."""
     try:
         labkit.launch(
-            plant, row, odd, before, world_size=world_size, timeout_s=silent_s, live=False, on=on, backend="gloo"
+            plant, row, odd, before, world_size=world_size, stall_s=silent_s, live=False, on=on, backend="gloo"
         )
     except labkit.WorkerFailed as error:
         return error
@@ -279,7 +279,7 @@ def judge(row, world_size, odd, before, error):
 
     def says(numbers):
         said = ROWS[row].said.format(odd=odd, next=(odd + 1) % world_size, **numbers)
-        return re.match(rf"(no rank .* anything for [\d.]+ s \(timeout_s\): )?{said}", error.diagnosis.headline)
+        return re.match(rf"(no rank .* anything for [\d.]+ s \(stall_s\): )?{said}", error.diagnosis.headline)
 
     any_number = dict.fromkeys(numbers, r"\d+")
     return Judged(is_even or error.rank == odd, says(any_number) is not None, says(numbers) is not None)

@@ -92,7 +92,7 @@ def early_return():
 
 @scenario
 def hang_report():
-    return failing(sleeps, timeout_s=3)
+    return failing(sleeps, stall_s=3)
 
 
 @scenario

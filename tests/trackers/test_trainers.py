@@ -88,7 +88,7 @@ def test_ranks_call_each_other_through_the_store_that_there_is():
         called = [(["1", "1"], (3.0, 2.0)), (["0", "0"], (3.0, 2.0))]
         assert twice(by_rpc(ends=True), ranks).results == called
         labkit.launch(by_rpc(ends=False), on=ranks, live=False)
-        assert labkit.launch(by_rpc(ends=True), on=ranks, live=False, timeout_s=LONG_S).results == called
+        assert labkit.launch(by_rpc(ends=True), on=ranks, live=False, stall_s=LONG_S).results == called
 
 
 @pytest.mark.spawns

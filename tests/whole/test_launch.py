@@ -383,8 +383,8 @@ uses_it_indirectly.__module__ = "__main__"
         ((takes_steps, 1), {"backend": "smoke"}, ValueError, "unknown backend 'smoke'; this PyTorch knows gloo"),
         ((takes_steps, 1), {"backend": "nccl"}, ValueError, "GPU of its own|not built"),
         ((takes_steps, 1), {"backend": 1}, TypeError, "backend is a name"),
-        ((takes_steps, 1), {"timeout_s": 0}, ValueError, "timeout_s is a number of seconds greater than 0"),
-        ((takes_steps, 1), {"timeout_s": "5"}, ValueError, "timeout_s is a number of seconds"),
+        ((takes_steps, 1), {"stall_s": 0}, ValueError, "stall_s is a number of seconds greater than 0"),
+        ((takes_steps, 1), {"stall_s": "5"}, ValueError, "stall_s is a number of seconds"),
         ((takes_steps, 1), {"seed": 0.5}, TypeError, "seed is a whole number or None"),
         ((takes_steps, 1), {"name": 7}, TypeError, "name is a text"),
         ((takes_steps, 1), {"live": "yes"}, TypeError, "live is True, False or None"),
@@ -545,9 +545,9 @@ def test_a_run_that_is_still_starting_can_be_stopped():
 @pytest.mark.spawns
 def test_a_silent_run_ends_at_its_timeout():
     with pytest.raises(
-        labkit.WorkerFailed, match=r"no rank logged, printed or returned anything for 1.5 s \(timeout_s\)"
+        labkit.WorkerFailed, match=r"no rank logged, printed or returned anything for 1.5 s \(stall_s\)"
     ) as error:
-        labkit.launch(workloads.stuck, timeout_s=1.5, live=False)
+        labkit.launch(workloads.stuck, stall_s=1.5, live=False)
     assert len(error.value.run.history) == 2
 
 

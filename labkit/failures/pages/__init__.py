@@ -12,7 +12,7 @@ A message ends with the line that shows its page, wherever labkit is installed a
 * `labkit.failures.pages.gpu`: A GPU cannot be used, is shared, or has failed.
 * `labkit.failures.pages.returned_early`: A rank's function returned while another rank was still in a
   collective with it.
-* `labkit.failures.pages.hang`: No rank logged, printed or returned anything for `timeout_s` seconds, and the run was
+* `labkit.failures.pages.hang`: No rank logged, printed or returned anything for `stall_s` seconds, and the run was
   ended.
 * `labkit.failures.pages.different_collectives`: Ranks met in different collectives, or in the same one with
   tensors of different sizes.

@@ -25,6 +25,6 @@ labkit's first line names it. Older PyTorch writes the same without `SeqNum`, or
 * A *GPU or the network* is stuck. Tell: all ranks are in the same call, with the same `SeqNum`.
   Cure: run again with `NCCL_DEBUG=INFO`, look for Xid lines in `dmesg`; `NCCL_P2P_DISABLE=1` or
   `NCCL_IB_DISABLE=1` tell which path it is.
-* `labkit.launch(…, timeout_s=60)` finds a hang within a minute and says where each rank is.
+* `labkit.launch(…, stall_s=60)` finds a hang within a minute and says where each rank is.
   https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
 """

@@ -92,7 +92,7 @@ class Ray(Launcher):
         self.runtime_env = without_runs(runtime_env or {}, self.folder)
         self.world_size = world_size
 
-    def job(self, name: str, timeout_s: float | None) -> RayJob:
+    def job(self, name: str, stall_s: float | None) -> RayJob:
         """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
         require_posix("labkit.Ray")
         directory = new_directory(self.folder, name)
@@ -108,7 +108,7 @@ class Ray(Launcher):
             self.runtime_env,
             name,
         )
-        return RayJob(orders, directory, {"name": name, "timeout_s": timeout_s})
+        return RayJob(orders, directory, {"name": name, "stall_s": stall_s})
 
     def __repr__(self) -> str:
         return f"Ray(address={self.address!r}, world_size={self.world_size}, max_restarts={self.max_restarts})"

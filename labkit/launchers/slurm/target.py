@@ -68,10 +68,10 @@ class Slurm(Launcher):
         self.nodes, self.ranks_per_node, self.world_size = nodes, ranks_per_node, nodes * ranks_per_node
         self.setup, self.python = setup, python
 
-    def job(self, name: str, timeout_s: float | None) -> SlurmJob:
+    def job(self, name: str, stall_s: float | None) -> SlurmJob:
         """Return a job for one run or session; it is not submitted yet. Raises OSError on Windows."""
         require_posix("labkit.Slurm")
-        about = {"name": name, "timeout_s": timeout_s}
+        about = {"name": name, "stall_s": stall_s}
         return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
 
     def script(self, command: Sequence[str], name: str, output: str, before: str = "") -> str:

@@ -242,7 +242,7 @@ def _is_unexplained(run: Run) -> bool:
 
 def _is_by_the_clock(run: Run) -> bool:
     """Whether nothing but the clock on the wall was against the answer: a wait or a call that took too long."""
-    if run.error and "(timeout_s)" in run.error.diagnosis.headline:
+    if run.error and "(stall_s)" in run.error.diagnosis.headline:
         return True
     told = [each.summary for each in run.failures if each and not any(word in each.summary for word in LOST)]
     return bool(told) and all("Hang: " in text or "Endless: " in text and COMPUTING not in text for text in told)
@@ -268,8 +268,8 @@ def _ended(run: Run, function: Callable[..., Any]) -> str:
     """Say how a rank died, or was ended because it could not be stopped from within."""
     assert run.error is not None
     diagnosis = run.error.diagnosis
-    if "(timeout_s)" in diagnosis.headline:
-        return f"did not end, and the ranks had to be ended: {diagnosis.headline.partition('(timeout_s): ')[2]}"
+    if "(stall_s)" in diagnosis.headline:
+        return f"did not end, and the ranks had to be ended: {diagnosis.headline.partition('(stall_s): ')[2]}"
     return diagnosis.headline
 
 

@@ -54,7 +54,7 @@ def use(ranks: Session | None) -> None:
     _session = ranks
 
 
-def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, timeout_s: float) -> tuple[Run, float]:
+def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, stall_s: float) -> tuple[Run, float]:
     """Try an answer on so many ranks, and return the run, over; `run.error` says if it failed.
 
     And for how many seconds a rank was ready to run meanwhile and got no core, of the rank that waited longest.
@@ -69,7 +69,7 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
         patience_s,
         world_size=world_size,
         on=session(),
-        timeout_s=timeout_s,
+        stall_s=stall_s,
         live=False,
         wait=False,
         name=f"check {name}",
@@ -83,4 +83,4 @@ def try_on_ranks(name: str, function: Any, world_size: int, patience_s: float, t
 def _wait_until_ready(session: Session) -> None:
     """Let new processes import torch before the time of the answer runs; one that had ended is replaced by then."""
     if any(rank.state != "idle" for rank in session.ranks):
-        labkit.launch(trial.be_there, world_size=RANKS, on=session, timeout_s=READY_S, live=False, name="get ready")
+        labkit.launch(trial.be_there, world_size=RANKS, on=session, stall_s=READY_S, live=False, name="get ready")

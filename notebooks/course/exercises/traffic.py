@@ -3,7 +3,7 @@
 The functions of `torch.distributed` are replaced by ones that count, for as long as an answer is tried. What C++ calls
 by itself (DDP's reducer, say) is not seen. An answer that waits for what never comes is told so after `patience_s`,
 from within: the processes stay; one that computes without end, once it has had its time of the processor. What cannot
-be told from within (native code, an `except BaseException`) is ended by the run's own `timeout_s`.
+be told from within (native code, an `except BaseException`) is ended by the run's own `stall_s`.
 """
 
 from __future__ import annotations

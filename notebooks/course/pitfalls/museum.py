@@ -115,7 +115,7 @@ class Museum:
         session = self._reserve()
         send = {"function": function}
         session.run(
-            "answer = function(worker)", send=send, timeout_s=TIMEOUT_S, title=function.__name__
+            "answer = function(worker)", send=send, stall_s=TIMEOUT_S, title=function.__name__
         )
         answers: list[Any] = session.values("answer")
         return answers

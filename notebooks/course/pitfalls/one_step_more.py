@@ -35,7 +35,7 @@ def one_step_more(world_size):
         for _ in range(4 if worker.rank == 0 else 3):
             dist.all_reduce(torch.ones(1))
 
-    labkit.launch(reduce, world_size=world_size, backend="gloo", timeout_s=20, live=False)
+    labkit.launch(reduce, world_size=world_size, backend="gloo", stall_s=20, live=False)
 
 
 @EXHIBIT.symptom
