@@ -1,4 +1,4 @@
-"""Ranks under torch's elastic launcher: `labkit.launch(train, on=labkit.Torchrun(nproc_per_node=2, max_restarts=3))`.
+"""Ranks under torch's elastic launcher: `labkit.launch(train, on=labkit.Torchrun(ranks_per_node=2, max_restarts=3))`.
 
 The agent (https://docs.pytorch.org/docs/stable/elastic/run.html) runs as a process of its own, because it takes over
 the signal handlers of the process that it is in.
@@ -50,9 +50,9 @@ class Torchrun(Launcher):
     """Where to launch: under torchrun, on this machine and perhaps others.
 
     Args:
-        nnodes: machines. With more than one, the run says which command to start on each of the others, and whoever
+        nodes: machines. With more than one, the run says which command to start on each of the others, and whoever
             reaches the port of `rdzv_endpoint` can run code as you: torchrun unpickles what it finds there.
-        nproc_per_node: ranks on each.
+        ranks_per_node: ranks on each.
         rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines. Give an
             address of the network that they share, and not a name, to listen there alone.
         max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
@@ -62,26 +62,26 @@ class Torchrun(Launcher):
 
     def __init__(
         self,
-        nnodes: int = 1,
-        nproc_per_node: int = 2,
+        nodes: int = 1,
+        ranks_per_node: int = 2,
         rdzv_endpoint: str | None = None,
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
     ) -> None:
         with naming("bad_argument"):
-            check_whole("nnodes", nnodes)
-            check_whole("nproc_per_node", nproc_per_node)
+            check_whole("nodes", nodes)
+            check_whole("ranks_per_node", ranks_per_node)
             check_whole("max_restarts", max_restarts, least=0)
-            if nnodes > 1 and rdzv_endpoint is None:
+            if nodes > 1 and rdzv_endpoint is None:
                 raise ValueError(
-                    f"{nnodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
+                    f"{nodes} machines need a rendezvous: give rdzv_endpoint='HOST:PORT', a name of this machine "
                     "and a free port on it"
                 )
             if rdzv_endpoint is not None and not rdzv_endpoint.rpartition(":")[2].isdigit():
                 raise ValueError(f"rdzv_endpoint is HOST:PORT, got {rdzv_endpoint!r}")
-        self.nnodes, self.nproc_per_node, self.max_restarts = nnodes, nproc_per_node, max_restarts
+        self.nodes, self.ranks_per_node, self.max_restarts = nodes, ranks_per_node, max_restarts
         self.rdzv_endpoint, self.folder = rdzv_endpoint, runs_folder(folder)
-        self.world_size = nnodes * nproc_per_node
+        self.world_size = nodes * ranks_per_node
 
     def job(self, name: str, stall_s: float | None) -> TorchrunJob:
         """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
@@ -92,12 +92,12 @@ class Torchrun(Launcher):
     def arguments(self, supervisor: Path, directory: Path) -> list[str]:
         """Return torchrun's arguments, the same on every machine."""
         return [
-            f"--nnodes={self.nnodes}",
-            f"--nproc-per-node={self.nproc_per_node}",
+            f"--nnodes={self.nodes}",
+            f"--nproc-per-node={self.ranks_per_node}",
             f"--max-restarts={self.max_restarts}",
             "--monitor-interval=0.1",
-            *([f"--rdzv-backend={ONE_MACHINE}"] if self.nnodes == 1 else ["--rdzv-backend=c10d"]),
-            *([] if self.nnodes == 1 else [f"--rdzv-endpoint={self.rdzv_endpoint}"]),
+            *([f"--rdzv-backend={ONE_MACHINE}"] if self.nodes == 1 else ["--rdzv-backend=c10d"]),
+            *([] if self.nodes == 1 else [f"--rdzv-endpoint={self.rdzv_endpoint}"]),
             f"--rdzv-id={directory.name}",
             f"--log-dir={directory / 'torchrun'}",
             str(supervisor),
@@ -111,7 +111,7 @@ class Torchrun(Launcher):
         return f"{setting} {shlex.join([sys.executable, '-m', 'torch.distributed.run', *arguments])}"
 
     def __repr__(self) -> str:
-        return f"Torchrun(nnodes={self.nnodes}, nproc_per_node={self.nproc_per_node}, max_restarts={self.max_restarts})"
+        return f"Torchrun(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, max_restarts={self.max_restarts})"
 
 
 class TorchrunJob(LauncherJob):
@@ -134,7 +134,7 @@ class TorchrunJob(LauncherJob):
         """Start the agent. Raises ValueError for an endpoint that cannot be used."""
         path = self.directory.path
         environment = {"OMP_NUM_THREADS": "1", **without_launchers(os.environ), **ENVIRONMENT}
-        if self._on.nnodes == 1:
+        if self._on.nodes == 1:
             self._rendezvous = LocalRendezvous()
             environment["LABKIT_RENDEZVOUS"] = str(self._rendezvous.folder)
         else:
@@ -150,8 +150,8 @@ class TorchrunJob(LauncherJob):
                 start_new_session=True,  # the notebook's interrupt is not meant for it
             )
         host.guard(self._agent.pid, family=True)
-        if self._on.nnodes > 1:
-            others = f"{self._on.nnodes - 1} other machine{'s' if self._on.nnodes > 2 else ''}"
+        if self._on.nodes > 1:
+            others = f"{self._on.nodes - 1} other machine{'s' if self._on.nodes > 2 else ''}"
             command = self._on.command(self.supervisor, path)
             self.emit(job_events.Notice(-1, f"start on {others}:\n{command}", queued=True))
         threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
@@ -159,7 +159,7 @@ class TorchrunJob(LauncherJob):
 
     def ranks_have_begun(self) -> None:
         """Take back what was to be typed."""
-        if self._on.nnodes > 1:
+        if self._on.nodes > 1:
             self.emit(job_events.Notice(-1, ""))
 
     def _wait(self) -> None:
@@ -198,7 +198,7 @@ class TorchrunJob(LauncherJob):
             except psutil.NoSuchProcess:
                 continue
         # After what needs no disk, which may be full. Here nobody is left to be told.
-        if self._on.nnodes > 1:
+        if self._on.nodes > 1:
             try:
                 self.directory.ask("end")
             except OSError as error:

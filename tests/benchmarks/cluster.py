@@ -91,7 +91,7 @@ def print_delays(found_s: list[float]) -> None:
 
 def survives_a_kill(folder: str, rank: int) -> bool:
     """Return whether a run goes on after one of its ranks was killed, each step logged once."""
-    on = labkit.Torchrun(nproc_per_node=2, max_restarts=3, folder=folder)
+    on = labkit.Torchrun(ranks_per_node=2, max_restarts=3, folder=folder)
     run = labkit.launch(count, tempfile.mkdtemp(dir=folder), 30, on=on, wait=False, live=False)
     while min(run.progress(r)[0].steps for r in (0, 1)) < 10 and not run.over.is_set():
         time.sleep(0.01)

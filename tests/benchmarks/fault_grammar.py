@@ -350,7 +350,7 @@ def try_out(case: Case, session: Any, folder: Path) -> Outcome:
     fault = FAULTS[case.fault]
     on = {"reserved": session, "new": None}.get(case.where)
     if case.where == "torchrun":
-        on = labkit.Torchrun(nproc_per_node=case.world_size, folder=folder)
+        on = labkit.Torchrun(ranks_per_node=case.world_size, folder=folder)
     notes = file.with_suffix("")
     notes.mkdir()
     with transports.holding() as path:

@@ -47,7 +47,7 @@ def copy(source: Path, target: Path) -> None:
 
 def measure(mb: int, folder: Path) -> tuple[float, float]:
     """Return (what the result takes, a copy), in seconds."""
-    on = labkit.Torchrun(nproc_per_node=1, folder=folder / "runs")
+    on = labkit.Torchrun(ranks_per_node=1, folder=folder / "runs")
 
     def launch(returns: bool) -> None:
         run = labkit.launch(make, mb, returns, on=on, live=False)

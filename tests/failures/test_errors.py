@@ -239,7 +239,7 @@ def test_an_error_of_labkits_own_on_a_rank_names_its_own_page_and_no_other():
     [
         (labkit.compare, {}, "bad_argument"),
         (labkit.Slurm, {"nodes": 0}, "bad_argument"),
-        (labkit.Torchrun, {"nnodes": 2}, "bad_argument"),
+        (labkit.Torchrun, {"nodes": 2}, "bad_argument"),
         (labkit.Ray, {"placement": "anywhere"}, "bad_argument"),
         (labkit.Session, {"world_size": 0}, "bad_argument"),
     ],

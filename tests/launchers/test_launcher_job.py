@@ -51,9 +51,9 @@ def full_disk(monkeypatch):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("nnodes", [1, 2])
-def test_ranks_under_torchrun_end_though_the_disk_is_full(directory, full_disk, nnodes):
-    job = TorchrunJob(2, directory, {}, labkit.Torchrun(nnodes, 2 // nnodes, rdzv_endpoint="127.0.0.1:29500"))
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_under_torchrun_end_though_the_disk_is_full(directory, full_disk, nodes):
+    job = TorchrunJob(2, directory, {}, labkit.Torchrun(nodes, 2 // nodes, rdzv_endpoint="127.0.0.1:29500"))
     rank = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1e5)'])"
     job._agent = subprocess.Popen([sys.executable, "-c", rank])
     try:
@@ -67,7 +67,7 @@ def test_ranks_under_torchrun_end_though_the_disk_is_full(directory, full_disk, 
         job._agent.wait()
     told = [event.text for event in job.take_news()]
     assert [text.partition(":")[0] for text in told] == ["ranks on other machines could not be told to end"] * (
-        nnodes - 1
+        nodes - 1
     )
 
 

@@ -173,7 +173,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
     endpoint = free_endpoint()
     run = launch(
         elsewhere.resume, tmp_path / "kept", tmp_path / "go", 10**6, (5,),
-        nnodes=2, nproc_per_node=1, max_restarts=2, rdzv_endpoint=endpoint,
+        nodes=2, ranks_per_node=1, max_restarts=2, rdzv_endpoint=endpoint,
     )  # fmt: skip
     assert run.status == "queued"
     with agent_elsewhere(run.notice) as agent:
@@ -191,7 +191,7 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
 
 @pytest.mark.spawns
 def test_stop_while_another_machine_is_waited_for(launch):
-    run = launch(workloads.fit, nnodes=2, rdzv_endpoint=free_endpoint(), stall_s=0.1)
+    run = launch(workloads.fit, nodes=2, rdzv_endpoint=free_endpoint(), stall_s=0.1)
     assert run.status == "queued"
     assert f"--rdzv-endpoint={run.engine.launched._on.rdzv_endpoint}" in run.notice
     time.sleep(0.5)
@@ -286,7 +286,7 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
 
 @pytest.mark.spawns
 def test_two_agents_share_a_session_and_leave_together(tmp_path):
-    on = labkit.Torchrun(nnodes=2, nproc_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
+    on = labkit.Torchrun(nodes=2, ranks_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
     with labkit.Session(on=on) as session:
         wait_until(lambda: session.notices)
         with agent_elsewhere(session.notices[0]) as agent:
@@ -300,7 +300,7 @@ def test_two_agents_share_a_session_and_leave_together(tmp_path):
 
 @pytest.mark.spawns
 def test_an_agent_that_dies_ends_run_and_session(tmp_path):
-    with labkit.Session(on=labkit.Torchrun(nproc_per_node=1, folder=tmp_path)) as session:
+    with labkit.Session(on=labkit.Torchrun(ranks_per_node=1, folder=tmp_path)) as session:
         run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
         wait_for_step(run, 1)
         session._reserve.launched._agent.kill()
@@ -316,10 +316,10 @@ def test_an_agent_that_dies_ends_run_and_session(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"nnodes": 0}, "nnodes is a whole number of at least 1, got 0"),
-        ({"nproc_per_node": "2"}, "nproc_per_node is a whole number of at least 1, got '2'"),
+        ({"nodes": 0}, "nodes is a whole number of at least 1, got 0"),
+        ({"ranks_per_node": "2"}, "ranks_per_node is a whole number of at least 1, got '2'"),
         ({"max_restarts": -1}, "max_restarts is a whole number of at least 0, got -1"),
-        ({"nnodes": 2}, "2 machines need a rendezvous: give rdzv_endpoint='HOST:PORT'"),
+        ({"nodes": 2}, "2 machines need a rendezvous: give rdzv_endpoint='HOST:PORT'"),
         ({"rdzv_endpoint": "node1"}, "rdzv_endpoint is HOST:PORT, got 'node1'"),
     ],
 )
@@ -332,10 +332,10 @@ def test_a_port_that_is_taken_or_elsewhere_is_refused(launch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"something listens at {endpoint} already; give another port"):
-            launch(workloads.fit, nnodes=2, rdzv_endpoint=endpoint)
+            launch(workloads.fit, nodes=2, rdzv_endpoint=endpoint)
     for endpoint in ("192.0.2.1:29500", "no-such-host.invalid:29500"):
         with pytest.raises(ValueError, match=f"rdzv_endpoint='{endpoint}' is no address of this machine"):
-            launch(workloads.fit, nnodes=2, rdzv_endpoint=endpoint)
+            launch(workloads.fit, nodes=2, rdzv_endpoint=endpoint)
 
 
 def test_the_command_for_other_machines_can_be_typed_there(tmp_path):

@@ -347,7 +347,7 @@ def _launch(shell: Any, twin: Twin, way: str, told: dict[str, Any]) -> None:
         if way == "reserved":
             on = open_until_the_end.enter_context(labkit.Session(twin.world_size))
         elif way == "cell-torchrun":
-            on = labkit.Torchrun(nproc_per_node=twin.world_size, folder=own_folder() / "runs")
+            on = labkit.Torchrun(ranks_per_node=twin.world_size, folder=own_folder() / "runs")
         elif way == "slurm":
             on = labkit.Slurm(1, twin.world_size, folder=own_folder() / "runs")
         elif way == "ray":
