@@ -130,7 +130,7 @@ def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return rows.indices(), rows.values()
 
 
-def memory(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def tensor_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes on this rank of a model's "parameters", their "gradients" and the "optimizer state"."""
     parameters = list(model.parameters())
     return {

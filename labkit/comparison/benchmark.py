@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     """What the system says that a step has sent over TCP; NaN where it does not count, as with NCCL."""
     bytes_expected: float
     """Per step, by the strategy's formula."""
-    memory: dict[str, int]
+    most_held: dict[str, int]
     """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
     is_on_gpu: bool = False
     buffers: frozenset[str] = frozenset()

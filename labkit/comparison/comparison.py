@@ -311,11 +311,11 @@ class Comparison:
         for title in self._measured_titles(titles):
             ranks = measured(self.runs[title])
             if not self._are_functions:
-                held[title] = {what: max(rank.memory[what] for rank in ranks) / 1024 for what in ranks[0].memory}
+                held[title] = {what: max(rank.most_held[what] for rank in ranks) / 1024 for what in ranks[0].most_held}
                 continue
             for rank, result in enumerate(ranks):
-                for device, kinds in enumerate(result.device_memory):
-                    held[_lane(title, rank, device, len(result.device_memory))] = {
+                for device, kinds in enumerate(result.most_held_by_device):
+                    held[_lane(title, rank, device, len(result.most_held_by_device))] = {
                         what: size / 1024 for what, size in kinds.items()
                     }
         factor, unit = scale(value for row in held.values() for value in row.values())
@@ -482,7 +482,7 @@ class Comparison:
     @property
     def _are_functions(self) -> bool:
         """Whether what was measured has memory by device."""
-        return any(hasattr(rank, "device_memory") for run in self.runs.values() for rank in measured(run))
+        return any(hasattr(rank, "most_held_by_device") for run in self.runs.values() for rank in measured(run))
 
     @property
     def is_simulated(self) -> bool:

@@ -52,9 +52,9 @@ class Measured:
     """What one step consists of, to be replayed on ideal devices."""
     wire_bytes: float
     """What the system says that a step has sent over TCP; NaN where it does not count, as with NCCL."""
-    memory: dict[str, int]
+    most_held: dict[str, int]
     """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
-    device_memory: tuple[dict[str, int], ...]
+    most_held_by_device: tuple[dict[str, int], ...]
     """The same for each of the rank's devices."""
     is_on_gpu: bool = False
     buffers: frozenset[str] = frozenset()

@@ -51,7 +51,7 @@ class Measurement(Protocol):
     """What a step consists of."""
     wire_bytes: float
     """What the system says that a step has sent; NaN where it does not count."""
-    memory: dict[str, int]
+    most_held: dict[str, int]
     """The most bytes held of each kind."""
     is_on_gpu: bool
 
@@ -128,7 +128,7 @@ def columns(run: Run, devices: Devices) -> dict[str, float]:
         **parts([rank.timed for rank in ranks], ""),
         "sent KiB": statistics.fmean(sent) / 1024,
         "wire KiB": statistics.fmean(rank.wire_bytes for rank in ranks) / 1024,
-        **{f"{what} KiB": max(rank.memory.get(what, 0) for rank in ranks) / 1024 for what in ranks[0].memory},
+        **{f"{what} KiB": max(rank.most_held.get(what, 0) for rank in ranks) / 1024 for what in ranks[0].most_held},
     }
 
 

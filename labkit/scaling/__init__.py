@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.scaling.rank_memory import fewest_ranks as fewest_ranks
     from labkit.scaling.rank_memory import fits as fits
     from labkit.scaling.rank_memory import largest_batch as largest_batch
-    from labkit.scaling.rank_memory import memory as memory
+    from labkit.scaling.rank_memory import predict_memory as predict_memory
 
 _HOMES = {
     **dict.fromkeys(("STRATEGIES", "CostModel", "Fit", "Point", "Prediction", "fit"), "cost_model"),
-    **dict.fromkeys(("Memory", "fewest_ranks", "fits", "largest_batch", "memory"), "rank_memory"),
+    **dict.fromkeys(("Memory", "fewest_ranks", "fits", "largest_batch", "predict_memory"), "rank_memory"),
 }
 
 __all__ = ["split", *_HOMES]

@@ -21,7 +21,7 @@ from labkit.scaling import known
 from labkit.scaling.cost_model import CostModel
 from labkit.scaling.counting import remembered
 from labkit.scaling.known import Known
-from labkit.scaling.rank_memory import CUT, largest, memory, sent_by_stages
+from labkit.scaling.rank_memory import CUT, largest, predict_memory, sent_by_stages
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,14 +250,14 @@ class _Question(NamedTuple):
         options = dict(self.options, recompute=recompute)
         if way in ("GPipe", "1F1B"):
             options["micro_batches"] = self.micro_batches
-        each = largest(memory(self.source, self.batch, way, ranks, **options))
+        each = largest(predict_memory(self.source, self.batch, way, ranks, **options))
         parts = [f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in each._asdict().items() if size]
         return each.total, f"counted: {', '.join(parts)}"
 
     def _held_by_comparison(self, way: str, ranks: int) -> tuple[float, str]:
         run = next(run for run in self.source.runs.values() if known.way_of(run) == "one process")
         (rank,), share = measured(run), self.facts.samples / known.samples_of(run)
-        had = rank.memory
+        had = rank.most_held
         weights, gradients, state = had["parameters"], had["gradients"], had["optimizer state"]
         activations = had["activations"] * share / (ranks if way in ("DDP", "ZeRO-1", "FSDP2") else 1)
         if way == "one process":

@@ -68,7 +68,7 @@ def of_model(
 ) -> Known:
     """Return what is known of a model that trains on batches like this one, whose size is that over all ranks.
 
-    Raises ValueError as `labkit.scaling.memory` does.
+    Raises ValueError as `labkit.scaling.predict_memory` does.
     """
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
@@ -121,7 +121,7 @@ def of_comparison(comparison: Comparison, samples: int | None = None) -> Known:
         for run in runs
         if way_of(run) == "DDP"
     ]
-    size = rank.memory["gradients"]
+    size = rank.most_held["gradients"]
     moved = sum(each.moved * count for each, count in rank.program.work.items() if each.in_step)
     units = [
         len([piece for piece in measured(run)[0].program.pieces if piece.what == "reduce_scatter"])

@@ -88,7 +88,7 @@ MICRO_BATCHES = 4
 
 
 class Asked(NamedTuple):
-    """One question to `memory`."""
+    """One question to `predict_memory`."""
 
     model: nn.Module
     batch: Any
@@ -114,7 +114,7 @@ class Asked(NamedTuple):
         return self.dtype.itemsize if is_changed and self.dtype else tensor.element_size()
 
 
-def memory(
+def predict_memory(
     model: nn.Module,
     batch: Any,
     strategy: str = "DDP",
@@ -345,7 +345,7 @@ def _kept_by_stages(asked: Asked, micro_batch: Any) -> tuple[list[int], list[int
 
 def fits(limit_bytes: float, model: nn.Module, batch: Any, strategy: str, ranks: int, **options: Any) -> bool:
     """Return whether no rank holds more than `limit_bytes`; `options` are those of `memory`."""
-    return largest(memory(model, batch, strategy, ranks, **options)).total <= limit_bytes
+    return largest(predict_memory(model, batch, strategy, ranks, **options)).total <= limit_bytes
 
 
 def largest_batch(
@@ -360,7 +360,7 @@ def largest_batch(
     each = each if strategy in CUT else ranks
 
     def total(times: int) -> int:
-        return largest(memory(model, resized(batch, times * each), strategy, ranks, **options)).total
+        return largest(predict_memory(model, resized(batch, times * each), strategy, ranks, **options)).total
 
     return each * most_that_fit(limit_bytes, total, max(1, most // each))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.profiling import activations, memory
+from labkit.profiling import activations, tensor_bytes
 from labkit.trace.records import Held
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class MemoryWatch:
         if len(self.held) >= LOOKS:
             return
         model: Any = SimpleNamespace(parameters=self._parameters)
-        found = {**memory(model, self._optimizer), "activations": self._kept}
+        found = {**tensor_bytes(model, self._optimizer), "activations": self._kept}
         if self._device.type == "cuda":
             found[ALLOCATED] = torch.cuda.memory_allocated(self._device)
         self.held.append(Held(self._now(), found))

@@ -69,7 +69,7 @@ def take_steps(
         worker.log(loss=loss.item(), samples=len(images) / dist.get_world_size())
     sent = (labkit.profiling.counted_sent() - before) / (steps - 1)
     weights = {name: gathered(tensor) for name, tensor in model.state_dict().items()}
-    return Steps(labkit.profiling.memory(model, optimizer), sent, weights)
+    return Steps(labkit.profiling.tensor_bytes(model, optimizer), sent, weights)
 
 
 def gathered(tensor: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Hold the memory that `course.scaling.memory` predicts against what ranks really hold, by part, for every strategy.
+"""Compare what `course.scaling.predict_memory` predicts with what ranks really hold, by part, for every strategy.
 
-Parameters, gradients and optimizer state by `labkit.profiling.memory`, activations by `labkit.profiling.activations`;
-buffers of communication are what is handed to collectives and messages (`Buffers`), and the gradients that zero bubble
-keeps between its two backward passes are counted with the activations. In float64; bf16 in float32.
+Parameters, gradients and optimizer state by `labkit.profiling.tensor_bytes`, activations by
+`labkit.profiling.activations`; buffers of communication are what is handed to collectives and messages (`Buffers`), and
+the gradients that zero bubble keeps between its two backward passes are counted with the activations. In float64; bf16
+in float32.
 
     python -m tests.benchmarks.fit --ranks 2 4 8
 """
@@ -24,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import labkit
-from course.scaling import Memory, memory
+from course.scaling import Memory, predict_memory
 from course.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
 from labkit import profiling
 from tests.benchmarks.transformer import OPTIMIZER, strategies_for
@@ -119,7 +120,7 @@ def network(strategy: type[GPTStrategy], depth: int) -> GPT:
 
 def predicted(strategy: type[GPTStrategy], ranks: int, depth: int) -> list[Memory]:
     """Return what each rank is to hold."""
-    return memory(network(strategy, depth), strategy, ranks, BATCH_SIZE, TIME, "float64")
+    return predict_memory(network(strategy, depth), strategy, ranks, BATCH_SIZE, TIME, "float64")
 
 
 def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: int) -> dict[str, dict[str, int]]:
@@ -138,7 +139,7 @@ def held(worker: labkit.Worker, strategies: Sequence[type[GPTStrategy]], depth: 
         kept["activations"] = max(kept["activations"], buffers.most_kept)
         if strategy is Recomputation:
             kept["activations"] = max(kept["activations"], recomputing(trainer, inputs))
-        sizes = {**profiling.memory(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
+        sizes = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
         found[strategy.title] = sizes
         gc.unfreeze()
         dist.barrier()

@@ -75,7 +75,7 @@ def train_all(
         weights = {name: weight.detach().clone() for name, weight in trainer.weights().items()}
         with profiling.activations(trainer.model) as kept:
             trainer.step(inputs, targets)
-        memory = {**profiling.memory(trainer.model, trainer.optimizer), **kept}
+        memory = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept}
         marks = {mark.what for mark in clock.steps[-1]}
         expected = trainer.bytes_expected(BATCH_SIZE)
         found[strategy.title] = Found(weights, losses, statistics.fmean(sent[2:]), expected, memory, marks)

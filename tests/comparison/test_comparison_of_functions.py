@@ -202,7 +202,7 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
     assert len(logged) == 13
     assert (len(found.timed.steps), len(found.steps_s)) == (3, 5)
     assert [(piece.what, piece.flops) for piece in found.program.pieces] == [("forward", forward), ("backward", back)]
-    own = {kind: size - before[kind] for kind, size in found.memory.items()}
+    own = {kind: size - before[kind] for kind, size in found.most_held.items()}
     assert own.pop("other") < 100_000
     assert {kind: size for kind, size in own.items() if size} == {
         "parameters": 4 * WEIGHTS,
@@ -223,8 +223,8 @@ def test_who_watches_keeps_no_copy_of_the_network_alive():
 
     before = held(None)
     found, _ = watched(replicated)
-    assert found.memory["parameters"] - before["parameters"] == 4 * 400 * 301
-    assert found.memory["other"] - before["other"] < 100_000, "and not the replicas of the first step"
+    assert found.most_held["parameters"] - before["parameters"] == 4 * 400 * 301
+    assert found.most_held["other"] - before["other"] < 100_000, "and not the replicas of the first step"
 
 
 def test_a_function_of_few_steps_is_measured_as_far_as_it_goes():

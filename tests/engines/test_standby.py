@@ -331,11 +331,11 @@ def test_the_environment_may_switch_them_off(monkeypatch, value, enabled):
 @pytest.mark.spawns
 def test_their_memory_is_known(machine):
     wait_until_warm(stand_by(2))
-    memory = standby.memory()
+    memory = standby.unique_bytes()
     assert len(memory) == 2
     assert all(20e6 < size < 1e9 for size in memory), memory
 
 
 def test_where_none_stands_by_there_is_no_memory_to_speak_of():
-    assert standby.memory() == []
+    assert standby.unique_bytes() == []
     assert standby.pids() == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import labkit
-from course.scaling import capacity, fewest_ranks, fits, largest_batch, memory, published
+from course.scaling import capacity, fewest_ranks, fits, largest_batch, predict_memory, published
 from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
@@ -31,7 +31,7 @@ DEPTH = 4
 
 def of_gpt(title="one process", ranks=1, model=None, **options):
     model = gpt(4, 64, 4, 256) if model is None else model
-    return memory(model, title, ranks, 8, 32, **options)
+    return predict_memory(model, title, ranks, 8, 32, **options)
 
 
 def numbers(model):
@@ -74,7 +74,7 @@ def test_the_loss_keeps_32_bits_of_every_logit(precision, logits):
 
 def test_nothing_is_allocated_and_nothing_of_the_caller_is_changed():
     before = torch.get_default_dtype()
-    found = memory(gpt(96, 12288, 96, 50257), "FSDP2", 1024, 1024, 2048, "bf16")
+    found = predict_memory(gpt(96, 12288, 96, 50257), "FSDP2", 1024, 1024, 2048, "bf16")
     assert len(found) == 1024
     assert found[0].parameters * 1024 == pytest.approx(2 * 175e9, rel=0.01)
     assert torch.get_default_dtype() == before
@@ -86,7 +86,7 @@ def test_what_is_shared_out_adds_up_to_the_whole():
     for title in ("FSDP2", "GPipe", "1F1B"):
         assert sum(rank.parameters for rank in of_gpt(title, 4)) == whole.parameters
     for ranks in (2, 3, 4):
-        states = [rank.optimizer_state for rank in memory(gpt(4, 64, 4, 256), "ZeRO-1", ranks, 12, 32)]
+        states = [rank.optimizer_state for rank in predict_memory(gpt(4, 64, 4, 256), "ZeRO-1", ranks, 12, 32)]
         assert sum(states) == whole.optimizer_state
         assert len(states) == ranks
 

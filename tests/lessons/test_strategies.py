@@ -275,9 +275,11 @@ def test_every_part_of_the_cost_is_known(title, world_size, measured):
         assert tuple(measured_.parts_s) == profiling.PARTS
         assert measured_.parts_s["forward"] > 0
         assert measured_.parts_s["backward"] > 0
-        assert all(measured_.memory[kind] > 0 for kind in ("parameters", "gradients", "optimizer state", "activations"))
+        assert all(
+            measured_.most_held[kind] > 0 for kind in ("parameters", "gradients", "optimizer state", "activations")
+        )
         # What earlier launches have left in the rank's process counts, too.
-        assert measured_.memory["gradients"] <= measured_.memory["parameters"] <= 1.25 * whole
+        assert measured_.most_held["gradients"] <= measured_.most_held["parameters"] <= 1.25 * whole
         step, *marks = measured_.marks
         assert step.what == "step"
         assert all(step.start_s <= mark.start_s < mark.end_s <= step.end_s for mark in marks)
@@ -291,16 +293,16 @@ def test_parameters_on_all_ranks_add_up_to_the_whole(world_size, measured):
     found = measured(world_size)
     for strategy in (ModelParallel, GPipe, FSDP2):
         padded = 1.05 if strategy is FSDP2 else 1  # rows that ranks do not divide
-        assert whole <= sum(r.memory["parameters"] for r in found[strategy.title]) <= padded * whole
-    state = [r.memory["optimizer state"] for r in found[ZeRO1.title]]
+        assert whole <= sum(r.most_held["parameters"] for r in found[strategy.title]) <= padded * whole
+    state = [r.most_held["optimizer state"] for r in found[ZeRO1.title]]
     assert sum(state) == whole
     assert max(state) < whole
-    assert [r.memory["parameters"] for r in found[DDP.title]] == [whole] * world_size
+    assert [r.most_held["parameters"] for r in found[DDP.title]] == [whole] * world_size
 
 
 @pytest.mark.spawns
 def test_cutting_up_weights_makes_activations_no_fewer(measured):
-    kept = {title: found[0].memory["activations"] for title, found in measured(2).items()}
+    kept = {title: found[0].most_held["activations"] for title, found in measured(2).items()}
     for title in ("ZeRO-1", "FSDP2"):
         assert kept[title] == pytest.approx(kept["DDP"], rel=0.02), "as many samples"
     assert kept["tensor parallel"] > kept["DDP"], "the whole batch"

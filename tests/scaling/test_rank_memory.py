@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import labkit
-from course.scaling import memory as memory_of_gpt
+from course.scaling import predict_memory as memory_of_gpt
 from course.strategies import ALL
 from course.transformer import GPT
 from labkit import profiling
 from labkit.comparison.chain import blocks
-from labkit.scaling import fewest_ranks, fits, largest_batch, memory
+from labkit.scaling import fewest_ranks, fits, largest_batch, predict_memory
 from labkit.scaling.counting import counted, recomputed_blocks
 from labkit.scaling.rank_memory import WAYS
 from tests.benchmarks.fit import Buffers
@@ -45,7 +45,7 @@ def model(name):
 
 
 def asked(name, way, ranks, **options):
-    return memory(model(name), SIX[name][1](BATCH), way, ranks, loss=loss, optimizer=adam(name), **options)
+    return predict_memory(model(name), SIX[name][1](BATCH), way, ranks, loss=loss, optimizer=adam(name), **options)
 
 
 # What ranks really hold
@@ -75,7 +75,7 @@ def of_a_step(trainer, batch):
         trainer.step(*batch)
         buffers.most = 0
         trainer.step(*batch)
-    sizes = {**profiling.memory(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
+    sizes = {**profiling.tensor_bytes(trainer.model, trainer.optimizer), **kept, "communication": buffers.most}
     sizes["parameters"] += profiling.size_bytes(trainer.model.buffers())
     gc.unfreeze()
     return sizes
@@ -132,7 +132,9 @@ def test_recomputed_blocks_hold_as_much_less_as_predicted(name):
             parameter.grad = torch.zeros_like(parameter)
         peaks[recompute] = peak_of_the_allocator(lambda n=network, i=inputs, t=targets: loss(n(i), t).backward())
     batch = SIX[name][1](64)
-    expected = [memory(model(name), batch, "one process", recompute=each)[0].activations for each in (False, True)]
+    expected = [
+        predict_memory(model(name), batch, "one process", recompute=each)[0].activations for each in (False, True)
+    ]
     saved, really = expected[0] - expected[1], peaks[False] - peaks[True]
     assert saved > 0.3 * expected[0]
     assert saved == pytest.approx(really, rel=0.25)
@@ -144,13 +146,13 @@ def test_recomputed_blocks_hold_as_much_less_as_predicted(name):
 def test_states_are_so_many_bytes_a_number():
     network = ResidualCNN(norm=nn.BatchNorm2d)
     numbers = sum(p.numel() for p in network.parameters())
-    (found,) = memory(network, SIX["residual CNN"][1](4), "one process")
+    (found,) = predict_memory(network, SIX["residual CNN"][1](4), "one process")
     assert found.parameters == 4 * numbers + profiling.size_bytes(network.buffers()), "BatchNorm's statistics, too"
     assert (found.gradients, found.communication) == (4 * numbers, 0)
     assert found.optimizer_state == 8 * numbers + 4 * len(list(network.parameters()))
-    (short,) = memory(network, SIX["residual CNN"][1](4), "one process", precision="bf16")
+    (short,) = predict_memory(network, SIX["residual CNN"][1](4), "one process", precision="bf16")
     assert (short.gradients, short.optimizer_state) == (2 * numbers, 12 * numbers + 4 * len(list(network.parameters())))
-    (frozen,) = memory(frozen_head(network), SIX["residual CNN"][1](4), "one process")
+    (frozen,) = predict_memory(frozen_head(network), SIX["residual CNN"][1](4), "one process")
     assert frozen.parameters == found.parameters
     assert frozen.gradients == found.gradients - 4 * sum(p.numel() for p in network.head.parameters())
 
@@ -162,7 +164,7 @@ def frozen_head(network):
 
 def test_a_tied_weight_counts_once():
     network = TiedLM()
-    (found,) = memory(network, SIX["tied language model"][1](4), "one process")
+    (found,) = predict_memory(network, SIX["tied language model"][1](4), "one process")
     assert found.parameters == 4 * sum(p.numel() for p in network.parameters())
 
 
@@ -171,7 +173,7 @@ def test_it_agrees_with_what_the_course_says_of_its_gpt():
     tokens = torch.zeros(8, 32, dtype=torch.long)
     for way in ("DDP", "ZeRO-1"):
         for one, other in zip(
-            memory_of_gpt(network, way, 2, 8, 32), memory(network, (tokens, tokens), way, 2), strict=True
+            memory_of_gpt(network, way, 2, 8, 32), predict_memory(network, (tokens, tokens), way, 2), strict=True
         ):
             assert other.total == pytest.approx(one.total, rel=0.01)
 
@@ -179,7 +181,7 @@ def test_it_agrees_with_what_the_course_says_of_its_gpt():
 def test_the_model_and_the_default_type_stay_as_they_were():
     network, before = model("transformer"), torch.get_default_dtype()
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    memory(network, SIX["transformer"][1](4), "DDP", 2, precision="bf16 autocast", recompute=True)
+    predict_memory(network, SIX["transformer"][1](4), "DDP", 2, precision="bf16 autocast", recompute=True)
     assert torch.get_default_dtype() == before
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -190,8 +192,8 @@ def test_a_model_of_the_meta_device_may_be_large():
     with torch.device("meta"):
         network = nn.Sequential(*(nn.Linear(20_000, 20_000) for _ in range(8)))
     batch = torch.empty(64, 20_000, device="meta"), torch.empty(64, 20_000, device="meta")
-    whole = memory(network, batch, "DDP", 8)[0]
-    part = memory(network, batch, "FSDP2", 8)[0]
+    whole = predict_memory(network, batch, "DDP", 8)[0]
+    part = predict_memory(network, batch, "FSDP2", 8)[0]
     assert whole.parameters == pytest.approx(8 * 4 * 20_000**2, rel=1e-3)
     assert part.parameters == pytest.approx(whole.parameters / 8, rel=1e-3)
     assert not fits(40e9, network, batch, "DDP", 8)
@@ -219,8 +221,8 @@ def test_the_largest_batch_fits_and_the_next_does_not():
         (lambda: asked("tied language model", "1F1B", 2), "head.weight is embed.weight"),
         (lambda: asked("recommender", "FSDP2", 2), "FSDP2 has no sparse gradients: tables.0.weight"),
         (lambda: asked("residual CNN", "1F1B", 8), "1F1B needs as many micro-batches as stages"),
-        (lambda: memory(Asks(), torch.zeros(4, 2), "DDP", 2), "must not depend on the values"),
-        (lambda: memory(model("U-Net"), torch.zeros(()), "DDP", 2), "the batch has no tensor"),
+        (lambda: predict_memory(Asks(), torch.zeros(4, 2), "DDP", 2), "must not depend on the values"),
+        (lambda: predict_memory(model("U-Net"), torch.zeros(()), "DDP", 2), "the batch has no tensor"),
     ],
 )
 def test_what_is_not_known_is_refused(call, said):

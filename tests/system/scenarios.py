@@ -130,7 +130,7 @@ def standby():
     waiting = set(labkit.standby.pids())
     run = labkit.launch(trains, world_size=2, live=False)
     used = set(run.pids) == waiting
-    has_memory = all(bytes_ > 0 for bytes_ in labkit.standby.memory())
+    has_memory = all(bytes_ > 0 for bytes_ in labkit.standby.unique_bytes())
     labkit.standby.off()
     return run.status, run.results, used, has_memory
 

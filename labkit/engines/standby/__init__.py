@@ -10,8 +10,8 @@ This code assumes that `take` and `done` come in pairs, from any thread; that wh
 going and the notebook is idle (`standby.idle`); what other programs do on the machine is no matter.
 
 After a run as many are spawned as the run had ranks; in a notebook with a reader the first when labkit has been
-imported. Each takes some hundred MB (`memory()` says how much). `off()`, or LABKIT_STANDBY=off in the environment, does
-without: every launch then starts its ranks cold.
+imported. Each takes some hundred MB (`unique_bytes()` says how much). `off()`, or LABKIT_STANDBY=off in the
+environment, does without: every launch then starts its ranks cold.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def warm() -> bool:
         return bool(_ready) and not _wanted and not _importing.intersection(_ready)
 
 
-def memory() -> list[int]:
+def unique_bytes() -> list[int]:
     """Return the memory in bytes that each standby rank adds (unique set size, where the system tells)."""
     return [host.unique_bytes(pid) for pid in pids()]
 

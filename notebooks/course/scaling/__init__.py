@@ -12,8 +12,8 @@ a step takes.
 from __future__ import annotations
 
 from course.scaling.capacity import fastest, fewest_ranks, fits, largest_batch
-from course.scaling.memory_model import memory
+from course.scaling.memory_model import predict_memory
 from course.scaling.published_figures import published
 from labkit.scaling import Memory
 
-__all__ = ["Memory", "fastest", "fewest_ranks", "fits", "largest_batch", "memory", "published"]
+__all__ = ["Memory", "fastest", "fewest_ranks", "fits", "largest_batch", "predict_memory", "published"]

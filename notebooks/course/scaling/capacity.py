@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from course.scaling.memory_model import memory
+from course.scaling.memory_model import predict_memory
 from course.transformer import ALL, GPT, OneFOneB
 from labkit.scaling import Fit, Prediction
 from labkit.scaling.rank_memory import Memory, fewest_that_fit, largest, most_that_fit
@@ -16,7 +16,7 @@ COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 
 def fits(limit_bytes: float, model: GPT, strategy: str, ranks: int, batch: int, sequence: int, **options: Any) -> bool:
     """Return whether no rank holds more than `limit_bytes`; `options` are those of `memory`."""
-    return largest(memory(model, strategy, ranks, batch, sequence, **options)).total <= limit_bytes
+    return largest(predict_memory(model, strategy, ranks, batch, sequence, **options)).total <= limit_bytes
 
 
 def largest_batch(
@@ -29,7 +29,7 @@ def largest_batch(
     each = _smallest_batch(strategy, ranks)
 
     def total(times: int) -> int:
-        return largest(memory(model, strategy, ranks, times * each, sequence, **options)).total
+        return largest(predict_memory(model, strategy, ranks, times * each, sequence, **options)).total
 
     return each * most_that_fit(limit_bytes, total, max(1, most // each))
 
@@ -82,7 +82,7 @@ def fastest(
                 f"ranks give it stages={ranks}, micro_batches={pieces}"
             )
         try:
-            most = largest(memory(model, strategy, ranks, batch, sequence, **options))
+            most = largest(predict_memory(model, strategy, ranks, batch, sequence, **options))
         except ValueError:
             continue
         if most.total <= limit_bytes:

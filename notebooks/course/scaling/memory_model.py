@@ -45,7 +45,7 @@ class Case(NamedTuple):
         return batch * sequence * self.shape.width * self.precision.dtype.itemsize
 
 
-def memory(
+def predict_memory(
     model: GPT,
     strategy: str | type[GPTStrategy],
     ranks: int,

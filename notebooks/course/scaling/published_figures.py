@@ -1,7 +1,8 @@
 """Figures that others have published, and what is predicted for them. Nothing here was fitted to any.
 
-Memory of parameters, gradients and optimizer by `memory`; activations of Megatron's layer by counting one, since it is
-not our GPT's: it has biases and dropout inside attention, keeps the attention scores, and masks of one byte.
+Memory of parameters, gradients and optimizer by `predict_memory`; activations of Megatron's layer by counting one,
+since it is not our GPT's: it has biases and dropout inside attention, keeps the attention scores, and
+masks of one byte.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from course.scaling.memory_model import memory
+from course.scaling.memory_model import predict_memory
 from course.transformer import GPT
 from labkit.scaling.counting import KeepInput, fake, kept
 
@@ -63,7 +64,7 @@ def _sizes() -> list[Point]:
     """Parameters of models that share the weights of embedding and head, which our GPT does not: they are taken off."""
     points = []
     for name, (depth, width, heads, vocabulary, parameters, source) in MODELS.items():
-        held = memory(gpt(depth, width, heads, vocabulary), "one process", 1, 1, 8, "float32")[0].parameters / 4
+        held = predict_memory(gpt(depth, width, heads, vocabulary), "one process", 1, 1, 8, "float32")[0].parameters / 4
         points.append(Point(f"parameters of {name}", parameters, held - vocabulary * width, source))
     return points
 
@@ -73,7 +74,7 @@ def _zero() -> list[Point]:
     model = gpt(37, 4096, 32, 6225)
     points = []
     for strategy, size in ZERO.items():
-        held = memory(model, strategy, 64, 64, 8, "bf16")[0]
+        held = predict_memory(model, strategy, 64, 64, 8, "bf16")[0]
         total = held.parameters + held.gradients + held.optimizer_state
         if "kept" in strategy:  # stage 2 has parameters whole; here they are gathered
             total += held.communication - held.parameters
