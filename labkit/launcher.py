@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming
+from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, naming, parameters_of
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
 from labkit.monitor.observers import RunObserver
-from labkit.protocol import definitions, module_archives, modules
+from labkit.protocol import definitions, former_names, module_archives, modules
 from labkit.protocol.job import Job
 from labkit.protocol.modules import Search
 from labkit.protocol.pickling import name_of, pack_call
@@ -39,6 +39,7 @@ def launch(
     backend: str | None = None,
     wait: bool = True,
     stall_s: float | None = None,
+    pg_timeout_s: float | None = None,
     seed: int | None = DEFAULT_SEED,
     name: str | None = None,
     live: bool | None = None,
@@ -68,6 +69,8 @@ def launch(
         wait: whether to return when the run is over. With False the run goes on in the background, and its live view
             too.
         stall_s: end the run when no rank has logged, printed or returned anything for so many seconds.
+        pg_timeout_s: how long a collective may take before PyTorch gives up, as `init_process_group(timeout=…)` has it,
+            which counts instead where the function calls that. By default as there.
         seed: rank r seeds Python's, NumPy's and PyTorch's generators with `seed + r`; None leaves them alone.
         name: what the run is called in charts and tables; by default the function's name.
         live: whether to show the live view; by default where a person is watching a notebook.
@@ -97,13 +100,15 @@ def launch(
     Processes are started by `torch.multiprocessing.spawn`
     (https://docs.pytorch.org/docs/stable/multiprocessing.html#spawning-subprocesses).
     """
+    with naming("bad_argument"):
+        former_names.refuse("launch", named.keys() - parameters_of(fn), may_be_others=True)
     bundles = tuple(name for name, given in {"args": args, "kwargs": kwargs}.items() if given)
     args, kwargs = (*positional, *args), {**named, **(kwargs or {})}
     is_here = on is None or (isinstance(on, Target) and on.is_here)
     gpus = usable_gpus() if is_here else None
     asked = LaunchArgs(
-        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, stall_s, seed, name, on),
-        *(watch, device, bundles),
+        *(fn, args, kwargs, world_size, live, wait, log_to, trace, backend, stall_s, pg_timeout_s),
+        *(seed, name, on, watch, device, bundles),
     )
     check(asked, gpus)
     own = modules.of_reader()
@@ -138,6 +143,7 @@ def launch(
         search=Search.here(is_here, own, archives=None if on is None or on.has_files else module_archives.pack(own)),
         settings=settings.of_this_process(),
         definitions=definitions.collect(),
+        pg_timeout_s=pg_timeout_s,
         watches_nan=watch == "nan",
         takes_worker=takes_worker(fn, args, kwargs),
     )
@@ -196,6 +202,7 @@ def run_module(module: str, /, *arguments: Any, **options: Any) -> Run:
 
 
 def _run(script: scripts.Script, options: dict[str, Any]) -> Run:
+    former_names.refuse("launch", options, may_be_others=True)
     if unknown := options.keys() - set(OWN):
         name = min(unknown)
         raise TypeError(

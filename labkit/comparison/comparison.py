@@ -34,7 +34,7 @@ from labkit.comparison.saving import Circumstances, save
 from labkit.comparison.sorting import sortable
 from labkit.monitor.history import SAMPLES
 from labkit.profiling import PARTS
-from labkit.protocol.text import printable
+from labkit.protocol.text import printable, titled
 from labkit.run import Run
 from labkit.ui import kernel
 
@@ -80,11 +80,11 @@ class Launches(Protocol):
 class Comparison:
     """Several runs side by side. Made by `labkit.compare`; shows itself, with a picker where somebody watches.
 
-    The first run is the one that the others are held against. Pictures take the `titles` of the runs to draw, all by
-    default.
+    The first run is the one that the others are compared with. Pictures and tables take the `titles` of some runs, or
+    their slugs (`one_process` for "one process"); by default all.
     """
 
-    def __init__(self, runs: Mapping[str, Run], name: str = "loss", to_come: Iterable[str] = ()) -> None:
+    def __init__(self, runs: Mapping[str, Run], metric: str = "loss", to_come: Iterable[str] = ()) -> None:
         self.runs = dict(runs)
         """By title; while functions are being launched, those that have begun."""
         self.titles = [*self.runs, *to_come]
@@ -93,7 +93,7 @@ class Comparison:
         """The ideal devices for which steps are computed. Set others, and everything is drawn for those."""
         self.launching: Launches | None = None
         """How functions are launched, where some were: `add` launches others so."""
-        self._name = name
+        self._metric = metric
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
         """The handle of the curves shown early, where nobody watches."""
@@ -143,7 +143,7 @@ class Comparison:
         Returns what was tried, in words, and the reason, if it is known. Raises ValueError for what was not launched by
         this comparison.
         """
-        return self._launching().find_why(self, title)
+        return self._launching().find_why(self, titled(title, self.runs))
 
     def _launching(self) -> Launches:
         if self.launching is None:
@@ -152,19 +152,20 @@ class Comparison:
 
     # Numbers
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self, titles: Sequence[str] | None = None) -> pd.DataFrame:
         """Return the table: a row per run, in the order given.
 
-        Columns: `ranks`; `status`; `final <name>`, the mean over ranks of the last value logged; `accuracy`, likewise,
-        if any run has logged it; `<name> off by`, the greatest difference of the mean curve to the first run's;
-        `seconds` from launch to end, what measuring takes included; `samples_per_s` over all ranks, in steps that
-        nothing slowed, if any run has logged `samples`; `peak_mib`, the greatest peak memory of a rank, in MiB, on the
-        host or, for ranks with a GPU, allocated on it; `error`, if a run has failed.
+        Columns: `ranks`; `status`; `final <metric>`, the mean over ranks of the last value logged; `accuracy`,
+        likewise, if any run has logged it; `<metric> off by`, the greatest difference of the mean curve to the first
+        run's; `seconds` from launch to end, what measuring takes included; `samples_per_s` over all ranks, in steps
+        that nothing slowed, if any run has logged `samples`; `peak_mib`, the greatest peak memory of a rank, in MiB, on
+        the host or, for ranks with a GPU, allocated on it; `error`, if a run has failed.
 
         For functions that `labkit.compare` launched, and for strategies, also what `labkit.comparison.reading.columns`
         says, and the `Measured.columns` of either. A number that cannot be had is NaN; `table` says why.
         """
-        return self._frame({title: self._row(run)[0] for title, run in self.runs.items()})
+        frame = self._frame({title: self._row(run)[0] for title, run in self.runs.items()})
+        return frame if titles is None else frame.loc[self._begun(titles)]
 
     def _frame(self, rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
         import pandas as pd
@@ -192,12 +193,12 @@ class Comparison:
             off, said[column] = self._off_by(run)
             return off
 
-        final, off = f"final {self._name}", f"{self._name} off by"
+        final, off = f"final {self._metric}", f"{self._metric} off by"
         device = max(run.peak_device_bytes)
         cells: dict[str, Callable[[], Any]] = {
             "ranks": lambda: run.world_size,
             "status": lambda: run.status,
-            final: lambda: last(final, self._name),
+            final: lambda: last(final, self._metric),
             "accuracy": lambda: last("accuracy", "accuracy"),
             off: lambda: off_by(off),
             "seconds": lambda: run.elapsed_s,
@@ -219,9 +220,9 @@ class Comparison:
     def _off_by(self, run: Run) -> tuple[float, str]:
         """Return the greatest difference of a run's mean curve to the first run's, and what is to be said instead."""
         first = next(iter(self.runs.values()))
-        if any(self._name not in each.recorded.names for each in (first, run)):
+        if any(self._metric not in each.recorded.names for each in (first, run)):
             return math.nan, ""
-        return curves_apart(first.recorded, run.recorded, self._name)
+        return curves_apart(first.recorded, run.recorded, self._metric)
 
     def _cost(self, run: Run) -> dict[str, Any]:
         ranks = measured(run)
@@ -233,14 +234,14 @@ class Comparison:
 
     def on_devices(self, title: str) -> list[list[Timed]]:
         """Return a run's steps on devices of the ranks' own, ideal or real: by rank, then by the rank's devices."""
-        return on_devices(self.runs[title], self.devices)
+        return on_devices(self.runs[titled(title, self.runs)], self.devices)
 
     def break_even(self, title: str) -> float:
         """Return from which speed of devices, in GFLOP/s, on this link a step is no shorter than the first run's.
 
         Below it there is enough to compute for what is sent. 0 if it never is shorter, infinite if it always is.
         """
-        return break_even(self.runs[title], next(iter(self.runs.values())), self.devices)
+        return break_even(self.runs[titled(title, self.runs)], next(iter(self.runs.values())), self.devices)
 
     def notes(self) -> list[str]:
         """Say for which ideal devices a ranking holds, and what they leave out; [] where steps were timed."""
@@ -275,9 +276,10 @@ class Comparison:
 
         # A run keeps its colour whichever others are drawn.
         histories = {title: run.recorded for title, run in self.runs.items()}
-        chart = charts.overlaid(histories, self._name, title=f"{self._name}: mean over ranks")
+        chart = charts.overlaid(histories, self._metric, title=f"{self._metric}: mean over ranks")
         if titles is not None:
-            chart.data = [trace for trace in chart.data if trace.name in titles]
+            chosen = self._begun(titles)
+            chart.data = [trace for trace in chart.data if trace.name in chosen]
         return chart
 
     def lanes(self, titles: Sequence[str] | None = None, here: bool = False) -> Chart:
@@ -376,6 +378,7 @@ class Comparison:
         """Draw what every rank of one run did when, in one step under the profiler."""
         from labkit.ui import charts
 
+        title = titled(title, self.runs)
         rows = {f"rank {rank}": result.marks for rank, result in enumerate(measured(self.runs[title]))}
         return charts.gantt(rows, f"{title}: one step")
 
@@ -434,18 +437,18 @@ class Comparison:
             for column, text in said.items():
                 if text and column in cells:
                     cells.loc[title, column] = text
-        cells = cells if titles is None else cells.loc[[title for title in cells.index if title in titles]]
+        cells = cells if titles is None else cells.loc[self._begun(titles)]
         if "difference" not in frame:
             numbers = [str(column) for column in frame if frame[column].dtype.kind == "f"]
             forms = {
                 "seconds": "{:.1f}",
                 "samples_per_s": "{:,.0f}",
                 "peak_mib": "{:,.0f}",
-                f"{self._name} off by": "{:.1e}",
+                f"{self._metric} off by": "{:.1e}",
             }
             return cells, {column: (forms.get(column, "{:.4f}"), "") for column in numbers}
         first = next(title for title, run in self.runs.items() if measured(run))
-        final, off = f"final {self._name}", f"{self._name} off by"
+        final, off = f"final {self._metric}", f"{self._metric} off by"
         device = f"ms a step, {ON_DEVICES if self.is_simulated else ON_GPUS}"
         shown = {
             "ranks": ("ranks", "{}", ""),
@@ -477,7 +480,12 @@ class Comparison:
         return cells, {heading: (form, missing) for heading, form, missing in shown.values()}
 
     def _measured_titles(self, titles: Sequence[str] | None = None) -> list[str]:
-        return [t for t, run in self.runs.items() if measured(run) and (titles is None or t in titles)]
+        return [title for title in self._begun(titles) if measured(self.runs[title])]
+
+    def _begun(self, titles: Sequence[str] | None) -> list[str]:
+        """Return which of these runs have begun, in the comparison's order. Raises ValueError for other titles."""
+        chosen = self.titles if titles is None else [titled(title, self.titles) for title in titles]
+        return [title for title in self.runs if title in chosen]
 
     @property
     def _are_functions(self) -> bool:

@@ -14,8 +14,9 @@ from labkit.comparison.measuring import measure
 from labkit.comparison.reading import time_to_come
 from labkit.comparison.replay import LAPTOP, Devices
 from labkit.comparison.why import Why
-from labkit.engines.arguments import check_first_parameter, check_world_size, naming
+from labkit.engines.arguments import check_first_parameter, check_world_size, naming, parameters_of
 from labkit.launcher import launch
+from labkit.protocol import former_names
 from labkit.protocol.pickling import name_of
 from labkit.protocol.text import printable
 from labkit.rank.worker import takes_worker
@@ -26,8 +27,8 @@ from labkit.ui import kernel, summary
 
 def compare(
     runs: Mapping[str, Run | Callable[..., Any]] | None = None,
-    name: str = "loss",
     /,
+    metric: str = "loss",
     *,
     world_size: int | Mapping[str, int] | None = None,
     on: Any = None,
@@ -51,7 +52,7 @@ def compare(
 
     Args:
         runs: by title, runs or functions, where titles are no Python names: `compare({"one process": run})`.
-        name: what was logged, to draw and to tabulate.
+        metric: what was logged, to draw and to tabulate: "loss", "accuracy" …
         world_size: ranks of each function, or by title; by default one per GPU, or 2 without GPUs.
         on: a `labkit.Session` to launch on; by default one is made, and closed.
         stall_s: end a run when no rank has logged, printed or returned anything for so many seconds.
@@ -63,7 +64,7 @@ def compare(
     and a table.
 
     Raises TypeError for something that is neither run nor function, or a function that cannot be called so;
-    ValueError if there is nothing to compare or if no run has logged `name`.
+    ValueError if there is nothing to compare or if no run has logged `metric`.
     """
     with naming("bad_argument"):
         if runs is not None and not isinstance(runs, Mapping):
@@ -81,12 +82,23 @@ def compare(
         functions = {title: each for title, each in given.items() if not isinstance(each, Run)}
         if not given:
             raise ValueError("compare() needs at least one run or function, got none")
+        theirs = {key: title for title, function in functions.items() for key in parameters_of(function)}
+        former_names.refuse("compare", parameters.keys() - theirs.keys(), may_be_others=True)
+        _check_own(
+            theirs,
+            metric=metric != "loss",
+            world_size=world_size is not None,
+            on=on is not None,
+            stall_s=stall_s is not None,
+            devices=devices is not LAPTOP,
+            live=live is not True,
+        )
         if parameters and not functions:
             raise ValueError(f"compare() got {', '.join(parameters)}, but no function to pass that to")
         done = {title: each for title, each in given.items() if isinstance(each, Run)}
         if not functions:
-            _check_logged(done, name)
-    comparison = Comparison(done, name)
+            _check_logged(done, metric)
+    comparison = Comparison(done, metric)
     comparison.devices = devices
     comparison.launching = Launching(parameters, world_size, on, stall_s)
     if functions:
@@ -228,10 +240,20 @@ def _check_call(title: str, function: Callable[..., Any], parameters: dict[str, 
         ) from None
 
 
-def _check_logged(runs: Mapping[str, Run], name: str) -> None:
-    if not any(name in run.recorded.names for run in runs.values()):
+def _check_own(theirs: Mapping[str, str], **is_given: bool) -> None:
+    """Refuse arguments of compare() that a function has, too; `theirs` are titles by parameter."""
+    for name, given in is_given.items():
+        if given and name in theirs:
+            raise ValueError(
+                f"{theirs[name]} has a parameter called {name!r}, but compare() keeps {name}=… for itself and does not "
+                "pass it on. Rename it in the function"
+            )
+
+
+def _check_logged(runs: Mapping[str, Run], metric: str) -> None:
+    if not any(metric in run.recorded.names for run in runs.values()):
         logged = sorted({logged for run in runs.values() for logged in run.recorded.names})
-        raise ValueError(f"no run has logged {name!r}; logged were: {', '.join(logged) or 'nothing'}")
+        raise ValueError(f"no run has logged {metric!r}; logged were: {', '.join(logged) or 'nothing'}")
 
 
 def _ranks_of(functions: Mapping[str, Any], world_size: Any) -> dict[str, int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.profiling import Clock, size_bytes
+from labkit.protocol.text import slug
 from labkit.rank.worker import Worker
 
 
@@ -29,6 +30,11 @@ class Strategy:
     title: ClassVar[str] = "one process"
     exact: ClassVar[bool] = True
     """Whether it claims to compute the same step as one process."""
+
+    @classmethod
+    def slug(cls) -> str:
+        """Return the title as one types it: tables, pictures and `labkit.scaling` take either."""
+        return slug(cls.title)
 
     @classmethod
     def ranks(cls, world_size: int) -> int:

@@ -43,6 +43,7 @@ class LaunchArgs(NamedTuple):
     trace: Any = None
     backend: Any = None
     stall_s: Any = None
+    pg_timeout_s: Any = None
     seed: Any = DEFAULT_SEED
     name: Any = None
     on: Any = None
@@ -79,7 +80,9 @@ def check(asked: LaunchArgs, gpus: int | None) -> None:
         world_size = ranks_on(asked.on, asked.world_size).world_size
     check_backend(asked.backend, world_size, gpus)
     check_device(asked.device, asked.backend, gpus)
-    check_options(asked.stall_s, asked.seed, asked.name, asked.live, asked.watch)
+    check_seconds("stall_s", asked.stall_s)
+    check_seconds("pg_timeout_s", asked.pg_timeout_s)
+    check_options(asked.seed, asked.name, asked.live, asked.watch)
 
 
 def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: Collection[str]) -> None:
@@ -113,6 +116,14 @@ def check_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], own: C
             "Its first parameter is the worker; launch() passes on all arguments that are not its own "
             f"({', '.join(OWN)})"
         ) from None
+
+
+def parameters_of(fn: Any) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters by name; none for a built-in function that does not say."""
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 NUMBERS = {"rank", "_rank", "global_rank", "local_rank", "node_rank", "rank_id", "proc_id", "process_id"}
@@ -192,11 +203,15 @@ def check_device(device: Any, backend: str | None, gpus: int | None) -> None:
         raise ValueError(f"device='cpu', but backend {backend!r} takes CUDA tensors; use 'gloo'")
 
 
-def check_options(stall_s: Any, seed: Any, name: Any, live: Any, watch: Any) -> None:
+def check_seconds(name: str, value: Any) -> None:
+    """Raise ValueError for what is neither a number of seconds nor None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (is_number and 0 < value < math.inf):
+        raise ValueError(f"{name} is a number of seconds greater than 0, or None; got {value!r}")
+
+
+def check_options(seed: Any, name: Any, live: Any, watch: Any) -> None:
     """Raise TypeError or ValueError for any of these that is of no use."""
-    is_number = isinstance(stall_s, (int, float)) and not isinstance(stall_s, bool)
-    if stall_s is not None and not (is_number and 0 < stall_s < math.inf):
-        raise ValueError(f"stall_s is a number of seconds greater than 0, or None; got {stall_s!r}")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise TypeError(f"seed is a whole number or None, got {seed!r}")
     if name is not None and not isinstance(name, str):

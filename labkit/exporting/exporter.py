@@ -337,7 +337,7 @@ def _batch_script(on: Slurm, name: str) -> str:
 
 def _ray_script(on: Slurm) -> str:
     text = (PACKAGE / "exporting" / "submit_ray.py").read_text(encoding="utf-8")
-    return text.replace("\nRANKS = 2\n", f"\nRANKS = {on.world_size}\n", 1)
+    return text.replace("\nWORLD_SIZE = 2\n", f"\nWORLD_SIZE = {on.world_size}\n", 1)
 
 
 def _readme(title: str, environment: list[str], own: set[str]) -> str:
@@ -395,7 +395,7 @@ def _usage(title: str) -> str:
             ray job submit --address http://HOST:8265 --working-dir . -- python submit_ray.py
 
         Options of the function: python train.py --help. They work everywhere: sbatch job.sbatch --seed 1; for Ray,
-        after two dashes: python submit_ray.py --ranks 4 -- --seed 1
+        after two dashes: python submit_ray.py --world-size 4 -- --seed 1
 
         What a run was asked for is in log/*/options.json: arguments, seed, threads, ranks. What ranks log is in
         log/*/rank-*.jsonl, a line per call (pandas.read_json(…, lines=True)); what the function returned in

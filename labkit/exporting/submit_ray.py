@@ -1,6 +1,6 @@
 """Start the ranks of train.py, in this folder, on a Ray cluster: no folder need be shared, and only Ray is needed here.
 
-    ray job submit --address http://HOST:8265 --working-dir . -- python submit_ray.py --ranks 4 --gpus-per-rank 1
+    ray job submit --address http://HOST:8265 --working-dir . -- python submit_ray.py --world-size 4 --gpus-per-rank 1
 
 On a machine of the cluster `python submit_ray.py` does the same. What follows -- is for the function: -- --epochs 3
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-RANKS = 2
+WORLD_SIZE = 2
 HERE = Path(__file__).absolute().parent
 
 
@@ -41,7 +41,7 @@ class Rank:
 def main() -> None:
     """Place the ranks, all or none, run them, bring back what they have written; exit as the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=RANKS, help="default: %(default)s")
+    parser.add_argument("--world-size", type=int, default=WORLD_SIZE, help="default: %(default)s")
     parser.add_argument("--gpus-per-rank", type=float, default=0, help="default: none")
     parser.add_argument("--cpus-per-rank", type=float, default=1, help="default: 1")
     parser.add_argument("--out", type=Path, default=HERE, help="where log/ is made, beside this driver; default: here")
@@ -50,11 +50,11 @@ def main() -> None:
     is_job = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ  # it has brought the folder along
     ray.init("auto", runtime_env=None if is_job else {"working_dir": str(HERE), "excludes": [".venv", "log"]})
     resources = {"CPU": given.cpus_per_rank, "GPU": given.gpus_per_rank}
-    group = ray.util.placement_group([{name: n for name, n in resources.items() if n}] * given.ranks)
-    print(f"waiting for {given.ranks} ranks, each with {resources}", flush=True)
+    group = ray.util.placement_group([{name: n for name, n in resources.items() if n}] * given.world_size)
+    print(f"waiting for {given.world_size} ranks, each with {resources}", flush=True)
     ray.get(group.ready())
     each = {"num_cpus": given.cpus_per_rank, "num_gpus": given.gpus_per_rank}
-    where = [PlacementGroupSchedulingStrategy(group, bundle) for bundle in range(given.ranks)]
+    where = [PlacementGroupSchedulingStrategy(group, bundle) for bundle in range(given.world_size)]
     actors = [ray.remote(Rank).options(scheduling_strategy=place, **each).remote() for place in where]
     places = dict(zip(actors, ray.get([actor.place.remote() for actor in actors]), strict=True))
     actors.sort(key=lambda actor: places[actor][0])  # ranks of a node follow each other
@@ -63,7 +63,7 @@ def main() -> None:
     for rank, actor in enumerate(actors):
         environment = {
             "RANK": rank,
-            "WORLD_SIZE": given.ranks,
+            "WORLD_SIZE": given.world_size,
             "LOCAL_RANK": rank - nodes.index(nodes[rank]),
             "LOCAL_WORLD_SIZE": nodes.count(nodes[rank]),
             "MASTER_ADDR": places[actors[0]][1],

@@ -18,11 +18,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import psutil
 
-from labkit.engines.arguments import naming
+from labkit.engines.arguments import check_world_size, naming
 from labkit.engines.spawn import in_spawner_thread
 from labkit.launchers import job_events
 from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
@@ -30,6 +30,8 @@ from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
+from labkit.protocol import former_names
+from labkit.rank.device import usable_gpus
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.system import host, require_posix
 
@@ -52,7 +54,7 @@ class Torchrun(Launcher):
     Args:
         nodes: machines. With more than one, the run says which command to start on each of the others, and whoever
             reaches the port of `rdzv_endpoint` can run code as you: torchrun unpickles what it finds there.
-        ranks_per_node: ranks on each.
+        ranks_per_node: ranks on each; by default as many as this machine has GPUs, or 2 without GPUs.
         rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines. Give an
             address of the network that they share, and not a name, to listen there alone.
         max_restarts: how often all ranks are started again when one fails. A function that keeps checkpoints then goes
@@ -63,12 +65,16 @@ class Torchrun(Launcher):
     def __init__(
         self,
         nodes: int = 1,
-        ranks_per_node: int = 2,
+        ranks_per_node: int | None = None,
         rdzv_endpoint: str | None = None,
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
+        **former: Never,
     ) -> None:
+        if ranks_per_node is None:
+            ranks_per_node = check_world_size(None, usable_gpus())
         with naming("bad_argument"):
+            former_names.refuse("Torchrun", former)
             check_whole("nodes", nodes)
             check_whole("ranks_per_node", ranks_per_node)
             check_whole("max_restarts", max_restarts, least=0)

@@ -109,6 +109,8 @@ class Job(NamedTuple):
     """GPUs that there are, where the ranks compute on the CPU because they are too few."""
     watches_nan: bool = False
     """Whether a rank fails at the first NaN or Inf that it logs."""
+    pg_timeout_s: float | None = None
+    """How long a collective may take before PyTorch gives up; None: PyTorch's own default."""
     takes_worker: bool = True
     """Whether the function is called with the worker first."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Collection
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """What a curve is drawn with in a line of text …"""
@@ -34,6 +36,22 @@ def writable(text: str, encoding: str) -> str:
     except UnicodeEncodeError:
         return text.translate(IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
     return text
+
+
+def slug(title: object) -> str:
+    """Return a title as one types it: `fsdp2_x_tensor_parallel` for "FSDP2 × tensor parallel"."""
+    return "_".join(re.findall(r"[^\W_]+", str(title).lower().replace("×", "x")))
+
+
+def titled(name: str, titles: Collection[str]) -> str:
+    """Return the title that this is, or of which it is the slug. Raises ValueError that lists both where none is."""
+    if name in titles:
+        return name
+    found = [title for title in titles if slug(title) == slug(name)]
+    if len(found) != 1:
+        known = ", ".join(title if slug(title) == title else f"{title} ({slug(title)})" for title in titles)
+        raise ValueError(f"known are {known or 'none'}; got {name!r}")
+    return found[0]
 
 
 def print_text(text: str, flush: bool = True) -> None:

@@ -7,9 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from labkit.rank.device import is_nccl
 from labkit.rank.local_rendezvous import LocalFileStore, pause_s
@@ -42,6 +44,12 @@ def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Sto
         if store.add("labkit/joined", 1) >= info.world_size:
             store.set("labkit/all have joined", "")
         store.wait(["labkit/all have joined"], dist.default_pg_timeout)
+
+
+def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Have the collectives of a group, by default that of all ranks, wait as long as this, and no longer."""
+    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
+    set_timeout(timeout, group)
 
 
 def native(store: dist.Store) -> dist.Store:

@@ -68,6 +68,8 @@ def join(part: main.RankTask) -> tuple[Settled, dist.Store]:
     settled = settle(job, info, store)
     lasts = bool(job.lasting_store) and is_nccl(settled.backend)
     if lasts and _have_all_kept(info, settled, store):
+        # As in a new one: an earlier launch, or somebody at a prompt, may have changed it.
+        process_group.set_timeout(dist.distributed_c10d._get_default_timeout(dist.Backend(settled.backend)))
         return settled, store
     leave()
     before = frozenset(host.open_sockets())

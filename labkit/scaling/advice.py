@@ -17,6 +17,7 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.hardware import Device, Link, device_of, link_of
 from labkit.comparison.reading import measured
 from labkit.comparison.why import BATCH_NORM, DROPOUT, suspects
+from labkit.protocol.text import titled
 from labkit.scaling import known
 from labkit.scaling.cost_model import CostModel
 from labkit.scaling.counting import remembered
@@ -165,7 +166,7 @@ def advise(
         precision: "float32", "bf16 autocast", "bf16", "float64"; by default the model's own.
         optimizer: "AdamW", "SGD" or "SGD, momentum".
         micro_batches: of pipelines; by default four for each stage.
-        ways: of several devices, that are asked about.
+        ways: of several devices, that are asked about; titles or slugs, "fsdp2".
 
     Returns an `Advice`, which shows itself; `frame()` has the numbers. Raises ValueError for names that are not known,
     a batch that is missing, and a model that cannot be counted.
@@ -198,7 +199,7 @@ def advise(
     with remembered():
         rows = [question.row("one process")]
         if gpus > 1:
-            rows += [question.row(way) for way in ways]
+            rows += [question.row(titled(way, WAYS)) for way in ways]
         rows += [question.row(row.way, True) for row in rows if row.fits is False and not is_compared]
     title = f"{facts.samples:,} samples a step on {gpus} × {computes.name}, {carries.name}" + (
         f", {beyond.name} between machines of {node_gpus}" if gpus > node_gpus else ""

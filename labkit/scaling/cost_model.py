@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.protocol.text import titled
 from labkit.scaling.splitting import check_split, check_whole
 
 _Array = NDArray[np.float64]
@@ -148,11 +149,10 @@ class CostModel:
         "compute", "stragglers" (waiting for the slowest rank), "bubble" (a pipeline's idle time), "communication" that
         nothing hides, "input" (waiting for data).
 
-        Raises ValueError for a strategy that is not in `STRATEGIES`, for less than one sample per rank or chain, and
-        for ranks that do not make whole chains.
+        Raises ValueError for a strategy that is neither in `STRATEGIES` nor a slug of one, for less than one sample per
+        rank or chain, and for ranks that do not make whole chains.
         """
-        if strategy not in STRATEGIES:
-            raise ValueError(f"the cost model knows {', '.join(STRATEGIES)}; got {strategy!r}")
+        strategy = titled(strategy, STRATEGIES)
         check_whole("ranks", ranks)
         chain = min(self.stages, ranks) if strategy.startswith("pipeline") else 1
         if ranks % chain:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
+from labkit.protocol.text import titled
 from labkit.scaling import parameters, schedules
 from labkit.scaling.counting import (
     Counted,
@@ -132,7 +133,7 @@ def predict_memory(
         model: any module, on the meta device if it is large. It is left as it is.
         batch: of one step, over all ranks: (inputs, targets), a tensor, or a dict of the model's keywords. Only shapes
             count, so it may be on the meta device, too.
-        strategy: one of `WAYS`.
+        strategy: one of `WAYS`, or its slug: "fsdp2".
         ranks: how many.
         loss: of (outputs, targets); by default what is usual for tensors like these.
         precision: "float64", "float32", "bf16 autocast", or "bf16" with the optimizer in 32 bits; by default numbers
@@ -144,7 +145,7 @@ def predict_memory(
     Raises ValueError for what is not known here, for what cannot be cut so, and for a model that cannot be counted.
     """
     asked = _asked(model, batch, strategy, ranks, loss, precision, optimizer, recompute, micro_batches)
-    if strategy in CUT and ranks > 1:
+    if asked.strategy in CUT and ranks > 1:
         return _stages(asked)
     return _alike(asked)
 
@@ -161,8 +162,7 @@ def _asked(
     micro_batches: int = MICRO_BATCHES,
 ) -> Asked:
     """Return a question, checked."""
-    if strategy not in WAYS:
-        raise ValueError(f"known are {', '.join(WAYS)}; got {strategy!r}")
+    strategy = titled(strategy, WAYS)
     if optimizer not in OPTIMIZERS:
         raise ValueError(f"known for optimizer: {', '.join(OPTIMIZERS)}; got {optimizer!r}")
     if precision is not None and precision not in PRECISIONS:
@@ -311,9 +311,9 @@ def _stages(asked: Asked) -> list[Memory]:
 
 
 def sent_by_stages(model: nn.Module, batch: Any, strategy: str, ranks: int, **options: Any) -> list[int]:
-    """Return the bytes that each stage returns for a micro-batch; `options` are those of `memory`."""
+    """Return the bytes that each stage returns for a micro-batch; `options` are those of `predict_memory`."""
     asked = _asked(model, batch, strategy, ranks, **options)
-    pieces = 1 if strategy == "model parallel" else asked.micro_batches
+    pieces = 1 if asked.strategy == "model parallel" else asked.micro_batches
     return _kept_by_stages(asked, equal_part(batch, pieces, "a batch"))[1][:-1]
 
 
@@ -356,6 +356,7 @@ def largest_batch(
     Only batches that the strategy can cut are tried, and none above `most`. The samples are like those of `batch`.
     Raises ValueError as `memory` does.
     """
+    strategy = titled(strategy, WAYS)
     each = options.get("micro_batches", MICRO_BATCHES) if strategy in ("GPipe", "1F1B") else 1
     each = each if strategy in CUT else ranks
 

@@ -57,9 +57,18 @@ numbers = itertools.count(1)
 class CellRuns:
     """Runs cells, and keeps their process group from one to the next. `reserve` has the ranks."""
 
-    def __init__(self, reserve: Any, turns: Turns, placement: Placement, seed: int | None, device: str | None) -> None:
+    def __init__(
+        self,
+        reserve: Any,
+        turns: Turns,
+        placement: Placement,
+        seed: int | None,
+        device: str | None,
+        pg_timeout_s: float | None,
+    ) -> None:
         self._reserve, self._turns = reserve, turns
         self._placement, self._seed, self._device = placement, seed, device
+        self._pg_timeout_s = pg_timeout_s
         self._world_size: int = reserve.world_size
         self.last: Run | None = None
         """What carried the last cell."""
@@ -151,7 +160,7 @@ class CellRuns:
             self._meet_at(self._reserve.new_rendezvous())
             ranks = range(self._world_size)
             try:
-                self._start(engine(ranks), ranks, pack_call(join, (), {}), name, None).wait()
+                self._start(engine(ranks), ranks, pack_call(join, (), {}), name, None, self._pg_timeout_s).wait()
             except BaseException:
                 self.leave_group()
                 raise
@@ -162,7 +171,15 @@ class CellRuns:
         self._reserve.replace()
         return self._reserve.take_replaced() if self._turns.holder is None else []
 
-    def _start(self, engine: Engine, only: Sequence[int], function: Message, title: str, stall_s: float | None) -> Run:
+    def _start(
+        self,
+        engine: Engine,
+        only: Sequence[int],
+        function: Message,
+        title: str,
+        stall_s: float | None,
+        pg_timeout_s: float | None = None,
+    ) -> Run:
         own = modules.of_reader()
         job = Job(
             function=function,
@@ -180,6 +197,7 @@ class CellRuns:
             search=Search.here(self._reserve.is_here, own, self._new_archives(own, only)),
             device=self._device,
             spared_gpus=self._placement.spared,
+            pg_timeout_s=pg_timeout_s,
         )
         run = Run(engine, self._world_size, title, stall_s, [Debugger(live=False, wait=True)])
         run.start(job)

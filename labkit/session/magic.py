@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
 from labkit.launcher import run_module, run_script
+from labkit.protocol import former_names
 from labkit.run import Run
 from labkit.session.session import Session, newest
 from labkit.ui import kernel
@@ -28,7 +29,9 @@ class RanksMagics(Magics):
 
     @cell_magic("ranks")
     @magic_arguments("%ranks")
-    @argument("world_size", nargs="?", type=int, help="number of ranks; by default those that there are, or 2")
+    @argument(
+        "world_size", nargs="?", type=int, help="number of ranks; by default those that there are, or one per GPU, or 2"
+    )
     @argument("--backend", help="of the ranks' process group, nccl or gloo; by default nccl where each has a GPU")
     @argument("--only", metavar="RANKS", help="run on these ranks only: 1, or 0,2")
     @argument("--send", metavar="NAMES", help="give the ranks these of the notebook's variables first: lr,steps")
@@ -41,6 +44,8 @@ class RanksMagics(Magics):
         cell finds `worker`, `rank`, `world_size`, `torch` and
         `dist`; what the ranks print is shown with their rank, and so is the value of the last line.
         """
+        if renamed := former_names.renamed("%%ranks", [part.partition("=")[0] for part in line.split()]):
+            raise UsageError(renamed)
         options = parse_argstring(self.run_cell, line)
         only = None if options.only is None else _ranks(options.only)
         send = {name: self._variable(name) for name in options.send.split(",")} if options.send else None
@@ -102,7 +107,7 @@ class RanksMagics(Magics):
             print(f"ranks started anew: {what}, in the place of {was}")
             session.close()
         # With no cell of its own: another cell that begins with %%ranks goes on with the same ranks.
-        self._own = Session(2 if world_size is None else world_size, backend=backend, is_of_a_cell=False)
+        self._own = Session(world_size, backend=backend, is_of_a_cell=False)
         return self._own
 
     def _title(self) -> str:

@@ -8,11 +8,12 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from labkit.engines.arguments import naming
 from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
+from labkit.protocol import former_names
 from labkit.protocol.pages import help_hint
 from labkit.protocol.pickling import Message, loads
 from labkit.rank.device import place, usable_gpus
@@ -78,6 +79,7 @@ class Session(Target):
             many ranks there are.
         device: where cells compute, and what is launched without a `device` of its own, as `labkit.launch` has it. With
             fewer GPUs than ranks that is the CPU, also for a launch on a few of them: results can then be compared.
+        pg_timeout_s: of the cells' process group, as `labkit.launch` has it.
     """
 
     def __init__(
@@ -89,8 +91,9 @@ class Session(Target):
         is_of_a_cell: bool = True,
         on: Slurm | Torchrun | Ray | None = None,
         device: str | None = None,
+        pg_timeout_s: float | None = None,
     ) -> None:
-        from labkit.engines.arguments import check_backend, check_device, check_world_size, ranks_on
+        from labkit.engines.arguments import check_backend, check_device, check_seconds, check_world_size, ranks_on
 
         with naming("bad_argument"):
             if isinstance(on, Session):
@@ -102,6 +105,7 @@ class Session(Target):
             world_size = check_world_size(world_size, gpus or 0) if on is None else ranks_on(on, world_size).world_size
             backend = check_backend(backend, world_size, gpus)
             check_device(device, backend, gpus)
+            check_seconds("pg_timeout_s", pg_timeout_s)
             if idle_s is not None and not idle_s > 0:
                 raise ValueError(f"idle_s is a number of seconds greater than 0, or None; got {idle_s!r}")
             if idle_s is None and on is not None:
@@ -111,6 +115,7 @@ class Session(Target):
         made_in = kernel.this_execution() if is_of_a_cell else None
         _close_what_this_cell_made_before(made_in)
         kept: dict[str, Any] = {"seed": seed, "backend": backend, "idle_s": idle_s, "device": device}
+        kept["pg_timeout_s"] = pg_timeout_s
         reserve = LocalReserve(world_size) if on is None else ClusterReserve.start(on, kept)
         try:
             self._begin(reserve, gpus, made_in, **kept)
@@ -137,6 +142,7 @@ class Session(Target):
         backend: str | None,
         idle_s: float | None,
         device: str | None = None,
+        pg_timeout_s: float | None = None,
     ) -> None:
         self.world_size = reserve.world_size
         """Number of ranks."""
@@ -167,7 +173,7 @@ class Session(Target):
 
         self._closing = threading.Lock()
         self._turns = Turns(None if reserve.handles_idleness else idle_s, close_if_idle)
-        self._cells = CellRuns(reserve, self._turns, placement, seed, device)
+        self._cells = CellRuns(reserve, self._turns, placement, seed, device, pg_timeout_s)
         _open.add(self)
         reserve.when_over(close)
 
@@ -216,6 +222,7 @@ class Session(Target):
         stall_s: float | None = None,
         send: Mapping[str, Any] | None = None,
         title: str = "code sent to the ranks",
+        **former: Never,
     ) -> None:
         """Run code on every rank, or `only` on some, and print what they print, each line with its rank.
 
@@ -227,14 +234,16 @@ class Session(Target):
         The others may then end the code too, within two seconds; those that are stuck are replaced, and their
         variables are gone. So are they when no rank has logged, printed or ended the code for `stall_s` seconds.
         """
+        former_names.refuse("Session.run", former)
         self._check_open()
         shown = self._cells.run(code, title, only, stall_s, send)
         for rank, text in sorted(shown.items()):
             if text:
                 print("\n".join(f"[rank {rank}] {line}" for line in text.splitlines()))
 
-    def values(self, expression: str, stall_s: float | None = None) -> list[Any]:
+    def values(self, expression: str, stall_s: float | None = None, **former: Never) -> list[Any]:
         """Evaluate an expression on every rank and return the values, by rank. Fails as `run` does."""
+        former_names.refuse("Session.values", former)
         title = f"%ranks {expression}"
         compile(expression.strip(), title, "eval", dont_inherit=True)
         self._check_open()

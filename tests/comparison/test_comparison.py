@@ -102,7 +102,7 @@ def test_accuracy_is_a_column_only_if_it_was_logged(two_ranks):
 
 
 def test_another_name_may_be_compared(one_rank):
-    assert labkit.compare({"one": one_rank}, "accuracy").frame()["final accuracy"].tolist() == [0.75]
+    assert labkit.compare({"one": one_rank}, metric="accuracy").frame()["final accuracy"].tolist() == [0.75]
 
 
 def test_a_failed_run_and_one_that_logged_nothing_have_their_rows(two_ranks):
@@ -130,8 +130,20 @@ def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
     assert "0.6000" in table.to_html()
 
 
+def test_tables_and_pictures_are_of_the_runs_that_are_asked_for_by_title_or_slug(two_ranks, one_rank):
+    compared = labkit.compare({"DDP, accumulated": two_ranks, "one process": one_rank})
+    for titles in (["one process"], ["one_process"]):
+        assert list(compared.frame(titles).index) == ["one process"]
+        assert list(compared.table(titles).data.index) == ["one process"]
+        assert {trace.name for trace in compared.figure(titles).data} == {"one process"}
+    assert list(compared.frame(["one_process", "ddp_accumulated"]).index) == ["DDP, accumulated", "one process"]
+    for ask in (compared.frame, compared.table, compared.figure, compared.memory):
+        with pytest.raises(ValueError, match=r"known are DDP, accumulated \(ddp_accumulated\), .*; got 'dpp'"):
+            ask(["dpp"])
+
+
 @pytest.mark.parametrize(
-    ("runs", "name", "error", "said"),
+    ("runs", "metric", "error", "said"),
     [
         (lambda run: [run], "loss", TypeError, "mapping of title to run.*got list"),
         (lambda run: run, "loss", TypeError, "mapping of title to run.*got Run"),
@@ -141,6 +153,6 @@ def test_in_a_cell_it_shows_the_figure_and_the_table(two_ranks, monkeypatch):
         (lambda run: {"DDP": run_of()}, "loss", ValueError, "logged were: nothing"),
     ],
 )
-def test_wrong_arguments_are_refused_with_what_was_found(two_ranks, runs, name, error, said):
+def test_wrong_arguments_are_refused_with_what_was_found(two_ranks, runs, metric, error, said):
     with pytest.raises(error, match=said):
-        labkit.compare(runs(two_ranks), name)
+        labkit.compare(runs(two_ranks), metric)

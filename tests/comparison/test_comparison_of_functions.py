@@ -360,6 +360,10 @@ def test_a_step_is_shown_in_the_window_of_rank_0():
     ]
 
 
+def takes_a_metric(worker, metric):
+    """It has a parameter that compare() keeps for itself."""
+
+
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
@@ -367,6 +371,11 @@ def test_a_step_is_shown_in_the_window_of_rank_0():
         ({"ddp": ddp, "steps": 3, "lr": 1}, TypeError, "ddp.*unexpected keyword argument 'lr'"),
         ({"ddp": ddp, "steps": 3, "world_size": {"dpp": 2}}, ValueError, "ranks for dpp; functions are: ddp"),
         ({"ddp": ddp, "steps": 3, "world_size": 0}, ValueError, "world_size must be at least 1"),
+        (
+            {"ddp": ddp, "mine": takes_a_metric, "metric": "accuracy"},
+            ValueError,
+            "mine has a parameter called 'metric'",
+        ),
         ({"steps": 3}, ValueError, "at least one run or function, got none"),
     ],
 )

@@ -454,6 +454,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
             *(
                 "definitions",
                 "events",
+                "former_names",
                 "job",
                 "lazy",
                 "modules",
@@ -519,7 +520,7 @@ def test_the_batch_script_asks_for_what_is_wanted_and_passes_options_on(exported
 def test_the_script_for_ray_starts_as_many_ranks(exported, tmp_path):
     exported(TRAIN.format(1), on=labkit.Slurm(nodes=2, ranks_per_node=4))
     text = (tmp_path / "job/submit_ray.py").read_text()
-    assert "\nRANKS = 8\n" in text
+    assert "\nWORLD_SIZE = 8\n" in text
     compile(text, "submit_ray.py", "exec")
     assert "python submit_ray.py" in (tmp_path / "job/README.txt").read_text()
 

@@ -44,6 +44,42 @@ def test_the_batch_script(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "world_size"),
+    [
+        ({}, 1),
+        ({"nodes": 2}, 2),
+        ({"nodes": 2, "gpus_per_node": 4}, 8),
+        ({"nodes": 2, "gpus_per_node": "a100:4"}, 8),
+        ({"gpus_per_node": "a100:2,v100:1"}, 3),
+        ({"gpus_per_node": "a100"}, 1),
+        ({"gpus_per_node": 0}, 1),
+        ({"nodes": 2, "gres": "gpu:a100:2(S:0-1),tmp:8"}, 4),
+        ({"gres": ["gres/gpu:3", "tmp"]}, 3),
+        ({"gres": "tmp:8"}, 1),
+        ({"nodes": 2, "gpus": 8}, 8),
+        ({"nodes": 2, "gpus_per_node": 4, "ranks_per_node": 1}, 2),
+    ],
+)
+def test_there_are_as_many_ranks_as_gpus_unless_it_is_said(options, world_size):
+    on = labkit.Slurm(**options)
+    assert on.world_size == world_size
+    assert f"--ntasks-per-node={on.ranks_per_node}" in on.script(["x"], "x", "x")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"nodes": 2, "gpus": 3}, "gpus='3' are not as many on each of 2 nodes"),
+        ({"gpus_per_socket": 2}, "does not say how many GPUs a node has; give ranks_per_node"),
+    ],
+)
+def test_where_nobody_can_tell_how_many_gpus_a_node_has_it_is_asked_for(options, said):
+    with pytest.raises(ValueError, match=said):
+        labkit.Slurm(**options)
+    assert labkit.Slurm(**options, ranks_per_node=2).ranks_per_node == 2
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"nodes": 0}, "nodes is a whole number of at least 1, got 0"),

@@ -328,6 +328,13 @@ def test_arguments_of_no_use(arguments, said):
         labkit.Torchrun(**arguments)
 
 
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 2), (1, 1), (4, 4)])
+def test_there_are_as_many_ranks_as_gpus_unless_it_is_said(monkeypatch, gpus, ranks):
+    monkeypatch.setattr("labkit.launchers.torchrun.usable_gpus", lambda: gpus)
+    assert labkit.Torchrun().world_size == ranks
+    assert labkit.Torchrun(ranks_per_node=3).world_size == 3
+
+
 def test_a_port_that_is_taken_or_elsewhere_is_refused(launch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = f"127.0.0.1:{taken.getsockname()[1]}"

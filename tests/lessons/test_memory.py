@@ -147,7 +147,7 @@ def test_as_many_messages_are_there_as_were_counted_on_two_and_on_four_real_rank
     ("call", "said"),
     [
         (lambda: of_gpt(model=torch.nn.Linear(2, 2)), "known is the memory of a whole .*GPT, got a Linear"),
-        (lambda: of_gpt("DualPipe"), "known for strategy: one process, DDP, .*; got 'DualPipe'"),
+        (lambda: of_gpt("DualPipe"), r"known are one process \(one_process\), DDP \(ddp\), .*; got 'DualPipe'"),
         (lambda: of_gpt(precision="fp8"), "known for precision: float64, .*; got 'fp8'"),
         (lambda: of_gpt(optimizer="Muon"), "known for optimizer: AdamW, .*; got 'Muon'"),
         (lambda: of_gpt("DDP", 0), "ranks must be a whole number from 1 on, got 0"),

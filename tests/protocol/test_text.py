@@ -12,7 +12,7 @@ from jupyter_client.session import json_packer
 import labkit
 from labkit.failures.facts import Diagnosis
 from labkit.protocol.events import Failure, Output
-from labkit.protocol.text import printable
+from labkit.protocol.text import printable, slug, titled
 from labkit.session import cells
 from labkit.trackers.base import plain
 from labkit.ui import formatting, live, summary
@@ -25,6 +25,30 @@ HALF = "\ud800"
 SHOWN = r"\ud800"
 FILE = os.fsdecode(b"caf\xe9")
 """A file's name in another encoding, as `os.listdir` gives it."""
+
+
+@pytest.mark.parametrize(
+    ("title", "typed"),
+    [
+        ("one process", "one_process"),
+        ("DDP", "ddp"),
+        ("ZeRO-1", "zero_1"),
+        ("FSDP2 × tensor parallel", "fsdp2_x_tensor_parallel"),
+        ("DDP, fp16 hook", "ddp_fp16_hook"),
+        ("DataParallel (threads)", "dataparallel_threads"),
+    ],
+)
+def test_a_title_has_a_slug_that_finds_it(title, typed):
+    assert slug(title) == typed
+    for name in (title, typed, title.upper()):
+        assert titled(name, [title, "another"]) == title
+
+
+def test_what_is_no_title_or_that_of_several_is_refused_with_all():
+    for name in ("FSDP", "zero 1"):
+        with pytest.raises(ValueError, match=rf"known are ZeRO-1 \(zero_1\), ZeRO 1 \(zero_1\), ddp; got '{name}'"):
+            titled(name, ["ZeRO-1", "ZeRO 1", "ddp"])
+    assert titled("ZeRO 1", ["ZeRO-1", "ZeRO 1"]) == "ZeRO 1", "word for word it is one of them"
 
 
 class Weights:

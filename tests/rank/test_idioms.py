@@ -24,7 +24,7 @@ from labkit.exporting.exporter import _check as check_export
 from labkit.protocol import unpicklable
 from labkit.protocol.job import RankInfo
 from labkit.protocol.pickling import dumps, loads, name_of, pack_result
-from labkit.rank import failure, main
+from labkit.rank import failure, main, process_group
 from labkit.rank.script_compat import bars
 from labkit.rank.script_compat import reuse_process_group as hooks
 from labkit.rank.stop_agreement import Stopped
@@ -220,7 +220,7 @@ def within(monkeypatch):
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     limits = []
-    monkeypatch.setattr(hooks, "_set_timeout", limits.append)
+    monkeypatch.setattr(process_group, "set_timeout", limits.append)
     found.limits = limits
     return found
 

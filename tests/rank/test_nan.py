@@ -131,7 +131,7 @@ def test_unwatched_it_is_only_logged():
 @pytest.mark.parametrize("watch", ["inf", True, 1, ""])
 def test_nothing_else_can_be_watched_for(watch):
     with pytest.raises(ValueError, match="watch is 'nan'"):
-        check_options(None, 0, None, None, watch)
+        check_options(0, None, None, watch)
 
 
 def diverges(worker, at):

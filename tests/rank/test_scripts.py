@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import labkit
 from labkit.rank.current import OutsideWorker
@@ -186,6 +189,31 @@ def test_a_function_without_the_worker_logs_and_knows_its_rank(here):
     run = labkit.launch(_no_worker, lr=0.5, on=here)
     assert run.results == [1]
     assert list(run.history["lr"]) == [0.5]
+
+
+def _limits(worker, timeout=None):
+    """The group's time limit, as it is found, and as it is once a script has asked for one."""
+    found = _limit_s()
+    if timeout is not None:
+        dist.init_process_group("gloo", timeout=timeout)
+    return found, _limit_s()
+
+
+def _limit_s():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("options", "limits_s"),
+    [
+        ({}, (1800, 1800)),
+        ({"pg_timeout_s": 70}, (70, 70)),
+        ({"timeout": timedelta(seconds=50)}, (1800, 50)),
+        ({"pg_timeout_s": 70.5, "timeout": timedelta(seconds=50)}, (70.5, 50)),
+    ],
+)
+def test_a_collective_may_take_as_long_as_the_launch_says_or_the_script(here, options, limits_s):
+    assert labkit.launch(_limits, **options, on=here).results == [limits_s]
 
 
 def _own_words(worker, wait, stall_s, live="no"):

@@ -182,12 +182,17 @@ def test_a_model_that_cannot_be_is_refused(given, said):
         ((0, 32), "ranks must be a whole number from 1 on, got 0"),
         ((2, 0), "batch_size must be a whole number from 1 on, got 0"),
         ((64, 32), "a batch of 32 leaves nothing to do for 32 of 64 ranks"),
-        ((2, 32, "ddp"), "the cost model knows DDP, FSDP, pipeline, pipeline over machines; got 'ddp'"),
+        ((2, 32, "dp"), r"known are DDP \(ddp\), FSDP \(fsdp\), pipeline, pipeline over machines \(.*\); got 'dp'"),
     ],
 )
 def test_a_question_without_sense_is_refused(asked, said):
     with pytest.raises(ValueError, match=said):
         NETWORK.step_s(*asked)
+
+
+def test_a_strategy_may_be_asked_for_by_its_slug():
+    assert NETWORK.step_s(2, 32, "fsdp") == NETWORK.step_s(2, 32, "FSDP") != NETWORK.step_s(2, 32)
+    assert NETWORK.step_s(2, 32, "pipeline_over_machines") == NETWORK.step_s(2, 32, "pipeline over machines")
 
 
 FREE = ("sample_s", "fixed_s", "latency_s", "byte_s")

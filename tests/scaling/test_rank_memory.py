@@ -215,7 +215,7 @@ def test_the_largest_batch_fits_and_the_next_does_not():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: asked("U-Net", "magic", 2), "known are one process, DDP"),
+        (lambda: asked("U-Net", "magic", 2), r"known are one process \(one_process\), DDP \(ddp\), .*; got 'magic'"),
         (lambda: asked("U-Net", "DDP", 3), "a batch of 16 cannot be cut into 3 equal parts"),
         (lambda: asked("U-Net", "GPipe", 2), "GPipe cannot cut this network: after down1, pool is called"),
         (lambda: asked("tied language model", "1F1B", 2), "head.weight is embed.weight"),
@@ -228,6 +228,14 @@ def test_the_largest_batch_fits_and_the_next_does_not():
 def test_what_is_not_known_is_refused(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_a_strategy_may_be_asked_for_by_its_slug():
+    network, batch = model("residual CNN"), SIX["residual CNN"][1](8)
+    for slug, title in {"one_process": "one process", "zero_1": "ZeRO-1", "fsdp2": "FSDP2", "1f1b": "1F1B"}.items():
+        ranks = 1 if title == "one process" else 2
+        assert predict_memory(network, batch, slug, ranks) == predict_memory(network, batch, title, ranks)
+    assert largest_batch(30e6, network, batch, "gpipe", 2) == largest_batch(30e6, network, batch, "GPipe", 2)
 
 
 class Asks(nn.Module):

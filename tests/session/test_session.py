@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 import labkit
 from labkit.engines import standby
@@ -30,6 +31,21 @@ def ranks():
     with labkit.Session(2) as ranks:
         ranks.run("1;")  # the cells' process group has a port of its own, from the first cell on
         yield ranks
+
+
+LIMIT = "dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.total_seconds()"
+
+
+def _limit_s(worker):
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def test_the_collectives_of_cells_may_take_as_long_as_the_session_says():
+    with labkit.Session(2, pg_timeout_s=70) as ranks:
+        assert ranks.values(LIMIT) == [70, 70]
+        assert labkit.launch(_limit_s, on=ranks, live=False).results == [1800, 1800], "and not a launch's"
+        ranks.run("from datetime import timedelta; dist.init_process_group(timeout=timedelta(seconds=50))")
+        assert ranks.values(LIMIT) == [50, 50], "a cell has asked for less"
 
 
 def failure_of(ranks, code, **options):

@@ -28,6 +28,7 @@ default group" counts a group's collectives from 1, as PyTorch's flight recorder
 * "did not come to monitored_barrier": `torch.distributed.monitored_barrier` has reported the same by
   itself.
 * Without `stall_s` a hang lasts until PyTorch gives up: with NCCL after 10 minutes, by ending the
-  ranks that waited (`labkit.failures.pages.nccl_timeout`), with gloo after 30. `run.stacks()` asks at
-  any time, and ■ or `run.stop()` ends it. Lesson 14 hangs in nine ways on purpose.
+  ranks that waited (`labkit.failures.pages.nccl_timeout`), with gloo after 30, or after
+  `launch(…, pg_timeout_s=…)`. `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lesson
+  14 hangs in nine ways on purpose.
 """

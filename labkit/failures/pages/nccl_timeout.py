@@ -21,7 +21,8 @@ labkit's first line names it. Older PyTorch writes the same without `SeqNum`, or
 * One rank *comes late*: rank 0 evaluates, saves a checkpoint, downloads or tokenises while the
   others wait. Tell: it happens at the end of an epoch or before the first step, and the rank is at
   work in its own lines. Cure: do it on all ranks, or before the process group is joined; or give
-  more time: `dist.new_group(timeout=datetime.timedelta(hours=1))` for that wait.
+  more time: `dist.new_group(timeout=datetime.timedelta(hours=1))` for that wait, or
+  `labkit.launch(…, pg_timeout_s=3600)` for all.
 * A *GPU or the network* is stuck. Tell: all ranks are in the same call, with the same `SeqNum`.
   Cure: run again with `NCCL_DEBUG=INFO`, look for Xid lines in `dmesg`; `NCCL_P2P_DISABLE=1` or
   `NCCL_IB_DISABLE=1` tell which path it is.

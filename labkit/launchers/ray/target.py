@@ -26,7 +26,7 @@ class Ray(Launcher):
     Args:
         address: of the cluster, as `ray.init` takes it: "auto" (the one that this machine is in), "HOST:PORT", or
             "ray://HOST:PORT" from a machine outside. A variable RAY_ADDRESS stands for "auto".
-        world_size: number of ranks. They begin when there is room for all of them.
+        world_size: number of ranks, whatever GPUs the cluster has. They begin when there is room for all of them.
         gpus_per_rank: GPUs that Ray gives each rank, in `CUDA_VISIBLE_DEVICES`; 0: none.
         cpus_per_rank: CPUs that Ray counts for each rank.
         resources: other resources that each rank takes, {"TPU": 4}, say.

@@ -53,6 +53,9 @@ REFUSED = {
 }
 """Options that change what a job is: a run with them would hang, or not be what it seems. With what to do instead."""
 
+ELSEWHERE = {"nnodes": "nodes", "nproc-per-node": "ranks_per_node", "tasks-per-node": "ranks_per_node"}
+"""What torchrun and submitit call arguments of `Slurm`."""
+
 _PASSED_ON = """
     account acctg-freq batch bb bbf begin bell comment constraint container contiguous core-spec cores-per-socket
     cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution exclude exclusive export export-file
@@ -112,6 +115,8 @@ def read(options: Mapping[str, Any]) -> dict[str, str | bool]:
 def _check_name(name: str) -> None:
     if name in OURS:
         raise ValueError(f"Slurm() sets {name} itself; give {OURS[name]} instead")
+    if name in ELSEWHERE:
+        raise TypeError(f"Slurm has no {name.replace('-', '_')}: it is called {ELSEWHERE[name]} here")
     if name in REFUSED:
         raise ValueError(f"Slurm() does not take {name}: {REFUSED[name]}")
     # sbatch takes a beginning of a name for the whole, too: `arr` for `array`.
@@ -140,6 +145,33 @@ def _text(name: str, value: Any) -> str:
     if any(ord(each) < 32 for each in text):
         raise ValueError(f"an option of sbatch is one line, got {name}={text!r:.60}")
     return text
+
+
+def gpus_per_node(options: Mapping[str, str | bool], nodes: int) -> int:
+    """Return how many GPUs options of sbatch ask for on each node; 0: none.
+
+    Raises ValueError where they do not say, or where it is not the same number on each.
+    """
+    if "gpus-per-node" in options:
+        return sum(map(_count, str(options["gpus-per-node"]).split(",")))
+    if "gres" in options:
+        parts = [part.removeprefix("gres/") for part in str(options["gres"]).split(",")]
+        if found := sum(_count(part) for part in parts if part.partition(":")[0].partition("=")[0] == "gpu"):
+            return found
+    if "gpus" in options:
+        found = sum(map(_count, str(options["gpus"]).split(",")))
+        if found % nodes:
+            raise ValueError(f"gpus={options['gpus']!r} are not as many on each of {nodes} nodes; give gpus_per_node=…")
+        return found // nodes
+    if "gpus-per-socket" in options:
+        raise ValueError("gpus_per_socket does not say how many GPUs a node has; give ranks_per_node=…")
+    return 0
+
+
+def _count(amount: str) -> int:
+    """Return the number in what SLURM takes as GPUs: 4, "a100:4", "gpu:a100:4(S:0-1)", or a type alone, which is 1."""
+    last = re.split("[:=]", amount.partition("(")[0])[-1]
+    return int(last) if last.isdigit() else 1
 
 
 def lines(options: Mapping[str, str | bool]) -> list[str]:

@@ -26,7 +26,8 @@ class Slurm(Launcher):
 
     Args:
         nodes: machines.
-        ranks_per_node: ranks on each; a rank's GPU is number `local_rank` of those that SLURM gives it.
+        ranks_per_node: ranks on each; a rank's GPU is number `local_rank` of those that SLURM gives it. By default as
+            many as the GPUs that are asked for on a node (`gpus_per_node=4`), or 1 where none are.
         folder: where the runs' folders are made. This notebook and every node must be able to write there. A relative
             one is looked for once, here.
         setup: shell lines to run on the first node before the ranks start, `module load …` for example.
@@ -45,7 +46,7 @@ class Slurm(Launcher):
     def __init__(
         self,
         nodes: int = 1,
-        ranks_per_node: int = 1,
+        ranks_per_node: int | None = None,
         folder: str | os.PathLike[str] = "labkit-runs",
         setup: str = "",
         python: str = sys.executable,
@@ -53,8 +54,10 @@ class Slurm(Launcher):
     ) -> None:
         with naming("bad_argument"):
             check_whole("nodes", nodes)
-            check_whole("ranks_per_node", ranks_per_node)
             self.options = {"requeue": True, **sbatch.read(options)}
+            if ranks_per_node is None:
+                ranks_per_node = sbatch.gpus_per_node(self.options, nodes) or 1
+            check_whole("ranks_per_node", ranks_per_node)
             if found := re.search(r"^#SBATCH.*", setup, re.MULTILINE):
                 raise ValueError(
                     f"setup is shell lines, got {found[0]!r:.60}; give options of sbatch as arguments, with _ for -"

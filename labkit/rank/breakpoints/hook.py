@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 from labkit.protocol import source
 from labkit.protocol.job import Job, RankHook
 from labkit.protocol.pages import help_hint
+from labkit.rank import process_group
 from labkit.rank.breakpoints.conversation import HOLD, Conversation, place_of
 from labkit.rank.channels import Channel
 
@@ -70,10 +71,9 @@ class PromptHook(RankHook):
 
 def hold_timeouts() -> None:
     """Let the collectives that are called from now on wait for `HELD`, in every group that there is."""
-    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
     for group in list(distributed_c10d._world.pg_map):
         with contextlib.suppress(ValueError, RuntimeError):  # not in that group; or it is being destroyed
-            set_timeout(HELD, group)
+            process_group.set_timeout(HELD, group)
 
 
 class _Installed:

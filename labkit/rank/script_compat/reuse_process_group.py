@@ -14,14 +14,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from labkit.protocol.job import Job, RankHook
+from labkit.rank import process_group
 from labkit.rank.channels import Channel
 
 
@@ -61,6 +62,8 @@ class ReuseProcessGroup(RankHook):
         _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size, has_gpus)
         if dist.init_process_group is not _init_as_under_torchrun:
             _put_in_place()
+        if job.pg_timeout_s is not None:  # not in joining: the ranks of a cluster may begin minutes apart
+            process_group.set_timeout(timedelta(seconds=job.pg_timeout_s))
         try:
             yield
         finally:
@@ -105,7 +108,7 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
         return _init_process_group(*args, **options)  # a second time, which is an error
     _check(asked.get("backend"), wanted, within)
     if asked.get("timeout") is not None:
-        _set_timeout(asked["timeout"])
+        process_group.set_timeout(asked["timeout"])
     return None
 
 
@@ -134,9 +137,3 @@ def _check(backend: Any, wanted: dict[str, int], within: _Within) -> None:
             f"rank {rank} asks for a process group in which it is rank {wanted['rank']}: write worker.rank, which is "
             f"{rank} here"
         )
-
-
-def _set_timeout(timeout: Any) -> None:
-    """Have collectives wait as long as the script says, and not longer."""
-    set_timeout = getattr(distributed_c10d, "set_timeout", None) or distributed_c10d._set_pg_timeout
-    set_timeout(timeout, None)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from course.scaling.memory_model import predict_memory
 from course.transformer import ALL, GPT, OneFOneB
+from labkit.protocol.text import titled
 from labkit.scaling import Fit, Prediction
 from labkit.scaling.rank_memory import Memory, fewest_that_fit, largest, most_that_fit
 
@@ -73,6 +74,7 @@ def fastest(
     """
     choices = []
     for strategy in strategies:
+        strategy = titled(strategy, ALL)
         if strategy not in COST_MODEL_NAMES:
             raise ValueError(f"the cost model knows the time of {', '.join(COST_MODEL_NAMES)}; got {strategy!r}")
         pieces, has = OneFOneB.micro_batches, cost.model
@@ -92,8 +94,7 @@ def fastest(
 
 def _smallest_batch(strategy: str, ranks: int) -> int:
     """Return the smallest batch of which every rank has its part; all others are its multiples."""
-    if strategy not in ALL:
-        raise ValueError(f"known are the strategies {', '.join(ALL)}; got {strategy!r}")
+    strategy = titled(strategy, ALL)
     kind: Any = ALL[strategy]
     if strategy in ("one process", "tensor parallel", "sequence parallel") or strategy.startswith("context"):
         return 1

@@ -21,6 +21,7 @@ from course.scaling import local_parts
 from course.scaling.local_parts import Shape
 from course.transformer import ALL, GPT, GPTStrategy, mean_loss
 from course.transformer.pipelines import GPipe
+from labkit.protocol.text import titled
 from labkit.scaling import parameters, schedules
 from labkit.scaling.counting import fake, kept, kept_in_halves
 from labkit.scaling.parameters import Tensors
@@ -59,7 +60,7 @@ def predict_memory(
 
     Args:
         model: of the size that is asked about; on the meta device if it is large.
-        strategy: one of `course.transformer.ALL`, or its title.
+        strategy: one of `course.transformer.ALL`, its title or its slug.
         ranks: how many.
         batch: sequences in a step, over all ranks.
         sequence: their length.
@@ -69,7 +70,7 @@ def predict_memory(
 
     Raises ValueError for what is not known here, and for what cannot be cut so.
     """
-    kind = _known("strategy", strategy, ALL) if isinstance(strategy, str) else strategy
+    kind = ALL[titled(strategy, ALL)] if isinstance(strategy, str) else strategy
     if kind not in ALL.values():
         raise ValueError(f"known are the strategies {', '.join(ALL)}; got {kind!r}")
     if kind.title == "DDP, recomputed":

@@ -15,7 +15,7 @@ from labkit import Strategy
 OneProcess = Strategy
 
 ALL = strategies(__name__, __path__, OneProcess)
-"""Every strategy by its title."""
+"""Every strategy by its title, or its slug."""
 
 _BY_NAME = {strategy.__name__: strategy for strategy in ALL.values()}
 

@@ -25,7 +25,7 @@ from course.transformer.gpt import GPT, IGNORED, batches, mean_loss, text, words
 OneProcess = GPTStrategy
 
 ALL = strategies(__name__, __path__, OneProcess)
-"""Every strategy by its title."""
+"""Every strategy by its title, or its slug."""
 
 _BY_NAME = {strategy.__name__: strategy for strategy in ALL.values()}
 
