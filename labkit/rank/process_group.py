@@ -39,11 +39,21 @@ def join(info: RankInfo, settled: Settled, store: dist.Store, of_group: dist.Sto
         rank=info.rank,
         world_size=info.world_size,
         device_id=settled.device if settled.device.type == "cuda" and is_nccl(settled.backend) else None,
+        timeout=default_timeout(settled.backend),
     )
     with contextlib.suppress(RuntimeError):  # the rank that keeps the store has gone, as the function finds out
         if store.add("labkit/joined", 1) >= info.world_size:
             store.set("labkit/all have joined", "")
         store.wait(["labkit/all have joined"], dist.default_pg_timeout)
+
+
+def default_timeout(backend: str | None) -> timedelta:
+    """Return how long PyTorch lets collectives take by default: 10 minutes with NCCL, else 30.
+
+    Of "cpu:gloo,cuda:nccl" PyTorch makes 30 for both; a function that has not asked for that has NCCL's.
+    """
+    found: timedelta = distributed_c10d._get_default_timeout("nccl" if backend and is_nccl(backend) else str(backend))
+    return found
 
 
 def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:

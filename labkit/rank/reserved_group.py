@@ -69,7 +69,7 @@ def join(part: main.RankTask) -> tuple[Settled, dist.Store]:
     lasts = bool(job.lasting_store) and is_nccl(settled.backend)
     if lasts and _have_all_kept(info, settled, store):
         # As in a new one: an earlier launch, or somebody at a prompt, may have changed it.
-        process_group.set_timeout(dist.distributed_c10d._get_default_timeout(dist.Backend(settled.backend)))
+        process_group.set_timeout(process_group.default_timeout(settled.backend))
         return settled, store
     leave()
     before = frozenset(host.open_sockets())

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -241,6 +242,25 @@ def within(monkeypatch):
 def test_whatever_address_a_script_joins_at_it_finds_the_group(within, ask):
     hooks._init_as_under_torchrun(**ask, timeout=5)
     assert within.limits == [5], "its time limit is the group's"
+
+
+@pytest.mark.parametrize(
+    ("ask", "has_limit", "limits"),
+    [
+        ({"backend": "nccl"}, False, [timedelta(minutes=10)]),
+        ({"backend": "NCCL", "timeout": timedelta(seconds=5)}, False, [timedelta(seconds=5)]),
+        ({}, False, [timedelta(minutes=30)]),
+        ({"backend": "nccl"}, True, []),
+        ({"backend": "nccl", "timeout": timedelta(seconds=5)}, True, [timedelta(seconds=5)]),
+    ],
+)
+def test_on_gpus_a_script_has_the_limit_that_pytorch_gives_it_unless_the_launch_has_one(
+    within, monkeypatch, ask, has_limit, limits
+):
+    monkeypatch.setattr(dist, "get_backend", lambda: "cpu:gloo,cuda:nccl")
+    within.has_limit = has_limit
+    hooks._init_as_under_torchrun(**ask)
+    assert within.limits == limits
 
 
 @pytest.mark.parametrize(

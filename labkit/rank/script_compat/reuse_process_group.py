@@ -20,10 +20,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from labkit.protocol.job import Job, RankHook
 from labkit.rank import process_group
 from labkit.rank.channels import Channel
+from labkit.rank.device import is_nccl
 
 
 @dataclass
@@ -37,6 +39,8 @@ class _Within:
     world_size: int
     has_gpus: bool
     """Whether ranks may compute on GPUs."""
+    has_limit: bool = False
+    """Whether the launch says how long a collective may take."""
     pid: int = field(default_factory=os.getpid)
     asked: Counter[str] = field(default_factory=Counter)
     """How often its function has called `init_process_group`, by the address that it gave."""
@@ -59,7 +63,8 @@ class ReuseProcessGroup(RankHook):
         # script has chosen, and in processes that it starts, whose world is another.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         has_gpus = job.cuda_devices != 0 and torch.cuda.is_available()
-        _within = _Within(channel.store, job.group is not None, int(os.environ["RANK"]), job.world_size, has_gpus)
+        rank, has_limit = int(os.environ["RANK"]), job.pg_timeout_s is not None
+        _within = _Within(channel.store, job.group is not None, rank, job.world_size, has_gpus, has_limit)
         if dist.init_process_group is not _init_as_under_torchrun:
             _put_in_place()
         if job.pg_timeout_s is not None:  # not in joining: the ranks of a cluster may begin minutes apart
@@ -109,6 +114,8 @@ def _init_as_under_torchrun(*args: Any, **options: Any) -> None:
     _check(asked.get("backend"), wanted, within)
     if asked.get("timeout") is not None:
         process_group.set_timeout(asked["timeout"])
+    elif is_nccl(dist.get_backend()) and not within.has_limit:
+        process_group.set_timeout(distributed_c10d._get_default_timeout(str(asked.get("backend")).lower()))
     return None
 
 
