@@ -9,7 +9,7 @@ import dataclasses
 import html
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.hardware import Device, Link, device_of, link_of
 from labkit.comparison.reading import measured
 from labkit.comparison.why import BATCH_NORM, DROPOUT, suspects
+from labkit.protocol import former_names
 from labkit.protocol.text import titled
 from labkit.scaling import known
 from labkit.scaling.cost_model import CostModel
@@ -140,12 +141,13 @@ def advise(
     link: str | Link = "",
     *,
     network: str | Link = "100 Gb/s",
-    node_gpus: int = 8,
+    gpus_per_node: int = 8,
     loss: Callable[..., Tensor] | None = None,
     precision: str | None = None,
     optimizer: str = "AdamW",
     micro_batches: int = 0,
     ways: Sequence[str] = WAYS,
+    **former: Never,
 ) -> Advice:
     """Say in one table which way to train on other devices: what fits, how long a step is, whether it is exact.
 
@@ -161,7 +163,7 @@ def advise(
         device: "H100", "A100", "V100", "L4", "T4", "laptop", or a `labkit.comparison.hardware.Device`.
         link: between the devices of a machine: "NVLink", "PCIe 4", … or a `Link`; by default NVLink where there is one.
         network: between machines.
-        node_gpus: devices of a machine.
+        gpus_per_node: devices of a machine.
         loss: of (outputs, targets); by default what is usual for tensors like these.
         precision: "float32", "bf16 autocast", "bf16", "float64"; by default the model's own.
         optimizer: "AdamW", "SGD" or "SGD, momentum".
@@ -171,6 +173,7 @@ def advise(
     Returns an `Advice`, which shows itself; `frame()` has the numbers. Raises ValueError for names that are not known,
     a batch that is missing, and a model that cannot be counted.
     """
+    former_names.refuse("advise", former)
     computes = device_of(device)
     carries = link_of(link, computes)
     beyond = link_of(network, computes)
@@ -192,7 +195,7 @@ def advise(
         computes,
         carries,
         beyond,
-        node_gpus,
+        gpus_per_node,
         micro_batches or 4 * gpus,
         {"loss": loss, "precision": precision, "optimizer": optimizer},
     )
@@ -202,7 +205,7 @@ def advise(
             rows += [question.row(titled(way, WAYS)) for way in ways]
         rows += [question.row(row.way, True) for row in rows if row.fits is False and not is_compared]
     title = f"{facts.samples:,} samples a step on {gpus} × {computes.name}, {carries.name}" + (
-        f", {beyond.name} between machines of {node_gpus}" if gpus > node_gpus else ""
+        f", {beyond.name} between machines of {gpus_per_node}" if gpus > gpus_per_node else ""
     )
     return Advice(title, rows, recommend(rows, gpus), question.notes())
 
@@ -215,7 +218,7 @@ class _Question(NamedTuple):
     device: Device
     link: Link
     network: Link
-    node_gpus: int
+    gpus_per_node: int
     micro_batches: int
     options: dict[str, Any]
 
@@ -287,7 +290,7 @@ class _Question(NamedTuple):
         alone_s = self._alone_s(share, self.device, recompute)
         about = f"{self.device.name} at {self.device.efficiency:.0%} of its peaks"
         if ranks > 1:
-            slowest = self.network if ranks > self.node_gpus else self.link
+            slowest = self.network if ranks > self.gpus_per_node else self.link
             about += f", {slowest.name} at {slowest.efficiency:.0%}"
         if way in ("GPipe", "1F1B"):
             about += f", {ranks} equal stages, {self.micro_batches} micro-batches"
@@ -308,7 +311,7 @@ class _Question(NamedTuple):
         if way == "one process":
             return self._alone_s(samples, device, recompute) / factor
         each = samples // ranks if way in ("DDP", "ZeRO-1", "FSDP2") else samples
-        found = known.costs(self.facts, device, link, network, self.node_gpus, each, recompute)
+        found = known.costs(self.facts, device, link, network, self.gpus_per_node, each, recompute)
         found |= {"overlap": overlap, "stages": ranks, "micro_batches": self.micro_batches}
         if way == "FSDP2":
             found["buckets"] = self.facts.units
@@ -318,7 +321,7 @@ class _Question(NamedTuple):
         optimizer_s = self.facts.optimizer_s(device) / factor
         cost = CostModel(**found)
         if way == "model parallel":
-            slowest = network if ranks > self.node_gpus else link
+            slowest = network if ranks > self.gpus_per_node else link
             message_s = slowest.latency_us / 1e6 + samples * found["activation_bytes"] * slowest.byte_s
             sent_s = 2 * (ranks - 1) * message_s  # outputs forward, gradients back
             return self.facts.compute_s(samples, device, recompute) / factor + optimizer_s / ranks + sent_s
@@ -361,7 +364,7 @@ class _Question(NamedTuple):
 
     def notes(self) -> list[str]:
         sources = [f"{self.device.name}: {self.device.source}", f"{self.link.name}: {self.link.source}"]
-        if self.gpus > self.node_gpus:
+        if self.gpus > self.gpus_per_node:
             sources.append(f"{self.network.name}: {self.network.source}")
         return [
             f"A row fits if it holds at most {ROOM:.0%} of {self.device.memory_gb:g} GB.",

@@ -119,7 +119,7 @@ def predict_memory(
     model: nn.Module,
     batch: Any,
     strategy: str = "DDP",
-    ranks: int = 1,
+    world_size: int = 1,
     *,
     loss: Callable[..., Tensor] | None = None,
     precision: str | None = None,
@@ -134,7 +134,7 @@ def predict_memory(
         batch: of one step, over all ranks: (inputs, targets), a tensor, or a dict of the model's keywords. Only shapes
             count, so it may be on the meta device, too.
         strategy: one of `WAYS`, or its slug: "fsdp2".
-        ranks: how many.
+        world_size: how many ranks.
         loss: of (outputs, targets); by default what is usual for tensors like these.
         precision: "float64", "float32", "bf16 autocast", or "bf16" with the optimizer in 32 bits; by default numbers
             stay as they are.
@@ -144,8 +144,8 @@ def predict_memory(
 
     Raises ValueError for what is not known here, for what cannot be cut so, and for a model that cannot be counted.
     """
-    asked = _asked(model, batch, strategy, ranks, loss, precision, optimizer, recompute, micro_batches)
-    if asked.strategy in CUT and ranks > 1:
+    asked = _asked(model, batch, strategy, world_size, loss, precision, optimizer, recompute, micro_batches)
+    if asked.strategy in CUT and world_size > 1:
         return _stages(asked)
     return _alike(asked)
 
@@ -154,7 +154,7 @@ def _asked(
     model: nn.Module,
     batch: Any,
     strategy: str,
-    ranks: int,
+    world_size: int,
     loss: Callable[..., Tensor] | None = None,
     precision: str | None = None,
     optimizer: str = "AdamW",
@@ -167,13 +167,13 @@ def _asked(
         raise ValueError(f"known for optimizer: {', '.join(OPTIMIZERS)}; got {optimizer!r}")
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
-    for name, value in (("ranks", ranks), ("micro_batches", micro_batches)):
+    for name, value in (("world_size", world_size), ("micro_batches", micro_batches)):
         if value != int(value) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
-    if strategy == "one process" and ranks > 1:
-        raise ValueError(f"one process is one rank, got {ranks}")
+    if strategy == "one process" and world_size > 1:
+        raise ValueError(f"one process is one rank, got {world_size}")
     dtype, autocast, master = (None, False, False) if precision is None else PRECISIONS[precision]
-    return Asked(model, batch, strategy, ranks, loss, dtype, autocast, master, optimizer, recompute, micro_batches)
+    return Asked(model, batch, strategy, world_size, loss, dtype, autocast, master, optimizer, recompute, micro_batches)
 
 
 # Every rank has the whole network, or a part of each parameter
@@ -343,25 +343,25 @@ def _kept_by_stages(asked: Asked, micro_batch: Any) -> tuple[list[int], list[int
 # What fits
 
 
-def fits(limit_bytes: float, model: nn.Module, batch: Any, strategy: str, ranks: int, **options: Any) -> bool:
-    """Return whether no rank holds more than `limit_bytes`; `options` are those of `memory`."""
-    return largest(predict_memory(model, batch, strategy, ranks, **options)).total <= limit_bytes
+def fits(limit_bytes: float, model: nn.Module, batch: Any, strategy: str, world_size: int, **options: Any) -> bool:
+    """Return whether no rank holds more than `limit_bytes`; `options` are those of `predict_memory`."""
+    return largest(predict_memory(model, batch, strategy, world_size, **options)).total <= limit_bytes
 
 
 def largest_batch(
-    limit_bytes: float, model: nn.Module, batch: Any, strategy: str, ranks: int, most: int = 2**16, **options: Any
+    limit_bytes: float, model: nn.Module, batch: Any, strategy: str, world_size: int, most: int = 2**16, **options: Any
 ) -> int:
     """Return the largest batch, over all ranks, with which every rank stays below the limit; 0 if none does.
 
     Only batches that the strategy can cut are tried, and none above `most`. The samples are like those of `batch`.
-    Raises ValueError as `memory` does.
+    Raises ValueError as `predict_memory` does.
     """
     strategy = titled(strategy, WAYS)
     each = options.get("micro_batches", MICRO_BATCHES) if strategy in ("GPipe", "1F1B") else 1
-    each = each if strategy in CUT else ranks
+    each = each if strategy in CUT else world_size
 
     def total(times: int) -> int:
-        return largest(predict_memory(model, resized(batch, times * each), strategy, ranks, **options)).total
+        return largest(predict_memory(model, resized(batch, times * each), strategy, world_size, **options)).total
 
     return each * most_that_fit(limit_bytes, total, max(1, most // each))
 

@@ -150,7 +150,7 @@ def test_as_many_messages_are_there_as_were_counted_on_two_and_on_four_real_rank
         (lambda: of_gpt("DualPipe"), r"known are one process \(one_process\), DDP \(ddp\), .*; got 'DualPipe'"),
         (lambda: of_gpt(precision="fp8"), "known for precision: float64, .*; got 'fp8'"),
         (lambda: of_gpt(optimizer="Muon"), "known for optimizer: AdamW, .*; got 'Muon'"),
-        (lambda: of_gpt("DDP", 0), "ranks must be a whole number from 1 on, got 0"),
+        (lambda: of_gpt("DDP", 0), "world_size must be a whole number from 1 on, got 0"),
         (lambda: of_gpt("DDP", 3), "a batch of 8 cannot be cut into 3 equal parts; take a multiple of 3"),
         (lambda: of_gpt("context parallel", 3), "a sequence of 32 cannot be cut into 6 equal parts"),
         (lambda: of_gpt("tensor parallel", 3), "4 heads cannot be cut over 3 ranks; take a multiple of 3 heads"),

@@ -107,7 +107,7 @@ TABLES = {
         256,
         "DDP",
         {1: 256 / 893.09, 8: 2048 / 6888.75, 16: 4096 / 13443.82},
-        {"device": "V100", "precision": "bf16 autocast", "optimizer": "SGD, momentum", "node_gpus": 16},
+        {"device": "V100", "precision": "bf16 autocast", "optimizer": "SGD, momentum", "gpus_per_node": 16},
     ),
     "Megatron-LM, GPT of 498 million, data parallel": Table(
         "Oneflow-Inc/DLPerf, reports of GPT (2021): Megatron-LM, DP_1x1x1_2_1536x16 to DP_32x1x1_64_1536x16",

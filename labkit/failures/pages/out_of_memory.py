@@ -24,8 +24,9 @@ same to a job that takes more than it was given (`OUT_OF_MEMORY`). A GPU that is
   it is needed.
 * Data that every rank loads is there as many times as there are ranks; so is each `DataLoader`
   worker's copy.
-* Lessons 09, 21 and 26 are about holding less. `labkit.scaling.predict_memory(model, batch, "FSDP2", ranks=8)` says
-  beforehand what a rank will hold, `labkit.scaling.fewest_ranks` how many it takes, and
+* Lessons 09, 21 and 26 are about holding less. Beforehand,
+  `labkit.scaling.predict_memory(model, batch, "FSDP2", world_size=8)` says what a rank will hold,
+  `labkit.scaling.fewest_ranks` how many ranks it takes, and
   `labkit.advise(model, batch=batch, gpus=8)` puts all ways to train in one table.
 * On SLURM ask for more: `labkit.Slurm(…, mem="32G")`.
 """

@@ -15,22 +15,24 @@ COST_MODEL_NAMES = {"DDP": "DDP", "FSDP2": "FSDP", "1F1B": "pipeline"}
 """What the cost model calls the strategies of which it knows the time."""
 
 
-def fits(limit_bytes: float, model: GPT, strategy: str, ranks: int, batch: int, sequence: int, **options: Any) -> bool:
-    """Return whether no rank holds more than `limit_bytes`; `options` are those of `memory`."""
-    return largest(predict_memory(model, strategy, ranks, batch, sequence, **options)).total <= limit_bytes
+def fits(
+    limit_bytes: float, model: GPT, strategy: str, world_size: int, batch: int, sequence: int, **options: Any
+) -> bool:
+    """Return whether no rank holds more than `limit_bytes`; `options` are those of `predict_memory`."""
+    return largest(predict_memory(model, strategy, world_size, batch, sequence, **options)).total <= limit_bytes
 
 
 def largest_batch(
-    limit_bytes: float, model: GPT, strategy: str, ranks: int, sequence: int, most: int = 2**16, **options: Any
+    limit_bytes: float, model: GPT, strategy: str, world_size: int, sequence: int, most: int = 2**16, **options: Any
 ) -> int:
     """Return the largest batch, over all ranks, with which every rank stays below the limit; 0 if none does.
 
-    Only batches that the strategy can cut are tried, and none above `most`. Raises ValueError as `memory` does.
+    Only batches that the strategy can cut are tried, and none above `most`. Raises ValueError as `predict_memory` does.
     """
-    each = _smallest_batch(strategy, ranks)
+    each = _smallest_batch(strategy, world_size)
 
     def total(times: int) -> int:
-        return largest(predict_memory(model, strategy, ranks, times * each, sequence, **options)).total
+        return largest(predict_memory(model, strategy, world_size, times * each, sequence, **options)).total
 
     return each * most_that_fit(limit_bytes, total, max(1, most // each))
 

@@ -49,7 +49,7 @@ class Case(NamedTuple):
 def predict_memory(
     model: GPT,
     strategy: str | type[GPTStrategy],
-    ranks: int,
+    world_size: int,
     batch: int,
     sequence: int,
     precision: str = "float32",
@@ -61,7 +61,7 @@ def predict_memory(
     Args:
         model: of the size that is asked about; on the meta device if it is large.
         strategy: one of `course.transformer.ALL`, its title or its slug.
-        ranks: how many.
+        world_size: how many ranks.
         batch: sequences in a step, over all ranks.
         sequence: their length.
         precision: "float64", "float32", "bf16 autocast", or "bf16" with the optimizer in 32 bits.
@@ -79,12 +79,12 @@ def predict_memory(
         precision = "bf16 autocast"
     found = _known("precision", precision, PRECISIONS)
     _known("optimizer", optimizer, OPTIMIZERS)
-    for name, value in (("ranks", ranks), ("batch", batch), ("sequence", sequence)):
+    for name, value in (("world_size", world_size), ("batch", batch), ("sequence", sequence)):
         if value != int(value) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
-    if kind.ranks(ranks) != ranks:
-        raise ValueError(f"{kind.title} does not run on {ranks} ranks, but on {kind.ranks(ranks)}")
-    case = Case(Shape.of(model), kind, ranks, batch, sequence, found, recompute, optimizer)
+    if kind.ranks(world_size) != world_size:
+        raise ValueError(f"{kind.title} does not run on {world_size} ranks, but on {kind.ranks(world_size)}")
+    case = Case(Shape.of(model), kind, world_size, batch, sequence, found, recompute, optimizer)
     if kind.title == "zero bubble" and recompute:
         raise ValueError("zero bubble is not known with recomputed blocks, which two backward passes need; keep them")
     if case.shape.experts and kind.cuts_layers:
