@@ -10,6 +10,7 @@
     pictures, scaling_plots, explore, tables      what lessons draw
     formulas, facts, mistakes     what several lessons use, and each text's mistakes with their places
     overview      where the reader is, and the same training without labkit
+    hangs         runs that are meant to hang, of the lessons on deadlocks
     needs         what a lesson needs that not every system has
 
 A folder beside the notebooks: a lesson finds it because a notebook's kernel starts in the notebook's own folder. Ranks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from course import datasets as datasets
     from course import exercises as exercises
     from course import formulas as formulas
+    from course import hangs as hangs
     from course import models as models
     from course import pictures as pictures
     from course import pitfalls as pitfalls
@@ -64,6 +66,7 @@ _MODULES = {
         "datasets",
         "exercises",
         "formulas",
+        "hangs",
         "models",
         "pictures",
         "pitfalls",

@@ -1,5 +1,5 @@
-"""Measure how hangs are told: for each way to hang of `tests/support/hangs.py`, all of lesson 14's and more, and each
-number of ranks, how often the report names the right rank, the right collective, and its number.
+"""Measure how hangs are told: for each way to hang of `tests/support/hangs.py`, with those of lessons 14 and 14c, and
+each number of ranks, how often the report names the right rank, the right collective, and its number.
 
 Ranks are reserved, so that a hang costs little more than its time-out; with --cold each trial has ranks of its own. The
 odd rank and the number of calls before take turns. The table grows as ways end; build/hangs.json keeps every report.

@@ -97,6 +97,11 @@ BROKEN = {
         'begin = time.perf_counter()\n    state["calls"].append((begin, begin))\n',
         "as many all-reduces as buckets",
     ),
+    "06b_local_sgd": (
+        "start, velocity = solution(start, ends[-1], velocity, *outer)",
+        "start = ends[-1].clone()",
+        "bytes within 5 % of the formula",
+    ),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
@@ -183,10 +188,30 @@ BROKEN = {
         "model=model, scheduler=scheduler",
         "the resumed run ends with the bits of the run that was never killed",
     ),
+    "13_checkpoint: not copied": (
+        "    def stage(self, state_dict):\n        return state_dict",
+        "    def stage(self, state_dict):\n        return __import__('copy').deepcopy(state_dict)",
+        "staging is the copy",
+    ),
+    "13_checkpoint: alone": (
+        "if has_to_stop():\n                checkpoint.save()",
+        "if has_to_stop():\n                pass",
+        "and it is saved",
+    ),
     "14_when_it_hangs": (
+        '"loss": 2.0, "accuracy": 0.5',
+        '"loss": 2.0, "accuracy": 2.0',
+        "in another order the sums are wrong",
+    ),
+    "14b_who_is_late: not dealt out": (
         "sleep_s[worker.rank :: worker.world_size]",
         "sleep_s[worker.rank * steps :][:steps]",
         "dealt out, the ranks wait less",
+    ),
+    "14c_when_ranks_differ": (
+        "dist.all_reduce(enough, op=dist.ReduceOp.MAX)",
+        "dist.all_reduce(enough, op=dist.ReduceOp.MIN)",
+        "all stop together",
     ),
     "14b_who_is_late": (
         "if index % world_size == slow:",

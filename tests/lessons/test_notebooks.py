@@ -225,6 +225,7 @@ BEFORE = {
     "04_data_parallel": ("four_steps", "class Broadcast"),
     "05_ddp_by_hand": ("average_gradients", "def average_each"),
     "06_ddp": ("local_indices", "def train(worker"),
+    "06b_local_sgd": ("outer_step", "def train(worker"),
     "07_model_parallel": ("two_stages", "def first_stage"),
     "08_pipeline": ("bubble", "(p - 1) / (micro_batches"),
     "09_sharding": ("zero1_step", "ZeroRedundancyOptimizer("),

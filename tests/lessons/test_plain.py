@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -55,25 +57,31 @@ def run(tmp_path):
     """Run a script beside digits.pt, its ranks started by itself or, with `by_torchrun`, by torchrun; its output."""
     torch.save(course.datasets.load("digits").train.tensors(), tmp_path / "digits.pt")
 
-    def run(script, *options, by_torchrun=0):
+    def start(script, *options, by_torchrun=0):
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(by_torchrun)]
         launcher += ["--log-dir", str(tmp_path)]  # its own lies in the folder for temporary files, and stays there
         command = [sys.executable, *(launcher if by_torchrun else []), FOLDER / "plain" / script]
-        given = ["digits.pt"] if script != "sharing.py" else []
+        given = ["digits.pt"] if "digits.pt" in (FOLDER / "plain" / script).read_text() else []
         environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 2))}
-        done = subprocess.run(
+        return subprocess.Popen(
             [*map(str, command), *given, *map(str, options)],
             cwd=tmp_path,
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=LONG_S,
-            check=False,
         )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
 
-    run.folder = tmp_path
+    def run(script, *options, by_torchrun=0, ends_with=0):
+        process = start(script, *options, by_torchrun=by_torchrun)
+        try:
+            said, errors = process.communicate(timeout=LONG_S)
+        finally:
+            process.kill()
+        assert process.returncode == ends_with, errors[-3000:]
+        return said
+
+    run.folder, run.start = tmp_path, start
     return run
 
 
@@ -126,6 +134,38 @@ def test_averaging_by_hand_ends_with_the_weights_of_lesson_05(run, ranks):
     names = of_lesson("05", epochs=1)
     lesson = labkit.launch(names["train"], names["average_each"], on=ranks, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]["weights"]) <= 1e-9
+
+
+@pytest.mark.spawns
+def test_a_hang_names_the_rank_that_is_missing_and_leaves_every_ranks_stack(run):
+    said = run("find_the_hang.py", "--late", 2, "--silent-s", 1, by_torchrun=3, ends_with=1)
+    assert said == "missing: rank 2\n"
+    stacks = [(run.folder / f"stacks-{rank}.txt").read_text() for rank in range(3)]
+    assert ["in load_batch" in stack for stack in stacks] == [False, False, True]
+    assert ["in monitored_barrier" in stack for stack in stacks] == [True, True, False]
+
+
+@pytest.mark.spawns
+def test_without_a_late_rank_nothing_is_reported(run):
+    assert run("find_the_hang.py", "--silent-s", LONG_S, by_torchrun=2) == ""
+    assert (run.folder / "stacks-0.txt").read_text() == ""
+
+
+@pytest.mark.spawns
+def test_profiles_of_two_ranks_name_the_late_one_and_are_traces(run):
+    said = run("profile_ranks.py", "--slow", 1, by_torchrun=2)
+    assert said.splitlines()[-1] == "late: rank 1"
+    (load_0, _, average_0), (load_1, _, average_1) = re.findall(
+        r"load ([\d.]+) ms, compute ([\d.]+) ms, average ([\d.]+) ms", said
+    )
+    assert float(load_1) > float(load_0)
+    assert float(average_0) > float(average_1)
+    for rank in range(2):
+        trace = json.loads((run.folder / f"trace-{rank}.json").read_text())
+        assert trace["distributedInfo"]["rank"] == rank
+        names = [event.get("name") for event in trace["traceEvents"]]
+        assert names.count("load") == 3
+        assert "gloo:all_reduce" in names
 
 
 @pytest.mark.spawns
@@ -182,6 +222,25 @@ def test_a_resumed_run_ends_with_the_weights_of_lesson_13(run, ranks, tmp_path):
     train = of_lesson("13", epochs=2)["train"]
     lesson = labkit.launch(train, tmp_path / "lesson", on=ranks, seed=0, live=False)
     assert apart(torch.load(run.folder / "weights.pt"), lesson.results[0]) <= 1e-5
+
+
+@pytest.mark.spawns
+def test_a_run_that_is_told_to_stop_saves_the_same_step_on_all_ranks_and_loses_none(run):
+    process = run.start("stop_and_save.py", "--steps", 10**6, by_torchrun=2)
+    try:
+        assert "goes on after step 0\n" in iter(process.stdout.readline, "step 40\n")
+        process.send_signal(signal.SIGTERM)  # torchrun passes it on
+        said, errors = process.communicate(timeout=LONG_S)
+    finally:
+        process.kill()
+    stopped = re.findall(r"rank (\d) was told to stop, and saved step (\d+)", said)
+    assert sorted(rank for rank, _ in stopped) == ["0", "1"], errors[-3000:]
+    (step,) = {int(step) for _, step in stopped}
+    end = ("--steps", step + 5)
+    assert run("stop_and_save.py", *end, by_torchrun=2).startswith(f"goes on after step {step}\n")
+    resumed = torch.load(run.folder / "weights.pt")
+    run("stop_and_save.py", *end, "--folder", "another", by_torchrun=2)
+    assert apart(torch.load(run.folder / "weights.pt"), resumed) == 0
 
 
 @pytest.mark.spawns

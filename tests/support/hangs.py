@@ -1,4 +1,4 @@
-"""Ways to hang, each of one rank while the others go on: those of lesson 14 and some more; for tests and benchmark."""
+"""Ways to hang, each of one rank while the others go on: those of lessons 14 and 14c, and more; for tests."""
 
 from __future__ import annotations
 

@@ -29,6 +29,6 @@ default group" counts a group's collectives from 1, as PyTorch's flight recorder
   itself.
 * Without `stall_s` a hang lasts until PyTorch gives up: with NCCL after 10 minutes, by ending the
   ranks that waited (`labkit.failures.pages.nccl_timeout`), with gloo after 30, or after
-  `launch(…, pg_timeout_s=…)`. `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lesson
-  14 hangs in nine ways on purpose.
+  `launch(…, pg_timeout_s=…)`. `run.stacks()` asks at any time, and ■ or `run.stop()` ends it. Lessons
+  14 and 14c hang in nine ways on purpose.
 """

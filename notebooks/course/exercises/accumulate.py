@@ -21,12 +21,12 @@ EXERCISE = Exercise(
     statement="""
     `model` is a `DistributedDataParallel`, `batches` a list of equally large micro-batches (inputs, targets). Do a
     forward and a backward pass for each, so that afterwards every gradient is the mean over all micro-batches of all
-    ranks. DDP sends gradients in every `backward`, unless it is told not to by `with model.no_sync():`. Have it send
+    ranks. DDP sends gradients in every `backward`, except within `with model.no_sync():`. Have it send
     once.
     """,
     hints=(
         "Gradients add up over backward passes: what turns the sum over micro-batches into their mean?",
-        "Only the last micro-batch is to send; it sends what has been accumulated until then.",
+        "Only the last micro-batch sends; it sends what has been accumulated until then.",
         "`no_sync` counts when the *forward* pass runs: a `backward` alone inside it still sends.",
     ),
     why="DDP averages whatever is in `grad` by then, so one exchange at the end gives the same as one in each pass.",

@@ -11,9 +11,9 @@ EXERCISE = Exercise(
     lesson="13",
     title="How often to save",
     statement="""
-    To save takes `save_s` seconds, in which nothing is trained. One machine fails once in
+    Saving takes `save_s` seconds, during which training stands still. One machine fails once in
     `machine_mtbf_s` seconds on average; if one of the job's `machines` fails, the job stops, and what
-    was trained since the last checkpoint is lost: half of the interval on average. To restart takes no
+    was trained since the last checkpoint is lost: half of the interval on average. Restarting takes no
     time.
 
     Return two numbers: the seconds of training between two checkpoints with which least is lost (Young

@@ -20,7 +20,7 @@ EXERCISE = Exercise(
     float, the same on all ranks. One `dist.all_reduce`.
     """,
     hints=(
-        "`torch.nn.utils.clip_grad_norm_` on each rank finds the length of its shards only, and each rank another.",
+        "`torch.nn.utils.clip_grad_norm_` on each rank finds the length of that rank's shards only.",
         "Lengths do not add up over ranks; squares do.",
         "Scale by `most / length`, but never up.",
     ),

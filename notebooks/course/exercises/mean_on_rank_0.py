@@ -14,11 +14,11 @@ EXERCISE = Exercise(
     lesson="14",
     title="A hang to mend: a collective on one rank",
     statement="""
-    Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it; and waits. Mend it: return
+    Only rank 0 is to report the mean of all ranks' values, and so only rank 0 computes it, and waits. Mend it: return
     the mean on rank 0, and None on the others.
     """,
     hints=(
-        "What waits for whom? A collective is everybody's call.",
+        "What waits for whom? All ranks must make the call.",
         "What only rank 0 does is *use* the result.",
     ),
     why="All ranks make the call, and only what follows from it may depend on the rank.",

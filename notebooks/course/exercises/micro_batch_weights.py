@@ -14,7 +14,7 @@ EXERCISE = Exercise(
     lesson="12",
     title="Accumulating over uneven micro-batches",
     statement="""
-    A rank goes backward once for each of its micro-batches, on the *mean* loss of that micro-batch's
+    A rank calls `backward` once for each of its micro-batches, on the *mean* loss of that micro-batch's
     tokens, multiplied by a weight; gradients add up, and in the end DDP takes their mean over the
     ranks. The micro-batches have unequally many tokens, and the ranks unequally many micro-batches.
     `tokens` are the numbers of this rank's. Return the weights, such that the gradient is that of the
@@ -22,7 +22,7 @@ EXERCISE = Exercise(
     """,
     hints=(
         "A mean times the number of its tokens is a sum; sums add up, to be divided by the number of all tokens.",
-        "To divide each micro-batch's loss by their number is right only if all have equally many tokens.",
+        "Dividing each micro-batch's loss by their number is right only if all have equally many tokens.",
         "DDP divides by the number of ranks: multiply by it.",
     ),
     why="tokens / (all tokens) makes the means a mean over all tokens, and the number of ranks takes back DDP's "

@@ -20,7 +20,7 @@ EXERCISE = Exercise(
     """,
     hints=(
         "The mean over all tokens is the sum of all ranks' sums, divided by the number of all tokens.",
-        "DDP will divide by the number of ranks, which nobody asked for.",
+        "DDP will divide by the number of ranks: multiply by it beforehand.",
         "The number of tokens is no part of the graph: all-reduce a plain tensor.",
     ),
     why="Multiplying by n takes back DDP's division by n; what is left is each rank's sum over the common number "

@@ -11,18 +11,18 @@ from course.exercises.base import Exercise
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
-    lesson="14",
+    lesson="14c",
     title="A hang to mend: unequally many batches",
     statement="""
     This function adds up the ranks' batches step by step. It hangs when one rank has fewer batches than another. Mend
     it: do as many steps as *every* rank has batches for, and return their totals. The batches stay as they are.
     """,
     hints=(
-        "Who has most batches waits in a step that the others never take.",
+        "The rank with most batches waits in a step that the others never take.",
         "Before the first step the ranks can agree on how many there will be.",
         "`dist.all_reduce(count, op=dist.ReduceOp.MIN)`.",
     ),
-    why="All ranks must make the same calls, so how many there are is something to agree on before.",
+    why="All ranks must make the same calls, so their number has to be agreed on before.",
     allowed=("all_reduce",),
     cases=({"counts": (3, 4, 2, 5)}, {"counts": (2, 1, 6, 6)}, {"counts": (0, 1, 2, 1)}, {"counts": (2, 2, 2, 2)}),
     given={

@@ -12,14 +12,14 @@ EXERCISE = Exercise(
     An all-reduce took 60 ms on one rank and 5 ms on another. Is the network slow? Split what each rank spent in one
     collective into *waiting*, until every rank had entered it, and *transfer*, from then on.
 
-    `entered[r]` and `ended[r]` say when rank r came in and when it went on, in seconds by one clock. Return a list with
-    a pair for each rank: `(waiting, transfer)`, in seconds.
+    `entered[r]` and `ended[r]` are the times at which rank r came in and went on, in seconds by one clock. Return a
+    list with a pair for each rank: `(waiting, transfer)`, in seconds.
     """,
     hints=(
         "Nothing can be summed before the last summand is there.",
         "When is the collective full? That instant is the same for all ranks.",
     ),
-    why="A collective cannot begin its work before the last rank has entered it, so the last to come waits for nobody.",
+    why="A collective cannot begin its work before the last rank has entered it, so the last one does not wait.",
     world_sizes=(),
     imports=(),
     cases=(

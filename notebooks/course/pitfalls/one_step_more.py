@@ -47,7 +47,7 @@ def symptom(seen):
 def right(on_ranks, world_size):
     """Gloo's ranks are connected to each other, and a rank that returns closes its
     connections. Over NCCL nothing is closed: rank 0 would wait, and PyTorch's watchdog would
-    end its process after ten minutes. Agree on the number of steps, or see lesson 14 for
+    end its process after ten minutes. Agree on the number of steps, or see lesson 14c for
     `Join`."""
 
     def reduce(worker):

@@ -1,0 +1,144 @@
+"""Exercise: DiLoCo's outer step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="06b",
+    title="The outer step",
+    statement="""
+    All ranks began a round with the same weights `start`; after its local steps each has weights `local` of
+    its own. The difference `start − local`, averaged over the ranks, is the round's *outer gradient* g. Do a
+    step of SGD with Nesterov momentum with it, as `torch.optim.SGD(nesterov=True)` does: velocity ← momentum ·
+    velocity + g, then weights ← start − lr · (g + momentum · velocity), with the new velocity.
+
+    Return (weights, velocity), equal on all ranks. All vectors are flat; leave the three that you are given as
+    they are. One `dist.all_reduce`.
+    """,
+    hints=(
+        "`start` is the same on all ranks, so the average of the differences is `start` minus the average of `local`.",
+        "`start - local` is a new tensor, which `all_reduce` may overwrite; then divide by the number of ranks.",
+        "Nesterov uses the new velocity: `g + momentum * velocity`, where plain momentum uses `velocity`.",
+    ),
+    why="The average of the differences points from the old weights to the mean of the new ones; with lr 1 and no "
+    "momentum the step ends in that mean, which is local SGD.",
+    allowed=("all_reduce",),
+    cases=(
+        {"size": 3, "lr": 0.5, "momentum": 0.25, "is_first": False},
+        {"size": 2, "lr": 0.25, "momentum": 0.5, "is_first": True},
+        {"size": 1, "lr": 1.0, "momentum": 0.0, "is_first": False},
+    ),
+)
+
+
+@EXERCISE.reference
+def outer_step(start, local, velocity, lr, momentum):
+    """Return (weights, velocity) after a round of local steps from `start` to `local`; flat tensors, (N,) each."""
+    gradient = start - local
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
+    velocity = momentum * velocity + gradient
+    return start - lr * (gradient + momentum * velocity), velocity
+
+
+@EXERCISE.trial
+def trial(t: Trial, size: int, lr: float, momentum: float, is_first: bool) -> None:
+    """Call it, and compare with the average in one process."""
+    n = t.world_size
+    start = t.numbers(size, of=0, salt="start")
+    before = torch.zeros(size) if is_first else t.numbers(size, of=0, salt="velocity")
+    locals_ = [t.numbers(size, of=rank, salt="local") for rank in range(n)]
+
+    def after(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        velocity = momentum * before + gradient
+        return start - lr * (gradient + momentum * velocity), velocity
+
+    total = torch.stack([start - local for local in locals_]).sum(0)
+    weights, velocity = after(total / n)
+    given = start.clone(), locals_[t.rank].clone(), before.clone()
+    found = t.call(*given, lr, momentum)
+    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
+    t.require(is_pair, f"returned a {type(found).__name__}, expected (weights, velocity)")
+    for what, now, was in zip(("start", "local", "velocity"), given, (start, locals_[t.rank], before), strict=True):
+        t.unchanged(what, now, was)
+    known = {
+        "the step goes the other way: the difference is start − local": after(-total / n),
+        "that is momentum without Nesterov's look ahead": (start - lr * velocity, velocity),
+    }
+    if n > 1:
+        own = after(start - locals_[t.rank])
+        known["that is this rank's own difference, not the average"] = own
+        known["the differences are summed, not averaged"] = after(total)
+    t.equal("weights", found[0], weights, start, {said: wrong[0] for said, wrong in known.items()})
+    of_velocity = {"that is the velocity before the round": before}
+    t.equal("velocity", found[1], velocity, None, of_velocity)
+    calls = t.traffic.count("all_reduce")
+    t.require(calls <= 1, f"called all_reduce {calls} times, expected once")
+
+
+@EXERCISE.best
+def best(world_size: int, size: int, **_: Any) -> Cost:
+    """Return one all-reduce of all weights."""
+    return Cost(1, 4 * size * (world_size - 1) // world_size * 2)
+
+
+@EXERCISE.wrong("the step goes the other way")
+def goes_uphill(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """The sign."""
+    return outer_step(start, 2 * start - local, velocity, lr, momentum)
+
+
+@EXERCISE.wrong("the differences are summed, not averaged")
+def sums(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """No division."""
+    return outer_step(start, start - dist.get_world_size() * (start - local), velocity, lr, momentum)
+
+
+@EXERCISE.wrong("that is momentum without Nesterov's look ahead")
+def plain_momentum(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """As SGD(momentum=…)."""
+    _, velocity = outer_step(start, local, velocity, lr, momentum)
+    return start - lr * velocity, velocity
+
+
+@EXERCISE.wrong("that is this rank's own difference, not the average")
+def each_for_itself(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """No communication."""
+    gradient = start - local
+    velocity = momentum * velocity + gradient
+    return start - lr * (gradient + momentum * velocity), velocity
+
+
+@EXERCISE.wrong("that is the velocity before the round")
+def forgets_the_velocity(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """The old one is returned."""
+    return outer_step(start, local, velocity, lr, momentum)[0], velocity
+
+
+@EXERCISE.wrong("`start` was changed")
+def in_place(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """Overwrites what the others compare with."""
+    weights, velocity = outer_step(start, local, velocity, lr, momentum)
+    start.copy_(weights)
+    return weights, velocity
+
+
+@EXERCISE.wrong("returned a Tensor, expected (weights, velocity)")
+def weights_only(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """Half of the answer."""
+    return outer_step(start, local, velocity, lr, momentum)[0]
+
+
+@EXERCISE.wrong("called all_reduce 2 times, expected once")
+def averages_twice(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+    """The start is equal everywhere already."""
+    begin = start.clone()
+    dist.all_reduce(begin)
+    return outer_step(begin / dist.get_world_size(), local, velocity, lr, momentum)
