@@ -16,13 +16,14 @@ EXERCISE = Exercise(
     lesson="13",
     title="Saving while training goes on",
     statement="""
-    Writing takes long, and training is not to wait for it: have a thread of `pool` (a `ThreadPoolExecutor`) call
-    `write(step, …)`, and return its `Future` at once. What is written is the state of *this* step, though training goes
-    on, and changes the tensors of `state` in place; `state` is a dict of dicts, lists, numbers and tensors, as
-    `state_dict()` returns.
+    Writing takes long, and training is not to wait for it: have a thread of `pool` (a
+    `ThreadPoolExecutor`) call `write(step, …)`, and return its `Future` at once. What is written is the
+    state of *this* step, though training goes on, and changes the tensors of `state` in place; `state`
+    is a dict of dicts, lists, numbers and tensors, as `state_dict()` returns.
 
-    At most one save is under way, so first wait for `previous`, the `Future` of the save before this one (None: there
-    is none). If that save has failed, its error must be raised here, or nobody would ever see it.
+    At most one save is under way, so first wait for `previous`, the `Future` of the save before this
+    one (None: there is none). If that save has failed, its error must be raised here, or nobody would
+    ever see it.
     """,
     hints=(
         "What the thread reads must be a copy that was finished before this function returns.",

@@ -18,13 +18,13 @@ EXERCISE = Exercise(
     lesson="13",
     title="Told to stop",
     statement="""
-    Before a cluster ends a job it sends a signal, SIGTERM or SIGUSR1, at any moment, and perhaps to one rank only.
-    Install a handler for both, and return a function without arguments, which all ranks call after each step. It
-    returns True, on all ranks after the same step, if a signal has come to any of them; else False. Then all ranks
-    save, and leave the loop together.
+    Before a cluster ends a job it sends a signal, SIGTERM or SIGUSR1, at any moment, and perhaps to one
+    rank only. Install a handler for both, and return a function without arguments, which all ranks call
+    after each step. It returns True, on all ranks after the same step, if a signal has come to any of
+    them; else False. Then all ranks save, and leave the loop together.
 
-    A handler interrupts the program anywhere, also within a step: it only remembers. The returned function makes one
-    `dist.all_reduce`, of a tensor on `device`.
+    A handler interrupts the program anywhere, also within a step: it only remembers. The returned
+    function makes one `dist.all_reduce`, of a tensor on `device`.
     """,
     hints=(
         "`signal.signal(number, handler)` calls `handler(number, frame)` when the signal comes.",

@@ -14,13 +14,14 @@ EXERCISE = Exercise(
     lesson="06b",
     title="The outer step",
     statement="""
-    All ranks began a round with the same weights `start`; after its local steps each has weights `local` of
-    its own. The difference `start − local`, averaged over the ranks, is the round's *outer gradient* g. Do a
-    step of SGD with Nesterov momentum with it, as `torch.optim.SGD(nesterov=True)` does: velocity ← momentum ·
-    velocity + g, then weights ← start − lr · (g + momentum · velocity), with the new velocity.
+    All ranks began a round with the same weights `start`; after its local steps each has weights
+    `local` of its own. The difference `start − local`, averaged over the ranks, is the round's *outer
+    gradient* g. Do a step of SGD with Nesterov momentum with it, as `torch.optim.SGD(nesterov=True)`
+    does: velocity ← momentum · velocity + g, then weights ← start − lr · (g + momentum · velocity),
+    with the new velocity.
 
-    Return (weights, velocity), equal on all ranks. All vectors are flat; leave the three that you are given as
-    they are. One `dist.all_reduce`.
+    Return (weights, velocity), equal on all ranks. All vectors are flat; leave the three that you are
+    given as they are. One `dist.all_reduce`.
     """,
     hints=(
         "`start` is the same on all ranks, so the average of the differences is `start` minus the average of `local`.",

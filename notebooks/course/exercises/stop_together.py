@@ -14,10 +14,10 @@ EXERCISE = Exercise(
     lesson="14c",
     title="A hang to mend: one rank stops early",
     statement="""
-    This loop trains until the loss is below a limit: each rank looks at its own loss, and leaves when that is low
-    enough. The others wait for it in the next step. Mend it: all ranks stop after the first step in which the
-    *mean* of their losses is below the limit, or at the end; all have equally many losses. Return how many steps
-    were done. One all-reduce a step is enough.
+    This loop trains until the loss is below a limit: each rank looks at its own loss, and leaves when
+    that is low enough. The others wait for it in the next step. Mend it: all ranks stop after the first
+    step in which the *mean* of their losses is below the limit, or at the end; all have equally many
+    losses. Return how many steps were done. One all-reduce a step is enough.
     """,
     hints=(
         "A decision that all ranks must take alike has to be made from numbers that all ranks have alike.",

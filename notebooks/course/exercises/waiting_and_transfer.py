@@ -9,11 +9,12 @@ EXERCISE = Exercise(
     lesson="14b",
     title="Waiting, and transfer",
     statement="""
-    An all-reduce took 60 ms on one rank and 5 ms on another. Is the network slow? Split what each rank spent in one
-    collective into *waiting*, until every rank had entered it, and *transfer*, from then on.
+    An all-reduce took 60 ms on one rank and 5 ms on another. Is the network slow? Split what each rank
+    spent in one collective into *waiting*, until every rank had entered it, and *transfer*, from then
+    on.
 
-    `entered[r]` and `ended[r]` are the times at which rank r came in and went on, in seconds by one clock. Return a
-    list with a pair for each rank: `(waiting, transfer)`, in seconds.
+    `entered[r]` and `ended[r]` are the times at which rank r came in and went on, in seconds by one
+    clock. Return a list with a pair for each rank: `(waiting, transfer)`, in seconds.
     """,
     hints=(
         "Nothing can be summed before the last summand is there.",

@@ -11,12 +11,13 @@ EXERCISE = Exercise(
     lesson="14b",
     title="Who is late?",
     statement="""
-    `entered[step][rank]` is the time at which a rank entered the all-reduce of a step, in seconds by one clock;
-    there are two ranks or more. Return who is late, and by how much: `(rank, seconds)`.
+    `entered[step][rank]` is the time at which a rank entered the all-reduce of a step, in seconds by
+    one clock; there are two ranks or more. Return who is late, and by how much: `(rank, seconds)`.
 
-    In one step a rank is as late as it comes after the *last of the others*: by so much the step would be shorter
-    without it. (For a rank that is not the last the number is negative.) Of the steps take the `median`, so that
-    one slow step does not decide. The answer is the rank for which that is greatest.
+    In one step a rank is as late as it comes after the *last of the others*: by so much the step would
+    be shorter without it. (For a rank that is not the last the number is negative.) Of the steps take
+    the `median`, so that one slow step does not decide. The answer is the rank for which that is
+    greatest.
     """,
     hints=(
         "For one rank and one step: when did the last of the other ranks come?",
