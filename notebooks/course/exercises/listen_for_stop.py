@@ -84,10 +84,11 @@ def _steps(t: Trial, signals: list[tuple[int, int, str]], missed: list[str]) -> 
         for name in (name for at, rank, name in signals if (at, rank) == (step, t.rank)):
             calls = t.traffic.calls
             t.watch(functools.partial(signal.raise_signal, getattr(signal, name)))
-            t.require(not missed, f"{name} came in step {step}, and nothing handled it")
             t.require(t.traffic.calls == calls, "communicates in the handler, where the other ranks do not")
         told = sorted({rank for at, rank, _ in signals if at <= step})
         found = t.watch(stop)
+        # Not before: the other ranks would wait in their all_reduce, and that would be what is told.
+        t.require(not missed, f"{' and '.join(missed)} came in step {step}, and nothing handled it")
         t.require(isinstance(found, bool), f"returned a {type(found).__name__}, expected True or False")
         because = f"rank {' and '.join(map(str, told))} had been told" if told else "no rank had been told"
         t.require(found == bool(told), f"after step {step} it is {found}, expected {bool(told)}: {because}")
