@@ -106,7 +106,7 @@ def _save(t: Trial, pool: ThreadPoolExecutor, is_free: threading.Event, has_prev
         _fails(t, pool, state)
 
 
-class _Previous(Future):  # type: ignore[type-arg]
+class _Previous(Future[Any]):
     """The Future of the save before, which notes whether anything asks for its result."""
 
     def __init__(self) -> None:

@@ -108,8 +108,13 @@ def best(world_size: int, signals: Any) -> Cost:
 def _listening(also: Callable[[], Any] = bool) -> list[int]:
     """Return the list in which both signals are noted."""
     told: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        told.append(number)
+        also()
+
     for each in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(each, lambda number, _: (told.append(number), also()))
+        signal.signal(each, handle)
     return told
 
 
