@@ -484,7 +484,9 @@ class Comparison:
 
     def _begun(self, titles: Sequence[str] | None) -> list[str]:
         """Return which of these runs have begun, in the comparison's order. Raises ValueError for other titles."""
-        chosen = self.titles if titles is None else [titled(title, self.titles) for title in titles]
+        if titles is None:
+            return list(self.runs)
+        chosen = [titled(title, self.titles) for title in titles]
         return [title for title in self.runs if title in chosen]
 
     @property

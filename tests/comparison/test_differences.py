@@ -455,7 +455,7 @@ def test_what_was_not_logged_is_left_empty_and_nan_is_not():
 class Broken:
     """A measurement whose columns cannot be had."""
 
-    timed, steps_s, program, wire_bytes, memory, is_on_gpu = Timed(), (), Program(), 0.0, {}, False
+    timed, steps_s, program, wire_bytes, most_held, is_on_gpu = Timed(), (), Program(), 0.0, {}, False
     weights: dict = {}
 
     @staticmethod
