@@ -93,7 +93,7 @@ def train(device, options):
         # Which images come is a function of the step, so nothing of it has to be saved.
         order = torch.Generator().manual_seed(options.seed + step)
         batch = torch.randint(len(images), (options.batch_size,), generator=order)
-        mine = batch.chunk(world_size)[rank]
+        mine = batch.split(options.batch_size // world_size)[rank]
         outputs = model(images[mine].to(device))
         optimizer.zero_grad()
         nn.functional.cross_entropy(outputs, labels[mine].to(device)).backward()
