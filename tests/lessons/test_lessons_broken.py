@@ -272,8 +272,8 @@ BROKEN = {
         "no symptom: ['No finally']",
     ),
     "16c_pitfalls_data": (
-        "def set_epoch_forgotten(world_size, seed):\n",
-        "def set_epoch_forgotten(world_size, seed):\n    return 3\n",
+        "def three_epochs(world_size, seed):\n",
+        "def three_epochs(world_size, seed):\n    return 3\n",
         "no symptom: ['set_epoch, forgotten']",
     ),
     "16e_pitfalls_gradients": (

@@ -52,7 +52,7 @@ def test_a_wings_notebook_holds_each_exhibit_as_card_code_and_reveal(wing):
 
 @pytest.fixture
 def museum():
-    opened = Museum("data", predictions={"set_epoch_forgotten": "2", "image_is_no_row": "an error about shapes"})
+    opened = Museum("data", predictions={"three_epochs": "2", "images_into_linear": "an error about shapes"})
     yield opened
     opened.close()
 
@@ -65,8 +65,8 @@ def no_ranks(monkeypatch):
 
 @pytest.mark.usefixtures("no_ranks")
 def test_the_run_decides_whether_the_answer_is_revealed(museum, capsys):
-    museum.card("set_epoch_forgotten")
-    museum.reveal(find("set_epoch_forgotten").form)
+    museum.card("three_epochs")
+    museum.reveal(find("three_epochs").form)
     said = capsys.readouterr().out
     assert "The broken form gives: 1" in said
     assert "You said 2; it was 1: surprised?" in said
@@ -74,10 +74,10 @@ def test_the_run_decides_whether_the_answer_is_revealed(museum, capsys):
     assert "sampler.set_epoch(epoch)" in said
     assert "The sampler shuffles by seed + epoch" in said
 
-    def image_is_no_row():  # mended by the reader
+    def images_into_linear():  # mended by the reader
         return (64, 10)
 
-    museum.reveal(image_is_no_row)
+    museum.reveal(images_into_linear)
     said = capsys.readouterr().out
     assert "The mistake does not show; expected: an error about shapes" in said
     assert "it was" not in said
@@ -94,16 +94,16 @@ def test_the_run_decides_whether_the_answer_is_revealed(museum, capsys):
 
 @pytest.mark.usefixtures("no_ranks")
 def test_an_error_is_a_symptom_only_where_the_exhibit_is_one_that_fails(museum, capsys):
-    def set_epoch_forgotten():
+    def three_epochs():
         raise ValueError("1")
 
-    museum.reveal(set_epoch_forgotten)
+    museum.reveal(three_epochs)
     assert "The mistake does not show" in capsys.readouterr().out
 
-    def image_is_no_row(pictures):
+    def images_into_linear(pictures):
         return pictures
 
-    museum.reveal(image_is_no_row)
+    museum.reveal(images_into_linear)
     assert "asks for 'pictures'; there are world_size, seed" in capsys.readouterr().out
 
 

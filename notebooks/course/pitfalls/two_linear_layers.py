@@ -24,7 +24,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def two_layers_in_one():
+def two_linear_layers():
     first, last = nn.Linear(8, 64).double(), nn.Linear(64, 3).double()
     one = nn.Linear(8, 3).double()
     one.weight.data = last.weight.data @ first.weight.data

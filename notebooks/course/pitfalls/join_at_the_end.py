@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 
 @EXHIBIT.broken
-def join_without_exit_code():
+def join_at_the_end():
     return python(program)
 
 

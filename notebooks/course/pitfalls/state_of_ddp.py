@@ -27,7 +27,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def module_in_every_key(on_ranks, images):
+def state_of_ddp(on_ranks, images):
     def save_and_load(worker):
         network = course.models.linear(images[0].numel())
         saved = DistributedDataParallel(network).state_dict()

@@ -46,7 +46,7 @@ def after_a_break(with_optimizer, folder, images, labels, seed):
 
 
 @EXHIBIT.broken
-def snapshot_without_optimizer(folder, images, labels, seed):
+def snapshot_of_weights(folder, images, labels, seed):
     return round(after_a_break(False, folder, images, labels, seed), 4)
 
 

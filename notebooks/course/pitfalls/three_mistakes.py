@@ -40,7 +40,7 @@ weight /= world_size
 
 
 @EXHIBIT.broken
-def listing_nobody_ran():
+def three_mistakes():
     exit_code, said = python(LISTING)
     return [word for word in ("IndentationError", "optimizer", "world_size") if word in said]
 

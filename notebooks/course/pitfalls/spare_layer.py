@@ -33,7 +33,7 @@ def with_spare_layer():
 
 
 @EXHIBIT.broken
-def no_gradient():
+def spare_layer():
     return [parameter.grad.data.shape for parameter in with_spare_layer().parameters()]
 
 

@@ -25,7 +25,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def folder_nobody_made(folder):
+def saved_to_checkpoint(folder):
     torch.save({"epoch": 0}, folder / "checkpoint" / "1GPU_0epoch.checkpoint")
 
 

@@ -26,7 +26,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def set_epoch_forgotten(world_size, seed):
+def three_epochs(world_size, seed):
     sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
     return len({tuple(sampler) for epoch in range(3)})
 

@@ -45,7 +45,7 @@ def train(file, until, keeps_epoch, images, labels):
 
 
 @EXHIBIT.broken
-def resumed_at_epoch_0(folder, images, labels):
+def four_epochs_in_two_runs(folder, images, labels):
     file = Path(tempfile.mkdtemp(dir=folder)) / "weights.pt"
     killed, _ = train(file, 2, False, images, labels)
     resumed, _ = train(file, 4, False, images, labels)

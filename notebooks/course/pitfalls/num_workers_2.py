@@ -24,7 +24,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def num_workers_no_ranks():
+def num_workers_2():
     rank_0, rank_1 = ({int(x) for x in DataLoader(range(100), num_workers=2)} for rank in range(2))
     return len(rank_0 & rank_1)
 

@@ -24,7 +24,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def image_is_no_row():
+def images_into_linear():
     return nn.Linear(784, 10)(torch.zeros(64, 1, 28, 28)).shape
 
 

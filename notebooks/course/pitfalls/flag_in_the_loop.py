@@ -44,7 +44,7 @@ def accumulated(worker, images, labels, when):
 
 
 @EXHIBIT.broken
-def flag_too_late(on_ranks, images, labels):
+def flag_in_the_loop(on_ranks, images, labels):
     found = on_ranks(lambda worker: accumulated(worker, images, labels, "after forward"))[0]
     return round(far_from_one_process(found, images, labels), 3)
 

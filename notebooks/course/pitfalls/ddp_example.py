@@ -28,7 +28,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def ddp_in_name_only(on_ranks, images, labels):
+def ddp_example(on_ranks, images, labels):
     def train(worker):
         model = nn.DataParallel(course.models.linear(images[0].numel()))
         steps_of(model, part_of(worker, images), part_of(worker, labels))

@@ -42,7 +42,7 @@ def error_in_parts(norm, images, labels, seed):
 
 
 @EXHIBIT.broken
-def batch_norm_on_few(images, labels, seed):
+def batch_norm_in_parts(images, labels, seed):
     return round(error_in_parts(nn.BatchNorm1d(16), images, labels, seed), 4)
 
 

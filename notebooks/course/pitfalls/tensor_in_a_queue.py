@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 @EXHIBIT.broken
-def sender_has_gone():
+def tensor_in_a_queue():
     exit_code, said = python(PROGRAM.format(copied=""))
     if exit_code:
         raise RuntimeError(said)

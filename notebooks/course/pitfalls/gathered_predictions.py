@@ -35,7 +35,7 @@ def gathered(worker, count):
 
 
 @EXHIBIT.broken
-def more_predictions(on_ranks, world_size):
+def gathered_predictions(on_ranks, world_size):
     count = 10 * world_size + 1
     return len(on_ranks(lambda worker: gathered(worker, count))[0]) - count
 

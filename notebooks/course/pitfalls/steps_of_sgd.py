@@ -41,7 +41,7 @@ def take_782_steps(images, labels, seed, **options):
 
 
 @EXHIBIT.broken
-def small_learning_rate(images, labels, test_images, test_labels, seed):
+def steps_of_sgd(images, labels, test_images, test_labels, seed):
     model = take_782_steps(images, labels, seed, lr=1e-4, momentum=0.0)
     return round(accuracy(model, test_images, test_labels), 2)
 

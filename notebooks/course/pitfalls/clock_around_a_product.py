@@ -39,7 +39,7 @@ def timed(x):
 
 
 @EXHIBIT.broken
-def clock_does_not_wait():
+def clock_around_a_product():
     x = torch.randn(8192, 8192, device="cuda")
     seen, waited = timed(x)
     return round(seen / waited, 3)

@@ -35,7 +35,7 @@ def train(failure):
 
 
 @EXHIBIT.broken
-def no_finally():
+def cell_run_again():
     try:
         with contextlib.suppress(ValueError):
             train("bad batch")

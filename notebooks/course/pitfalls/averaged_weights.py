@@ -28,7 +28,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def averaging_equals(on_ranks, images, labels):
+def averaged_weights(on_ranks, images, labels):
     def train(worker):
         model = DistributedDataParallel(course.models.linear(images[0].numel()))
         steps_of(model, part_of(worker, images), part_of(worker, labels))

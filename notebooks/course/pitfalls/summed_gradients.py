@@ -32,7 +32,7 @@ def gradient_of(network, x, y):
 
 
 @EXHIBIT.broken
-def sum_is_no_mean(on_ranks, network, images, labels, world_size):
+def summed_gradients(on_ranks, network, images, labels, world_size):
     even = len(images) // world_size * world_size  # equal parts for all
     x, y = images[:even], labels[:even]
 

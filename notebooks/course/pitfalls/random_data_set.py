@@ -25,7 +25,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def sampler_for_other_data(on_ranks):
+def random_data_set(on_ranks):
     def first_sample(worker):
         torch.seed()  # as a fresh process is
         return torch.rand(8, 20)[0].tolist()

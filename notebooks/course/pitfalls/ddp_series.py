@@ -28,7 +28,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def series_never_trains():
+def ddp_series():
     model, x, y = nn.Linear(20, 1), torch.rand(32, 20), torch.rand(32, 1)
     before = flat(model.parameters()).clone()
     steps_of(model, x, y, steps=10)

@@ -27,7 +27,7 @@ EXHIBIT = Exhibit(
 
 
 @EXHIBIT.broken
-def targets_at_wrong_end():
+def output_and_targets():
     output, target = (
         torch.ones(4, 2, device="cuda:1"),
         torch.zeros(4, dtype=torch.long, device="cuda:0"),
