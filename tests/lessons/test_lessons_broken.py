@@ -262,24 +262,44 @@ BROKEN = {
         "no sample of a batch is lost",
     ),
     "16_pitfalls": (
-        "for wing, notebook in wings.items()",
-        'wings = {wing: "16_pitfalls" for wing in wings}\nfor wing, notebook in wings.items()',
-        "16_pitfalls shows every exhibit of its wing",
+        "for notebook in wings.values()",
+        'for notebook in ("16_pitfalls",)',
+        "every exhibit of the course hangs in its notebook, but for ['",
     ),
-    "16a_pitfalls_starting: a finally": (
-        "    if failure:\n",
-        "    if failure:\n        dist.destroy_process_group()\n",
-        "no symptom: ['No finally']",
+    "16a_pitfalls_starting: a group in place of the last": (
+        "torch.set_num_threads(1)\n",
+        """torch.set_num_threads(1)
+initialize = dist.init_process_group
+
+
+def init_process_group(*args, **kwargs):
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    initialize(*args, **kwargs)
+
+
+dist.init_process_group = init_process_group
+""",
+        "not as labelled: ['The cell is run again']",
     ),
     "16c_pitfalls_data": (
-        "def three_epochs(world_size, seed):\n",
-        "def three_epochs(world_size, seed):\n    return 3\n",
-        "no symptom: ['set_epoch, forgotten']",
+        "torch.set_num_threads(1)\n",
+        """torch.set_num_threads(1)
+
+
+class DistributedSampler(DistributedSampler):
+    def __iter__(self):
+        self.epoch += 1
+        return super().__iter__()
+
+
+""",
+        "not as labelled: ['A DistributedSampler over three epochs']",
     ),
     "16e_pitfalls_gradients": (
-        "model = nn.DataParallel(course.models",
-        "model = DistributedDataParallel(course.models",
-        "no symptom: ['DDP in name only']",
+        "torch.set_num_threads(1)\n",
+        "torch.set_num_threads(1)\ndist.reduce_op = dist.ReduceOp\n",
+        "not as labelled: ['dist.reduce_op.SUM']",
     ),
     "20_a_gpt": (
         "wrapped = DistributedDataParallel(model) if worker.world_size > 1 else model",

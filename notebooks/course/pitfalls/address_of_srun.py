@@ -1,16 +1,16 @@
-"""The host of srun: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""The host of srun."""
 
 import re
 import socket
+
+import torch.distributed as dist
 
 from course.pitfalls.base import Exhibit
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="The host of srun",
+    title="The address at which ranks meet",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes
@@ -25,6 +25,7 @@ EXHIBIT = Exhibit(
         "no, but it tries again until its timeout",
     ),
     shows=3,
+    expects="reached",
     kind="error",
     needs="Linux",
 )
@@ -42,15 +43,20 @@ torch.distributed.TCPStore({host!r}, {port}, 2, is_master=False, timeout=limit)
 
 
 def rank_0():
-    return socket.create_server(("127.0.0.2", 0))
+    """The store at which ranks meet, and its port."""
+    server = socket.create_server(("127.0.0.2", 0))
+    port = server.getsockname()[1]
+    options = {"wait_for_workers": False, "master_listen_fd": server.detach()}
+    return dist.TCPStore("127.0.0.2", port, 2, is_master=True, **options), port
 
 
 @EXHIBIT.broken
 def address_of_srun():
-    with rank_0() as waits:
-        host, port = ADDRESSES[JOB["SLURM_SRUN_COMM_HOST"]], waits.getsockname()[1]
-        exit_code, said = python(CALL.format(host=host, port=port))
+    store, port = rank_0()
+    host = ADDRESSES[JOB["SLURM_SRUN_COMM_HOST"]]
+    exit_code, said = python(CALL.format(host=host, port=port))
     assert exit_code == 0, said
+    return "reached"
 
 
 @EXHIBIT.symptom
@@ -60,15 +66,15 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """The address to use is the first node's: `scontrol show hostnames
-    "$SLURM_JOB_NODELIST" | head -n 1`, spelt out here. `SLURM_SRUN_COMM_HOST` is where
-    `srun` runs. In a batch script that is the job's first node, so there it works by luck;
-    from a login node it does not, and every rank waits for the timeout before it says so."""
+    """Use the first node's address: `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n
+    1`, spelt out here. `SLURM_SRUN_COMM_HOST` is the host of `srun`. In a batch script that is
+    the job's first node, so there the call succeeds by luck. From a login node it fails, and
+    only after the timeout."""
     name, ranges = re.fullmatch(r"(\w+)\[(.*)\]", JOB["SLURM_JOB_NODELIST"]).groups()
     ends = [(part.split("-")[0], part.split("-")[-1]) for part in ranges.split(",")]
     nodes = [f"{name}{i:0{len(a)}d}" for a, b in ends for i in range(int(a), int(b) + 1)]
     assert nodes == ["node03", "node04", "node07"]
-    with rank_0() as waits:
-        where = ADDRESSES[nodes[0]], waits.getsockname()[1]
-        socket.create_connection(where, timeout=5).close()
-    return f"rank 0 answers at {nodes[0]}"
+    store, port = rank_0()
+    exit_code, said = python(CALL.format(host=ADDRESSES[nodes[0]], port=port))
+    assert exit_code == 0, said
+    return "reached"

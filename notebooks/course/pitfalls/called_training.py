@@ -1,14 +1,12 @@
-"""Training without a step: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Training without a step."""
 
 import course
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 from course.pitfalls.helpers import flat, steps_of
 
 EXHIBIT = Exhibit(
     wing="learning",
-    title="Training without a step",
+    title="What one text calls training",
     story="""
     What one text calls its training process makes a forward pass and prints the outputs.
     How far have the weights moved after that?
@@ -18,6 +16,7 @@ EXHIBIT = Exhibit(
         "not at all",
     ),
     shows=2,
+    expects=above(0),
     kind="wrong, in silence",
 )
 
@@ -37,11 +36,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images, labels):
-    """A loss, its gradients, and a step of an optimizer: without one of them nothing is
-    learnt, and nothing complains."""
+    """Training is a loss, a backward pass and an optimizer step. Without one of them nothing is
+    learnt, and no error is raised."""
     model = course.models.linear(images[0].numel())
     before = flat(model.parameters()).clone()
     steps_of(model, images, labels)
-    moved = (flat(model.parameters()) - before).abs().max().item()
-    assert moved > 0
-    return round(moved, 3)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    return round((flat(model.parameters()) - before).abs().max().item(), 3)

@@ -1,16 +1,14 @@
-"""A clock that does not wait: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A clock that does not wait."""
 
 import time
 
 import torch
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="A clock that does not wait",
+    title="A clock around a matrix product",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) reads the clock
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "a small part",
     ),
     shows=2,
+    expects=above(0.9),
     kind="wrong, in silence",
     needs="1 GPU",
 )
@@ -52,13 +51,15 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A call to the GPU returns when it has been handed over. `torch.cuda.synchronize()`
-    waits until it is done."""
+    """CUDA calls are asynchronous: they return once the kernel is queued.
+    `torch.cuda.synchronize()` waits until the GPU has finished."""
     x = torch.randn(8192, 8192, device="cuda")
+    x @ x
     torch.cuda.synchronize()
     began = time.perf_counter()
     x @ x
     torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    assert seconds > timed(x)[0]
-    return f"{seconds * 1e3:.1f} ms"
+    seen = time.perf_counter() - began
+    torch.cuda.synchronize()
+    waited = time.perf_counter() - began  # nothing is left to wait for
+    return round(seen / waited, 3)

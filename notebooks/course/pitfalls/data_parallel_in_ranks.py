@@ -1,6 +1,4 @@
-"""DataParallel inside every rank: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""DataParallel inside every rank."""
 
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="DataParallel inside every rank",
+    title="DataParallel in rank 1",
     story="""
     One text gives each rank a model on `cuda:rank`, wrapped in `nn.DataParallel` over all GPUs.
     This is rank 1: which GPUs does it use?
@@ -20,6 +18,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=torch.device("cuda:1"),
     kind="error",
     needs="2 GPUs",
 )
@@ -28,7 +27,7 @@ EXHIBIT = Exhibit(
 @EXHIBIT.broken
 def data_parallel_in_ranks():
     model = nn.DataParallel(nn.Linear(2, 2)).cuda(1)
-    return model(torch.ones(4, 2, device="cuda:1")).shape
+    return model(torch.ones(4, 2, device="cuda:1")).device
 
 
 @EXHIBIT.symptom
@@ -38,9 +37,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`DataParallel` belongs to one process with all GPUs, DDP to a process per GPU. Never
-    both."""
+    """`DataParallel` is for one process with all GPUs, DDP for one process per GPU. Never
+    combine them."""
     model = nn.Linear(2, 2).cuda(1)  # DistributedDataParallel(model, device_ids=[1]) in a group
-    output = model(torch.ones(4, 2, device="cuda:1"))
-    assert output.device == torch.device("cuda:1")
-    return output.device
+    return model(torch.ones(4, 2, device="cuda:1")).device

@@ -1,16 +1,14 @@
-"""A series that never trains: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A series that never trains."""
 
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 from course.pitfalls.helpers import flat, steps_of
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="A series that never trains",
+    title="Linear(20, 1) and cross_entropy",
     story="""
     The code of PyTorch's own DDP series
     ([multigpu.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/multigpu.py))
@@ -18,11 +16,12 @@ EXHIBIT = Exhibit(
     steps?
     """,
     choices=(
-        "as they should",
+        "by more than 0.01",
         "not at all",
         "until they are infinite",
     ),
     shows=2,
+    expects=above(0),
     kind="wrong, in silence",
 )
 
@@ -42,9 +41,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Softmax over one output is 1, its logarithm 0, and so are loss and gradients. One
-    output wants another loss."""
+    """The softmax of a single output is 1 and its logarithm 0, and so are loss and gradients.
+    Use another loss for one output, here the mean squared error."""
     model, x, y = nn.Linear(20, 1), torch.rand(32, 20), torch.rand(32, 1)
+    before = flat(model.parameters()).clone()
     losses = []
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     for _ in range(10):
@@ -54,4 +54,4 @@ def right():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    return f"{losses[0]:.3f} to {losses[-1]:.3f}"
+    return round((flat(model.parameters()) - before).abs().max().item(), 3)

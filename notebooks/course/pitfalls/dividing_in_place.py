@@ -1,15 +1,13 @@
-"""Dividing a weight in place: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Dividing a weight in place."""
 
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, below
 
 EXHIBIT = Exhibit(
     wing="gradients",
-    title="Dividing a weight in place",
+    title="weight /= world_size",
     story="""
     To average the weights over ranks, one text divides their sum: `weight /= world_size`.
     What does that do?
@@ -20,6 +18,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=below(1e-6),
     kind="error",
 )
 
@@ -27,8 +26,9 @@ EXHIBIT = Exhibit(
 @EXHIBIT.broken
 def dividing_in_place(world_size):
     weight = nn.Linear(2, 1).weight
+    before = weight.detach().clone()
     weight /= world_size
-    return weight.shape
+    return (weight * world_size - before).abs().max().item()
 
 
 @EXHIBIT.symptom
@@ -38,11 +38,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(world_size):
-    """Autograd would lose track of what the gradient belongs to. Where no gradient is
-    wanted, say so."""
+    """Autograd refuses to overwrite a leaf that requires a gradient. Change it under
+    `torch.no_grad()`."""
     weight = nn.Linear(2, 1).weight
     before = weight.detach().clone()
     with torch.no_grad():
         weight /= world_size
-    assert torch.allclose(weight * world_size, before)
-    return "divided"
+    return (weight * world_size - before).abs().max().item()

@@ -1,6 +1,4 @@
-"""Equal parts of what does not divide: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Equal parts of what does not divide."""
 
 from torch.utils.data import DistributedSampler
 
@@ -8,7 +6,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="Equal parts of what does not divide",
+    title="50,000 images for 3 and for 6 ranks",
     story="""
     `DistributedSampler` gives all ranks equally many of 50,000 images. How many images come
     twice, at 3 and at 6 ranks?
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "3 and 6",
     ),
     shows=2,
+    expects={3: 0, 6: 0},
     kind="wrong, in silence",
 )
 
@@ -41,9 +40,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """It fills up with images from the beginning, which hardly matters in training. Where
-    it does, `drop_last` leaves the remainder out: after `set_epoch`, other images in each
-    epoch."""
-    left_out = {n: twice(n, drop_last=True) for n in (3, 6)}
-    assert left_out == {3: 0, 6: 0}
-    return left_out
+    """The sampler repeats images from the beginning of its order, which hardly matters in
+    training. Where it does, `drop_last=True` drops the remainder: different images in each
+    epoch, if `set_epoch` is called."""
+    dropped = [DistributedSampler(range(50_000), 3, 0, drop_last=True) for epoch in range(2)]
+    dropped[1].set_epoch(1)
+    assert set(dropped[0]) != set(dropped[1])
+    return {n: twice(n, drop_last=True) for n in (3, 6)}

@@ -1,25 +1,24 @@
-"""Everybody downloads: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Everybody downloads."""
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, OnEachRank
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="Everybody downloads",
+    title="download=True on every rank",
     story="""
-    `download=True` on every rank: each looks whether the file is there, and fetches it if not.
-    The function below stands for a download; two barriers stand for bad luck: the other ranks
-    come while rank 0 is half way. What do they read?
+    `download=True` on every rank: each checks whether the file is there, and downloads it if
+    not. The function below stands for a download. Two barriers stand for bad luck: the other
+    ranks arrive while rank 0 is half way. What do they read?
     """,
     choices=(
-        "everybody has all of it",
-        "an error on the late ones",
-        "the late ones have half of it",
+        "the whole file",
+        "nothing: an error",
+        "half of the file",
     ),
     shows=3,
+    expects=OnEachRank("first half, second half"),
     kind="wrong, in silence",
 )
 
@@ -54,8 +53,8 @@ def symptom(seen, world_size):
 
 
 @EXHIBIT.right
-def right(on_ranks, world_size, folder):
-    """Fetch before you launch, or on one rank while the others wait at a barrier."""
+def right(on_ranks, folder):
+    """Download before the launch, or on one rank while the others wait at a barrier."""
     file = folder / "whole.txt"
 
     def load(worker):
@@ -64,6 +63,4 @@ def right(on_ranks, world_size, folder):
         dist.barrier()
         return file.read_text()
 
-    found = on_ranks(load)
-    assert found == ["first half, second half"] * world_size
-    return found
+    return on_ranks(load)

@@ -1,29 +1,28 @@
-"""A flag, one step too late: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A flag, one step too late."""
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, below
 from course.pitfalls.helpers import far_from_one_process, flat, part_of
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="A flag, one step too late",
+    title="require_backward_grad_sync",
     story="""
-    A video lecture's code on GPT-2 set `require_backward_grad_sync` after the forward pass,
-    until [a reader mended it](https://github.com/karpathy/build-nanogpt/pull/30). Below,
-    gradients of four micro-batches are added up, and averaged over ranks once. How far are
-    they from those of one process?
+    A [video lecture's code on GPT-2](https://github.com/karpathy/build-nanogpt/pull/30) set
+    `require_backward_grad_sync` between forward and backward. Below, gradients of four
+    micro-batches are summed, and averaged over ranks once. How far are they from those of one
+    process?
     """,
     choices=(
         "equal up to rounding",
         "wrong",
     ),
     shows=2,
+    expects=below(1e-6),
     kind="wrong, in silence",
 )
 
@@ -56,9 +55,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images, labels):
-    """DDP decides in `forward` whether the coming `backward` averages. Lesson 12 has four
-    ways to write it."""
+    """DDP decides in `forward` whether the following `backward` averages. Set the flag before
+    it. Lesson 12 has four ways to write this."""
     found = on_ranks(lambda worker: accumulated(worker, images, labels, "before forward"))[0]
-    error = far_from_one_process(found, images, labels)
-    assert error < 1e-6
-    return round(error, 9)
+    return far_from_one_process(found, images, labels)

@@ -1,6 +1,4 @@
-"""A fork after some computing: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A fork after some computing."""
 
 import multiprocessing
 import time
@@ -11,22 +9,23 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="starting",
-    title="A fork after some computing",
+    title="Processes that compute",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) uses
     `Process`, which forks on Linux up to Python 3.13; [a guide of
     Keras](https://github.com/keras-team/keras-io/blob/master/guides/distributed_training_with_torch.py)
     forks on purpose, "to support notebooks". Here the notebook has computed something with
-    several threads before it forks. The children are killed after 3 seconds: how far have
-    they come by then?
+    several threads before it starts the children, which compute the same. They are killed
+    after 3 seconds: how many have finished by then?
     """,
     choices=(
-        "exit codes 0",
-        "exit codes 1",
-        "stuck: no exit codes",
+        "all of them",
+        "all but one",
+        "none",
     ),
     shows=3,
+    expects=lambda world_size: world_size,
     kind="hang",
     needs="fork",
 )
@@ -48,7 +47,7 @@ def fork_after_computing(world_size):
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline and any(child.is_alive() for child in children):
             time.sleep(0.02)
-        return [child.exitcode for child in children]
+        return sum(child.exitcode == 0 for child in children)
     finally:
         torch.set_num_threads(1)
         for child in children:
@@ -57,14 +56,14 @@ def fork_after_computing(world_size):
 
 
 @EXHIBIT.symptom
-def symptom(seen, world_size):
-    return seen == [None] * world_size
+def symptom(seen):
+    return seen == 0
 
 
 @EXHIBIT.right
-def right(on_ranks, world_size):
-    """A forked child has only one of its parent's threads, believes that it has all of
-    them, and waits for the others. Spawned ranks, like these, have threads of their own."""
+def right(on_ranks):
+    """A forked child inherits the thread pool's state, but none of its threads: it waits
+    forever for threads that do not exist. Spawned ranks, like these, create their own."""
     sums = on_ranks(lambda worker: compute())
-    assert sums == [sums[0]] * world_size
-    return sums
+    assert set(sums) == {compute()}
+    return len(sums)

@@ -1,9 +1,4 @@
-"""Resumed at epoch 0: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
-
-import tempfile
-from pathlib import Path
+"""Resumed at epoch 0."""
 
 import torch
 
@@ -13,12 +8,12 @@ from course.pitfalls.helpers import flat, steps_of
 
 EXHIBIT = Exhibit(
     wing="learning",
-    title="Resumed at epoch 0",
+    title="Killed after 2 of 4 epochs",
     story="""
     The checkpoint of [the text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has weights, and no
-    epoch. A run of 4 epochs is killed after 2, resumed, and goes on to the end. How many epochs
-    has it trained in all?
+    epoch. A run of 4 epochs is killed after 2, and resumed to the end. How many epochs has it
+    trained in total?
     """,
     choices=(
         "2",
@@ -26,12 +21,13 @@ EXHIBIT = Exhibit(
         "6",
     ),
     shows=3,
+    expects=4,
     kind="wrong, in silence",
 )
 
 
 def train(file, until, keeps_epoch, images, labels):
-    """Go on from what the file holds up to epoch `until`; give the epochs trained now, and the weights."""
+    """Resume from the file and train up to epoch `until`; return the epochs trained now, and the weights."""
     torch.manual_seed(0)
     model, trained = course.models.linear(images[0].numel()), []
     saved = torch.load(file) if file.exists() else {"model": model.state_dict()}
@@ -46,7 +42,7 @@ def train(file, until, keeps_epoch, images, labels):
 
 @EXHIBIT.broken
 def four_epochs_in_two_runs(folder, images, labels):
-    file = Path(tempfile.mkdtemp(dir=folder)) / "weights.pt"
+    file = folder / "weights.pt"
     killed, _ = train(file, 2, False, images, labels)
     resumed, _ = train(file, 4, False, images, labels)
     return len(killed) + len(resumed)
@@ -59,12 +55,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(folder, images, labels):
-    """Save the epoch too, and with it whatever else changes: optimizer, schedule, random
-    numbers. Lesson 13 does."""
-    place = Path(tempfile.mkdtemp(dir=folder))
-    killed, _ = train(place / "killed.pt", 2, True, images, labels)
-    resumed, weights = train(place / "killed.pt", 4, True, images, labels)
-    whole, never_killed = train(place / "whole.pt", 4, True, images, labels)
+    """Save the epoch too, and all other state: optimizer, schedule, random number generators.
+    Lesson 13 does."""
+    killed, _ = train(folder / "killed.pt", 2, True, images, labels)
+    resumed, weights = train(folder / "killed.pt", 4, True, images, labels)
+    whole, never_killed = train(folder / "whole.pt", 4, True, images, labels)
     assert killed + resumed == whole
     assert torch.equal(weights, never_killed)
-    return f"{len(killed)} + {len(resumed)} epochs, and the weights of a run that was never killed"
+    return len(killed) + len(resumed)

@@ -1,6 +1,4 @@
-"""A function that only the notebook has: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A function that only the notebook has."""
 
 import pickle
 
@@ -11,7 +9,7 @@ from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
     wing="starting",
-    title="A function that only the notebook has",
+    title="A function from a cell",
     story="""
     A function from a cell is sent to a fresh process by `pickle`, as `mp.spawn` and
     `mp.Process` do. What happens there?
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "a SyntaxError",
     ),
     shows=2,
+    expects=(0, "42"),
     kind="error",
 )
 
@@ -43,13 +42,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`pickle` sends the name of a function, `cloudpickle` its code. `labkit` uses the
-    latter; without it, put the function into a file that both sides can import."""
+    """`pickle` sends a function's name, `cloudpickle` its code. `labkit` uses `cloudpickle`.
+    Without it, put the function into a file that both sides can import."""
 
     def work():
         print(6 * 7)
 
     by_value = cloudpickle.dumps(work)
-    code, said = python("import pickle, sys; pickle.load(sys.stdin.buffer)()", by_value)
-    assert (code, said) == (0, "42")
-    return said
+    return python("import pickle, sys; pickle.load(sys.stdin.buffer)()", by_value)

@@ -1,6 +1,4 @@
-"""More predictions than images: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""More predictions than images."""
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
@@ -9,19 +7,20 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="More predictions than images",
+    title="gather, on a test set that does not divide",
     story="""
     Accelerate's page on
     [notebooks](https://huggingface.co/docs/accelerate/basic_tutorials/notebook) gathers
-    predictions with `gather`, and divides by how many came. One of the texts splits its
-    data "evenly" with no word on how. Here the test set does not divide by the ranks, and
-    rank 0 gathers: how many predictions too many does it get?
+    predictions with `gather`, and divides by their number. Here the size of the test set is not
+    a multiple of the number of ranks, and rank 0 gathers: how many predictions too many does it
+    get?
     """,
     choices=(
         "none",
         "one or more",
     ),
     shows=2,
+    expects=0,
     kind="wrong, in silence",
 )
 
@@ -47,8 +46,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, world_size):
-    """The sampler fills up with images from the beginning. Cut what was gathered to the
-    size of the set, in its order, or use `gather_for_metrics`, which does."""
+    """The sampler repeats images from the beginning. Cut the gathered predictions, in the set's
+    order, to its size, or use `gather_for_metrics`, which does."""
     count = 10 * world_size + 1
     found = on_ranks(lambda worker: gathered(worker, count))[0][:count]
     assert found == list(range(count))

@@ -1,17 +1,15 @@
-"""A GPU for every rank, whatever there is: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A GPU for every rank, whatever there is."""
 
 import re
 
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="A GPU for every rank, whatever there is",
+    title="world_size = 4",
     story="""
     One text says `world_size = 4`, then `model.cuda(rank)`. This is the first rank for which
     there is no GPU: where does its model go?
@@ -22,6 +20,10 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=Expected(
+        "the CPU, or a GPU that there is",
+        lambda found: found.type == "cpu" or found.index < torch.cuda.device_count(),
+    ),
     kind="error",
 )
 
@@ -39,12 +41,9 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Ask how many GPUs there are, and start no more ranks than that: NCCL refuses two ranks on
-    one GPU. Without a GPU every rank computes on the CPU, and there may be any number."""
+    """Count the GPUs, and start no more ranks than that: NCCL refuses two ranks on one GPU.
+    Without a GPU the ranks compute on the CPU, and there may be any number of them."""
     gpus = torch.cuda.device_count()
-    ranks = min(4, gpus) if gpus else 4
-    devices = [torch.device("cuda", rank) if gpus else torch.device("cpu") for rank in range(ranks)]
-    held = [next(nn.Linear(2, 2).to(device).parameters()).device for device in devices]
-    assert held == devices
-    assert not gpus or len(set(held)) == ranks, "a GPU for each"
-    return ", ".join(map(str, held))
+    last_rank = min(4, gpus or 4) - 1
+    device = torch.device("cuda", last_rank) if gpus else torch.device("cpu")
+    return next(nn.Linear(2, 2).to(device).parameters()).device

@@ -1,11 +1,9 @@
-"""group=0: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""group=0."""
 
 import torch
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, OnEachRank
 
 EXHIBIT = Exhibit(
     wing="gradients",
@@ -21,13 +19,19 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=lambda world_size: OnEachRank(world_size),
     kind="error",
 )
 
 
 @EXHIBIT.broken
 def group_0(on_ranks):
-    return on_ranks(lambda worker: dist.all_reduce(torch.ones(1), group=0))
+    def total(worker):
+        ones = torch.ones(1)
+        dist.all_reduce(ones, group=0)
+        return ones.item()
+
+    return on_ranks(total)
 
 
 @EXHIBIT.symptom
@@ -36,15 +40,13 @@ def symptom(seen):
 
 
 @EXHIBIT.right
-def right(on_ranks, world_size):
-    """A group is an object, from `dist.new_group`. Leave it out, and all ranks are
-    meant."""
+def right(on_ranks):
+    """A group is an object, created by `dist.new_group`. The default is the group of all
+    ranks."""
 
     def total(worker):
         ones = torch.ones(1)
         dist.all_reduce(ones)
         return ones.item()
 
-    sums = on_ranks(total)
-    assert sums == [world_size] * world_size
-    return sums
+    return on_ranks(total)

@@ -1,6 +1,4 @@
-"""Half a batch: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Half a batch."""
 
 from torch.utils.data import DataLoader
 
@@ -8,17 +6,18 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="Half a batch",
+    title="128 / float(size)",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) gives the loader a
-    batch of `128 / float(size)`. What does the loader make of it?
+    batch of `128 / float(size)`. What does the loader do with it?
     """,
     choices=(
-        "it is cut to a whole number",
+        "it is rounded down",
         "an error",
     ),
     shows=2,
+    expects=lambda world_size: 128 // world_size,
     kind="error",
 )
 
@@ -35,8 +34,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(world_size, train_set):
-    """A division with `/` gives a float, whatever its value. `//` gives a whole number; *A
-    batch of 128*, in wing 16c, shows what that does."""
+    """`/` gives a float, whatever its value, and `//` an integer. *A batch of 128*, in 16c, shows
+    the effect of `//`."""
     loader = DataLoader(train_set, batch_size=128 // world_size)
     assert isinstance(loader.batch_size, int)
     return loader.batch_size

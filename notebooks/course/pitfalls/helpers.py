@@ -16,7 +16,7 @@ from labkit.rank.worker import Worker
 
 
 def python(program: str, data: bytes = b"") -> tuple[int, str]:
-    """Run a program in a fresh Python: return its exit code, and the last line that it wrote."""
+    """Run a program in a fresh Python; return its exit code, and the last line of its output."""
     done = subprocess.run(
         [sys.executable, "-c", program], input=data, capture_output=True, timeout=60, check=False
     )
@@ -27,6 +27,11 @@ def python(program: str, data: bytes = b"") -> tuple[int, str]:
 def part_of(worker: Worker, tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor's rows."""
     return tensor.tensor_split(worker.world_size)[worker.rank]
+
+
+def add_one(rank: int, weights: Tensor) -> None:
+    """Stand for training, on a process that `torch.multiprocessing.spawn` has started."""
+    weights += 1
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -60,7 +65,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def ten_orders(values: Tensor, seed: int) -> list[Tensor]:
-    """Return values in ten orders drawn by chance."""
+    """Return values in ten random orders."""
     generator = torch.Generator().manual_seed(seed)
     return [values[torch.randperm(len(values), generator=generator)] for _ in range(10)]
 

@@ -1,6 +1,4 @@
-"""An image is not a row: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""An image is not a row."""
 
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="An image is not a row",
+    title="MNIST into Linear(784, 10)",
     story="""
     Batches of MNIST, (64, 1, 28, 28), go straight into `nn.Linear(784, 10)`. What comes out?
     """,
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "an error about shapes",
     ),
     shows=3,
+    expects=(64, 10),
     kind="error",
 )
 
@@ -35,8 +34,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`Linear` multiplies the last dimension, here a row of 28. Flatten everything after
-    the batch first."""
+    """`Linear` multiplies the last dimension, here a row of 28 pixels. Flatten all dimensions
+    but the first, the batch."""
     logits = nn.Linear(784, 10)(torch.zeros(64, 1, 28, 28).flatten(1))
-    assert logits.shape == (64, 10)
     return tuple(logits.shape)

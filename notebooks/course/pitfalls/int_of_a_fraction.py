@@ -1,6 +1,4 @@
-"""int(fraction × length): an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""int(fraction × length)."""
 
 import torch
 
@@ -8,7 +6,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="int(fraction × length)",
+    title="60,000 images in equal parts",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) cuts 60,000
@@ -21,6 +19,7 @@ EXHIBIT = Exhibit(
         "1 for each rank",
     ),
     shows=2,
+    expects=dict.fromkeys((2, 4, 7, 8, 9, 14), 0),
     kind="wrong, in silence",
 )
 
@@ -37,7 +36,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`tensor_split` deals out the remainder, and nothing is lost."""
-    parts = {n: torch.arange(60_000).tensor_split(n) for n in (7, 9, 14)}
-    assert all(sum(map(len, part)) == 60_000 for part in parts.values())
-    return {n: sorted({len(part) for part in parts[n]}) for n in parts}
+    """`tensor_split` distributes the remainder: some parts have one image more."""
+    parts = {n: torch.arange(60_000).tensor_split(n) for n in (2, 4, 7, 8, 9, 14)}
+    assert {len(part) for part in parts[7]} == {8571, 8572}
+    return {n: 60_000 - sum(map(len, parts[n])) for n in parts}

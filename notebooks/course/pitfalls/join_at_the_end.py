@@ -1,14 +1,11 @@
-"""join, and no look at the exit code: an exhibit of the museum of pitfalls."""
+"""join, and no look at the exit code."""
 
-from __future__ import annotations
-
-import labkit
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
     wing="starting",
-    title="join, and no look at the exit code",
+    title="join, at the end of a program",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) ends with `for
@@ -20,6 +17,7 @@ EXHIBIT = Exhibit(
         "success: exit code 0",
     ),
     shows=3,
+    expects=Expected("an exit code that is not 0", lambda found: found[0] != 0),
     kind="wrong, in silence",
 )
 
@@ -45,13 +43,7 @@ def symptom(seen):
 
 
 @EXHIBIT.right
-def right(on_ranks):
-    """`join` only waits. Look at `exitcode`, or use something that does: `mp.spawn`,
-    torchrun, or `labkit`, which says which rank failed and why."""
-    try:
-        on_ranks(lambda worker: 1 / worker.rank)
-        said = "nothing"
-    except labkit.WorkerFailed as failure:
-        said = failure.diagnosis.headline
-    assert said.startswith("rank 0 failed: ZeroDivisionError")
-    return said
+def right():
+    """`join` only waits. Check `exitcode`, or use a launcher that does: `mp.spawn`, torchrun,
+    or `labkit`, which names the rank that failed and shows its error."""
+    return python(f"{program}    raise SystemExit(p.exitcode)")

@@ -1,6 +1,4 @@
-"""Moving a network that was cut: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Moving a network that was cut."""
 
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="Moving a network that was cut",
+    title="A network on two GPUs, and .to",
     story="""
     One text cuts a network in two, a half on each of two GPUs, and then moves all of it to
     the first, `.to("cuda:0")`. What does it compute then?
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "an error: two devices",
     ),
     shows=2,
+    expects=(4, 2),
     kind="error",
     needs="2 GPUs",
 )
@@ -45,8 +44,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A network that places its own parts must not be moved;
-    `DistributedDataParallel(model)` takes it as it is."""
+    """Do not move a network that places its own parts. `DistributedDataParallel(model)` takes
+    it as it is, without `device_ids`."""
     output = Cut()(torch.ones(4, 2))
     assert output.device == torch.device("cuda:1")
-    return output.device
+    return tuple(output.shape)

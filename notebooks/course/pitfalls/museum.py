@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
-from course.exercises.predicting import Prediction, predict
-from course.pitfalls.base import KINDS, WINGS, Exhibit, find, table
+from course.exercises import progress
+from course.exercises.predicting import predict
+from course.exercises.traffic import Endless, time_limit
+from course.pitfalls.base import KINDS, WINGS, Exhibit, brief, fault, find, table
 from labkit.ui import kernel
 
 if TYPE_CHECKING:
@@ -21,20 +26,30 @@ if TYPE_CHECKING:
 
     from labkit.ui.charts import Chart
 
-TIMEOUT_S = 60.0
-"""How long an exhibit's ranks may make no progress."""
+LIMIT_S = 60.0
+"""How long a form may take in the notebook's own process."""
+
+RANKS_LIMIT_S = 20.0
+"""How long a form's ranks may make no progress."""
 
 
 class Outcome(NamedTuple):
     """What came of an exhibit in this notebook."""
 
     exhibit: Exhibit
-    symptom: bool
-    """Whether the broken form showed the mistake, in the way in which the exhibit's file says that it does."""
+    is_as_hung: bool
+    """Whether the code was the exhibit's own, unchanged."""
+    is_as_labelled: bool
+    """Whether it showed its mistake, in the way in which the exhibit's file says; or was right, if it only looks wrong."""
     said: str | None
     """What was predicted."""
-    right: Any
-    """What the right form gave."""
+
+
+class Trial(NamedTuple):
+    """What a form gave: a value, or its error as text."""
+
+    found: Any
+    is_error: bool
 
 
 class Text:
@@ -51,9 +66,9 @@ class Text:
 
 
 class Museum:
-    """A wing of the museum: shows its exhibits, has what their code asks for by name, and keeps what came of them.
+    """A wing of the museum: runs its exhibits, has what their code asks for by name, and keeps what came of them.
 
-    Its ranks are reserved (`labkit.Session`) and stay until `close()`.
+    Its ranks are reserved (`labkit.Session`) and stay until `close()`, or the end of the notebook.
 
     Args:
         wing: one of `WINGS`.
@@ -61,7 +76,7 @@ class Museum:
         seed: of the ranks and of whatever is drawn.
         dataset: as `course.datasets.load` has it; the exhibits take 1200 images for training, 300 for testing.
         data_root: where its files are.
-        predictions: a choice by exhibit, {"group_0": "an error"}, for a run without a person.
+        predictions: a choice by exhibit, {"group_0": "c"}, for a run without a person.
 
     Raises ValueError for a wing, exhibit or choice that is none.
     """
@@ -88,15 +103,19 @@ class Museum:
                 f"the wing {wing!r} has no {', '.join(sorted(unknown))}; it has {', '.join(self.exhibits)}"
             )
         self.wing, self.world_size, self.seed = wing, world_size, seed
-        self.predictions = {name: self._asked(exhibit) for name, exhibit in self.exhibits.items()}
+        self.predictions = {
+            name: predict(exhibit.question, *exhibit.choices)
+            for name, exhibit in self.exhibits.items()
+        }
         for name, choice in (predictions or {}).items():
-            self.predictions[name].say(choice)
+            self._say(self.exhibits[name], choice)
         self.outcomes: dict[str, Outcome] = {}
         """By name, of the exhibits that were run."""
+        self.mended: set[str] = set()
+        """Names of the exhibits that the reader has mended."""
         self._data = dataset, data_root
-        self._scratch = tempfile.TemporaryDirectory(prefix="labkit-")
-        self.folder = Path(self._scratch.name)
-        """For what exhibits write; gone with `close`."""
+        self.folders: list[Path] = []
+        """Where exhibits have written; `close` deletes them."""
         self._session: Any = None
         if any(
             "on_ranks" in inspect.signature(exhibit.form).parameters
@@ -104,9 +123,9 @@ class Museum:
         ):
             self._reserve()  # now: the ranks start while the reader reads
 
-    @staticmethod
-    def _asked(exhibit: Exhibit) -> Prediction:
-        return predict(f"{exhibit.title}: what comes of it?", *exhibit.choices)
+    def _say(self, exhibit: Exhibit, prediction: str) -> None:
+        if choice := exhibit.chosen(prediction):
+            self.predictions[exhibit.name].say(choice)
 
     # What exhibits ask for by name
 
@@ -115,7 +134,7 @@ class Museum:
         session = self._reserve()
         send = {"function": function}
         session.run(
-            "answer = function(worker)", send=send, stall_s=TIMEOUT_S, title=function.__name__
+            "answer = function(worker)", send=send, stall_s=RANKS_LIMIT_S, title=function.__name__
         )
         answers: list[Any] = session.values("answer")
         return answers
@@ -156,8 +175,11 @@ class Museum:
 
     def given(self, name: str) -> Any:
         """Return what an exhibit's function asks for by this name. Raises TypeError for a name that means nothing."""
-        if name in ("world_size", "seed", "folder", "on_ranks"):
+        if name in ("world_size", "seed", "on_ranks"):
             return getattr(self, name)
+        if name == "folder":  # a new one: a form that runs again finds nothing of the first time
+            self.folders.append(Path(tempfile.mkdtemp(prefix="labkit-")))
+            return self.folders[-1]
         if name in ("images", "labels", "test_images", "test_labels"):
             return self._tensors[name]
         if name == "train_set":
@@ -173,66 +195,112 @@ class Museum:
         names = list(inspect.signature(function).parameters)[len(first) :]
         return function(*first, *map(self.given, names))
 
+    def _try(self, form: Callable[..., Any]) -> Trial:
+        """Call a form; stop it if it does not end, and end the process group that it has left."""
+        try:
+            with time_limit(LIMIT_S, LIMIT_S):
+                return Trial(self._call(form), False)
+        except Endless as endless:
+            return Trial(f"Stopped: {form.__name__} {endless}", True)
+        except (Exception, SystemExit) as error:
+            return Trial(f"{type(error).__name__}: {error}", True)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _fault(self, exhibit: Exhibit, trial: Trial) -> str:
+        """Return what is wrong with what a form gave; "" if a right form gives that."""
+        if trial.is_error:
+            return brief_error(trial.found)
+        expected = exhibit.expects
+        if inspect.isfunction(expected):
+            expected = self._call(expected)
+        return fault(expected, trial.found, self.world_size)
+
     # What the notebook's cells call
 
-    def card(self, name: str) -> None:
-        """Show an exhibit: what is done, and what might come of it. Raises ValueError if the wing has none such."""
-        exhibit = self._exhibit(name)
-        kernel.display(
-            Text(f"### {exhibit.title}\n\n{exhibit.story}", f"{exhibit.title}\n\n{exhibit.story}")
-        )
-        if exhibit.missing:
-            kernel.display(
-                Text(f"*Skipped: needs {exhibit.missing}.*", f"skipped: needs {exhibit.missing}")
-            )
-            return
-        if self.predictions[name].answer is not None:  # the card is shown again: ask again
-            self.predictions[name] = self._asked(exhibit)
-        kernel.display(self.predictions[name])
+    def reveal(self, form: Callable[..., Any], prediction: str = "") -> None:
+        """Run a form, say what came of it and whether that was predicted, and show the right form.
 
-    def reveal(self, broken: Callable[..., Any]) -> None:
-        """Run a broken form, say what came of it and whether it was predicted; then run the right form, and show it."""
-        exhibit = self._exhibit(broken.__name__)
-        if exhibit.missing:
-            kernel.display(
-                Text(f"*Skipped: needs {exhibit.missing}.*", f"skipped: needs {exhibit.missing}")
-            )
+        Args:
+            form: the function, named as its exhibit; the exhibit's own, or changed.
+            prediction: a letter of the card's, or the choice in its words; "" for none.
+
+        Raises ValueError for an exhibit or prediction that is none, AssertionError if the right form fails.
+        """
+        exhibit = self._exhibit(form.__name__)
+        self._say(exhibit, prediction)
+        if self._skips(exhibit):
             return
-        prediction, raised = self.predictions[exhibit.name], ""
-        try:
-            seen = self._call(broken)
-        except Exception as error:
-            seen = raised = f"{type(error).__name__}: {error}"
-        _tell(
-            "The broken form raises" if raised else "The broken form gives",
-            raised.splitlines()[0] if raised else seen,
-        )
-        assert exhibit.has_symptom is not None
-        # What it gave may be of another type than the symptom looks for, where the reader has changed the form.
-        as_expected = exhibit.kind in ("error", "hang") if raised else True
-        symptom = as_expected and self._shows(exhibit, seen)
-        if symptom:
-            kernel.display(prediction.reveal(exhibit.answer))
+        trial = self._try(form)
+        wrong = self._fault(exhibit, trial)
+        if trial.is_error:
+            _tell("The form raises", brief_error(trial.found))
         else:
-            text = f"The mistake does not show; expected: {exhibit.answer}. Was the form changed?"
-            kernel.display(Text(text, text))
-        gives = self._show_right(exhibit)
-        self.outcomes[exhibit.name] = Outcome(exhibit, symptom, prediction.said, gives)
+            _tell("The form gives", brief(trial.found))
+        shows = not wrong if exhibit.is_sound else bool(wrong) and self._shows(exhibit, trial)
+        as_hung = is_as_hung(form, exhibit)
+        asked = self.predictions[exhibit.name]
+        if shows:
+            kernel.display(asked.reveal(exhibit.answer))
+            self._show_right(exhibit)
+        elif as_hung:
+            _say(f"This is not what the exhibit is here for; expected: {exhibit.answer}.")
+        else:
+            self._tell_mended(exhibit, trial, wrong)
+        self.outcomes[exhibit.name] = Outcome(exhibit, as_hung, shows, asked.said)
 
-    def _shows(self, exhibit: Exhibit, seen: Any) -> bool:
+    def mend(self, form: Callable[..., Any]) -> None:
+        """Run a form that the reader has changed, and say that it is mended, or what is still wrong.
+
+        It is mended if it gives what a right form gives. Raises ValueError if the wing has no exhibit of its name.
+        """
+        exhibit = self._exhibit(form.__name__)
+        if self._skips(exhibit):
+            return
+        trial = self._try(form)
+        wrong = self._fault(exhibit, trial)
+        if not exhibit.is_sound and is_as_hung(form, exhibit):
+            wrong = f"the code is unchanged; {wrong}" if wrong else "the code is unchanged"
+        self._tell_mended(exhibit, trial, wrong)
+        self.outcomes.setdefault(exhibit.name, Outcome(exhibit, False, False, None))
+
+    def _tell_mended(self, exhibit: Exhibit, trial: Trial, wrong: str) -> None:
+        if wrong:
+            _say(f"{'No longer right' if exhibit.is_sound else 'Not mended yet'}: {wrong}.")
+        elif exhibit.is_sound:
+            _say("It is right, and was: there is nothing to mend.")
+        else:
+            self.mended.add(exhibit.name)
+            _tell("Mended. It gives", brief(trial.found))
+
+    def _skips(self, exhibit: Exhibit) -> bool:
+        if exhibit.missing:
+            _say(f"Skipped: needs {exhibit.missing}.")
+        return bool(exhibit.missing)
+
+    def _shows(self, exhibit: Exhibit, trial: Trial) -> bool:
+        """Return whether a form shows its exhibit's mistake."""
         assert exhibit.has_symptom is not None
-        try:
-            return bool(self._call(exhibit.has_symptom, seen))
-        except (TypeError, AttributeError, IndexError, ValueError, KeyError):
+        if trial.is_error and exhibit.kind not in ("error", "hang"):
             return False
+        try:
+            return bool(self._call(exhibit.has_symptom, trial.found))
+        except (TypeError, AttributeError, IndexError, ValueError, KeyError):
+            return False  # the reader's form gives a value of another type
 
-    def _show_right(self, exhibit: Exhibit) -> Any:
+    def _show_right(self, exhibit: Exhibit) -> None:
+        """Run and show the right form; where the form only looks wrong, say why it is right."""
         assert exhibit.right_form is not None
-        gives = self._call(exhibit.right_form)
-        _tell("The right form gives", gives)
         source, why = exhibit.right_source, exhibit.why
+        if exhibit.is_sound:
+            _say(why)
+            return
+        gives = Trial(self._call(exhibit.right_form), False)
+        wrong = self._fault(exhibit, gives)
+        assert not wrong, f"the right form of {exhibit.name}: {wrong}"
+        _tell("The right form gives", brief(gives.found))
         kernel.display(Text(f"```python\n{source}\n```\n{why}", f"{source}\n\n{why}"))
-        return gives
 
     def _exhibit(self, name: str) -> Exhibit:
         if name not in self.exhibits:
@@ -250,54 +318,107 @@ class Museum:
         return [name for name, exhibit in self.exhibits.items() if not exhibit.missing]
 
     @property
-    def without_symptom(self) -> list[str]:
-        """Titles of the exhibits that ran and did not show their mistake."""
-        return [outcome.exhibit.title for outcome in self.outcomes.values() if not outcome.symptom]
+    def not_as_labelled(self) -> list[str]:
+        """Titles of the exhibits that ran unchanged, and did not do what their labels say."""
+        return [
+            outcome.exhibit.title
+            for outcome in self.outcomes.values()
+            if outcome.is_as_hung and not outcome.is_as_labelled
+        ]
+
+    def score(self) -> str:
+        """Return how many of this wing's predictions were right, and how many mistakes were mended."""
+        answered = {asked.question: asked.right for asked in self.predictions.values()}
+        told = score(answered, self.exhibits)
+        return f"{told}; {len(self.mended)} mended"
 
     def table(self) -> pd.DataFrame:
-        """Return a row for each exhibit: how it shows itself, and what became of the prediction."""
+        """Return a row for each exhibit: how it shows itself, what became of the prediction, and whether it is mended."""
         import pandas as pd
 
-        def predicted(name: str, exhibit: Exhibit) -> str:
-            said = self.outcomes[name].said if name in self.outcomes else None
-            return "" if said is None else "right" if said == exhibit.answer else "surprised?"
-
+        predicted = {None: "", True: "right", False: "surprised?"}
         rows = [
             {
                 "exhibit": exhibit.title,
                 "shows itself by": f"skipped: needs {exhibit.missing}"
                 if exhibit.missing
                 else exhibit.kind,
-                "your prediction": predicted(name, exhibit),
+                "your prediction": predicted[self.predictions[name].right],
+                "mended": "yes" if name in self.mended else "",
             }
             for name, exhibit in self.exhibits.items()
         ]
         return pd.DataFrame(rows).set_index("exhibit")
 
     def scoreboard(self) -> Chart:
-        """Draw how the mistakes that were run have shown themselves, and which were foreseen."""
+        """Draw how the exhibits that were run have shown themselves, and which were foreseen."""
         from labkit import charts
 
-        shown = [outcome for outcome in self.outcomes.values() if outcome.symptom]
+        shown = [outcome for outcome in self.outcomes.values() if outcome.is_as_labelled]
         rows = {
             kind: {"predicted": 0, "predicted otherwise": 0, "no prediction": 0} for kind in KINDS
         }
-        for exhibit, _, said, _ in shown:
-            foreseen = "no prediction" if said is None else "predicted"
-            rows[exhibit.kind][
-                foreseen if said in (None, exhibit.answer) else "predicted otherwise"
-            ] += 1
-        return charts.stacked(rows, "exhibits", f"how {len(shown)} mistakes showed themselves")
+        for outcome in shown:
+            foreseen = "no prediction" if outcome.said is None else "predicted"
+            right = outcome.said in (None, outcome.exhibit.answer)
+            rows[outcome.exhibit.kind][foreseen if right else "predicted otherwise"] += 1
+        return charts.stacked(rows, "exhibits", f"how {len(shown)} exhibits showed themselves")
 
     def close(self) -> None:
-        """End the ranks, and delete what exhibits wrote."""
+        """End the ranks, and delete what exhibits wrote. An exhibit that runs later starts new ranks."""
         if self._session is not None:
             self._session.close()
-        self._scratch.cleanup()
+            self._session = None
+        for folder in self.folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell(what: str, value: Any) -> None:
-    """Show a value of an exhibit, cut where it is long."""
-    words = " ".join(str(value).split()).replace("`", "'")
-    words = words if len(words) <= 240 else f"{words[:239]}…"
-    kernel.display(Text(f"**{what}** `{words}`", f"{what}: {words}"))
+def is_as_hung(form: Callable[..., Any], exhibit: Exhibit) -> bool:
+    """Return whether a form is the exhibit's own: its cell holds the exhibit's code, unchanged."""
+    code = getattr(form, "__code__", None)
+    cell = "".join(linecache.getlines(code.co_filename)) if code else ""
+    return form is exhibit.form or exhibit.cell in cell
+
+
+def score(
+    answered: Mapping[str, bool | None] | None = None, exhibits: Mapping[str, Exhibit] | None = None
+) -> str:
+    """Return how many predictions were right, of mistakes and of code that only looks wrong.
+
+    Args:
+        answered: whether each was right, by question; by default all that were ever made in these notebooks.
+        exhibits: those that count; by default the whole museum.
+    """
+    answered = progress.load()["predictions"] if answered is None else answered
+    exhibits = table() if exhibits is None else exhibits
+
+    def of(is_sound: bool) -> tuple[int, int]:
+        made = [
+            right
+            for each in exhibits.values()
+            if each.is_sound == is_sound and (right := answered.get(each.question)) is not None
+        ]
+        return sum(made), len(made)
+
+    (mistakes, made), (sound, made_sound) = of(False), of(True)
+    if not made + made_sound:
+        return f"no predictions made, of {len(exhibits)}"
+    return (
+        f"{mistakes + sound} of {made + made_sound} predictions right, of {len(exhibits)} exhibits: {mistakes} of "
+        f"{made} about mistakes, {sound} of {made_sound} about code that only looks wrong"
+    )
+
+
+def brief_error(text: str) -> str:
+    """Return an error's first line, cut where it is long."""
+    first = text.splitlines()[0].replace("`", "'")
+    return first if len(first) <= 240 else f"{first[:239]}…"
+
+
+def _say(text: str) -> None:
+    kernel.display(Text(text, text))
+
+
+def _tell(what: str, value: str) -> None:
+    """Show a value of an exhibit."""
+    kernel.display(Text(f"**{what}** `{value}`", f"{what}: {value}"))

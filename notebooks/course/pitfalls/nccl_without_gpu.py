@@ -1,6 +1,4 @@
-"""NCCL without a GPU: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""NCCL without a GPU."""
 
 import re
 
@@ -11,7 +9,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="NCCL without a GPU",
+    title='The backend "nccl"',
     story="""
     Three of the five texts say `"nccl"`, whatever the machine has. This one has no GPU:
     what happens?
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "it works on the CPU, slowly",
     ),
     shows=2,
+    expects="gloo",
     kind="error",
     needs="no GPU",
 )
@@ -30,6 +29,7 @@ EXHIBIT = Exhibit(
 @EXHIBIT.broken
 def nccl_without_gpu():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    return dist.get_backend()
 
 
 @EXHIBIT.symptom
@@ -39,8 +39,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """NCCL moves tensors between GPUs and nothing else. Choose the backend by the
-    device."""
+    """NCCL works on GPU memory only. Choose the backend by the device."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -1,6 +1,4 @@
-"""No address: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""No address."""
 
 import os
 from unittest import mock
@@ -11,7 +9,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="starting",
-    title="No address",
+    title="init_process_group, in an empty environment",
     story="""
     Two of the texts call `init_process_group` and never say where the ranks meet. Here that
     happens in an environment with no variables at all: what does the call do?
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "it starts, alone",
     ),
     shows=2,
+    expects=1,
     kind="error",
 )
 
@@ -30,6 +29,7 @@ EXHIBIT = Exhibit(
 def no_address():
     with mock.patch.dict(os.environ, clear=True):
         dist.init_process_group("gloo", rank=0, world_size=1)
+        return dist.get_world_size()
 
 
 @EXHIBIT.symptom
@@ -39,12 +39,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Ranks find each other at one address. Say which, by a store as here or by the
-    variables that torchrun sets; `labkit.launch` does it for you."""
+    """Ranks meet at one address. Name it: by a store, as here, or by the variables that
+    torchrun sets. `labkit.launch` does it for you."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert dist.get_world_size() == 1
-        return f"a group of {dist.get_world_size()}"
+        return dist.get_world_size()
     finally:
         dist.destroy_process_group()

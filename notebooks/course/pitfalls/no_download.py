@@ -1,20 +1,18 @@
-"""No download, nowhere: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""No download, nowhere."""
 
 import struct
 
 import torchvision
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="No download, nowhere",
+    title="download=False",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) does the
-    opposite: `download=False`, and no word on how the data get there. What happens in an
+    opposite: `download=False`, without saying how the data get there. What happens in an
     empty folder?
     """,
     choices=(
@@ -23,6 +21,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=Expected("at least one image", lambda found: found > 0),
     kind="error",
 )
 
@@ -49,4 +48,4 @@ def right(folder):
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 2) + bytes([3, 7]))
     staged = torchvision.datasets.MNIST(str(folder / "data"), download=False)
     assert staged.targets.tolist() == [3, 7]
-    return f"{len(staged)} images"
+    return len(staged)

@@ -1,6 +1,4 @@
-"""num_workers is not the number of ranks: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""num_workers is not the number of ranks."""
 
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -8,7 +6,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="num_workers is not the number of ranks",
+    title="num_workers=2 on two ranks",
     story="""
     One text says that `num_workers` makes each process see its own part of the data. Two ranks
     have loaders with two workers each, over 100 samples. How many samples do both ranks get?
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "100",
     ),
     shows=3,
+    expects=0,
     kind="wrong, in silence",
 )
 
@@ -36,10 +35,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`num_workers` are helpers of one rank. Who gets what is the sampler's business."""
+    """`num_workers` are one rank's loader processes. The sampler decides which rank gets which
+    sample."""
     rank_0, rank_1 = (
         {int(x) for x in DataLoader(range(100), sampler=DistributedSampler(range(100), 2, rank))}
         for rank in range(2)
     )
-    assert not rank_0 & rank_1
+    assert rank_0 | rank_1 == set(range(100))
     return len(rank_0 & rank_1)

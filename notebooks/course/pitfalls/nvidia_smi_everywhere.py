@@ -1,6 +1,4 @@
-"""nvidia-smi, everywhere: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""nvidia-smi, everywhere."""
 
 import subprocess
 
@@ -10,12 +8,12 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="nvidia-smi, everywhere",
+    title="nvidia-smi",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) begins with
-    `subprocess.run(["nvidia-smi"])`. An empty search path stands for a machine that has no such
-    program. What happens there?
+    `subprocess.run(["nvidia-smi"])`, to see which GPUs there are. An empty search path stands
+    for a machine that has no such program. What happens there?
     """,
     choices=(
         "an empty line",
@@ -23,13 +21,16 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=lambda: [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     kind="error",
 )
 
 
 @EXHIBIT.broken
 def nvidia_smi_everywhere():
-    return subprocess.run(["nvidia-smi"], env={"PATH": ""}, capture_output=True)
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 @EXHIBIT.symptom
@@ -39,7 +40,5 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Ask PyTorch, which knows what it can use, and needs no program for it."""
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    assert bool(names) == torch.cuda.is_available()
-    return names or "no GPU"
+    """Ask PyTorch: it needs no other program, and lists the GPUs that it can use."""
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

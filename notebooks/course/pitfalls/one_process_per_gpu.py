@@ -1,14 +1,13 @@
-"""One process per GPU: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""One process per GPU."""
 
 import torch
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
+from course.pitfalls.helpers import add_one
 
 EXHIBIT = Exhibit(
     wing="machines",
-    title="One process per GPU",
+    title="nprocs=torch.cuda.device_count()",
     story="""
     `mp.spawn(train, nprocs=torch.cuda.device_count())` starts the processes, on a machine that
     has no GPU. Each adds 1 to the weights. What are they afterwards?
@@ -19,13 +18,10 @@ EXHIBIT = Exhibit(
         "0: nothing was started, and no error",
     ),
     shows=3,
+    expects=Expected("at least 1 in each place", lambda found: min(found) >= 1),
     kind="wrong, in silence",
     needs="no GPU",
 )
-
-
-def add_one(rank, weights):
-    weights += 1
 
 
 @EXHIBIT.broken
@@ -41,15 +37,13 @@ def symptom(seen):
 
 
 @EXHIBIT.right
-def right(on_ranks, world_size):
-    """Starting no process at all is not an error. Fall back to the CPU, as `labkit` does,
-    or refuse; and check that somebody has trained."""
+def right(on_ranks):
+    """`spawn` with `nprocs=0` starts nothing and raises nothing. Fall back to the CPU, as
+    `labkit` does, or raise an error; and check that training took place."""
 
     def train(worker):
         weights = torch.zeros(3)
         add_one(worker.rank, weights)
         return weights.tolist()
 
-    trained = on_ranks(train)
-    assert trained == [[1.0, 1.0, 1.0]] * world_size
-    return f"{len(trained)} processes have trained"
+    return on_ranks(train)[0]

@@ -1,6 +1,4 @@
-"""One seed for all ranks: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""One seed for all ranks."""
 
 import torch
 from torch import nn
@@ -9,7 +7,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="One seed for all ranks",
+    title="manual_seed(1234), and dropout",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) seeds every
@@ -21,6 +19,7 @@ EXHIBIT = Exhibit(
         "one for each rank",
     ),
     shows=1,
+    expects=lambda world_size: world_size,
     kind="wrong, in silence",
 )
 
@@ -41,14 +40,13 @@ def symptom(seen):
 
 
 @EXHIBIT.right
-def right(on_ranks, world_size):
-    """Seed with seed + rank. Equal weights come from a broadcast, which DDP does when it is
-    made."""
+def right(on_ranks):
+    """Seed with seed + rank. The weights are equal anyway: DDP broadcasts rank 0's when it
+    is created."""
 
     def kept(worker):
         torch.manual_seed(1234 + worker.rank)
         return nn.functional.dropout(torch.ones(20), 0.5).bool().int().tolist()
 
     masks = {tuple(mask) for mask in on_ranks(kept)}
-    assert len(masks) == world_size
     return len(masks)

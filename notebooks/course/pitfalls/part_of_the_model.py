@@ -1,26 +1,25 @@
-"""Which part of the model is mine: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Which part of the model is mine."""
 
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, below
 
 EXHIBIT = Exhibit(
     wing="gradients",
-    title="Which part of the model is mine?",
+    title="A rank's share of the parameters",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) says that DDP
     partitions the parameters between the nodes. What share of the parameters does a rank of
-    DDP have?
+    DDP hold?
     """,
     choices=(
         "one part for each rank",
         "all of them",
     ),
     shows=2,
+    expects=below(1),
     kind="wrong, in silence",
 )
 
@@ -42,8 +41,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """DDP cuts the data, and every rank has the whole model. What cuts the model is FSDP:
-    lesson 09."""
+    """DDP splits the data; every rank holds the whole model. FSDP splits the model: lesson
+    09."""
 
     def share(worker):
         from torch.distributed.fsdp import fully_shard
@@ -54,5 +53,4 @@ def right(on_ranks, images):
 
     shares = on_ranks(share)
     assert abs(sum(shares) - 1) < 1e-9
-    assert max(shares) < 1
-    return [round(share, 3) for share in shares]
+    return round(shares[-1], 3)

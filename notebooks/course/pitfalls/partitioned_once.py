@@ -1,15 +1,13 @@
-"""Partitioned once: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Partitioned once."""
 
 import torch
 from torch.utils.data import DistributedSampler
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="Partitioned once",
+    title="Ten epochs, after one partition",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) gives each rank
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "one image in ten",
     ),
     shows=2,
+    expects=lambda world_size: above(1.5 / world_size),
     kind="wrong, in silence",
 )
 
@@ -42,12 +41,11 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(world_size, seed):
-    """A sampler that shuffles all images before it deals them out gives every rank others
-    each epoch."""
+    """A sampler shuffles all images before it distributes them: each rank gets different ones
+    in each epoch."""
     sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
     seen = set()
     for epoch in range(10):
         sampler.set_epoch(epoch)
         seen |= set(sampler)
-    assert len(seen) > 1.5 * 1000 / world_size
     return len(seen) / 1000

@@ -1,6 +1,4 @@
-"""64, per rank or in all: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""64, per rank or in all."""
 
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -8,7 +6,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="64, per rank or in all?",
+    title="batch_size=64",
     story="""
     One text compares `DataParallel` with its distributed form, both with `batch_size=64` and
     one learning rate. How many images are in a step of each, with 4 GPUs?
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "256 and 256",
     ),
     shows=2,
+    expects=(64, 64),
     kind="wrong, in silence",
 )
 
@@ -39,12 +38,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`DataParallel` cuts one batch up; ranks have a batch each. Give the batch over all
-    ranks the same size before you compare."""
+    """`DataParallel` splits one batch; each rank of DDP has a batch of its own. Compare at the
+    same global batch size."""
     loaders = [
         DataLoader(range(1200), 64 // 4, sampler=DistributedSampler(range(1200), 4, r))
         for r in range(4)
     ]
-    total = sum(len(next(iter(loader))) for loader in loaders)
-    assert total == 64
-    return total
+    one_loader = next(iter(DataLoader(range(1200), 64)))
+    return len(one_loader), sum(len(next(iter(loader))) for loader in loaders)

@@ -1,6 +1,4 @@
-"""A port that is taken: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A port that is taken."""
 
 import socket
 
@@ -10,7 +8,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="starting",
-    title="A port that is taken",
+    title="Port 29500",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) and [*Writing
@@ -25,6 +23,7 @@ EXHIBIT = Exhibit(
         "an error: in use",
     ),
     shows=3,
+    expects=True,
     kind="error",
 )
 
@@ -33,7 +32,8 @@ EXHIBIT = Exhibit(
 def port_taken():
     with socket.create_server(("127.0.0.1", 0)) as other_job:
         port = other_job.getsockname()[1]
-        dist.TCPStore("127.0.0.1", port, 1, is_master=True)
+        store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
+        return store.port != port
 
 
 @EXHIBIT.symptom
@@ -43,9 +43,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Port 0 asks the system for one that is free. On a cluster, where all nodes must know
-    it beforehand, derive it from the job's number."""
+    """Port 0 means: any free port. On a cluster all nodes need the port beforehand: derive it
+    from the job's number."""
     with socket.create_server(("127.0.0.1", 0)) as other_job:
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
-        assert store.port != other_job.getsockname()[1]
-        return f"a port of its own: {store.port > 0}"
+        return store.port != other_job.getsockname()[1]

@@ -1,6 +1,4 @@
-"""pretrained=False: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""pretrained=False."""
 
 import warnings
 
@@ -15,7 +13,7 @@ EXHIBIT = Exhibit(
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) says
-    `resnet50(pretrained=False)`. What does torchvision say? (The network below is on the
+    `resnet50(pretrained=False)`. What does torchvision do? (The network below is on the
     device "meta", where tensors take no memory.)
     """,
     choices=(
@@ -24,6 +22,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=2,
+    expects=[],
     kind="warning",
 )
 
@@ -47,5 +46,4 @@ def right():
     with warnings.catch_warnings(record=True) as caught, torch.device("meta"):
         warnings.simplefilter("always")
         torchvision.models.resnet50(weights=None, num_classes=10)
-    assert not caught
-    return "no warning"
+    return [str(w.message) for w in caught]

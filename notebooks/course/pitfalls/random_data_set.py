@@ -1,6 +1,4 @@
-"""A sampler for data that differ: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A sampler for data that differ."""
 
 import torch
 
@@ -8,18 +6,19 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="A sampler for data that differ",
+    title="Random data, and a sampler of indices",
     story="""
     In PyTorch's own DDP series
     ([datautils.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/datautils.py))
-    every rank makes up its own random data set, and a `DistributedSampler` deals out the
-    indices. Is index 0 the same sample on every rank?
+    every rank draws a random data set, and a `DistributedSampler` distributes the indices. Is
+    index 0 the same sample on every rank?
     """,
     choices=(
         "yes",
         "no",
     ),
     shows=2,
+    expects=True,
     kind="wrong, in silence",
 )
 
@@ -41,12 +40,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, seed):
-    """Dealing out indices makes sense only if all ranks have the same data. Random data
-    need a seed that all share."""
+    """A sampler distributes indices. They mean the same samples only if all ranks have the same
+    data: draw random data with a seed that all ranks share."""
 
     def first_sample(worker):
         return torch.rand(8, 20, generator=torch.Generator().manual_seed(seed))[0].tolist()
 
     samples = on_ranks(first_sample)
-    assert all(sample == samples[0] for sample in samples)
-    return True
+    return all(sample == samples[0] for sample in samples)

@@ -1,6 +1,4 @@
-"""reduce_op: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""reduce_op."""
 
 import warnings
 
@@ -10,11 +8,11 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="gradients",
-    title="reduce_op",
+    title="dist.reduce_op.SUM",
     story="""
     [*Writing Distributed Applications with
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) said
-    `dist.reduce_op.SUM` for years. What does a new PyTorch say to it?
+    `dist.reduce_op.SUM` for years. What does a current PyTorch do?
     """,
     choices=(
         "nothing",
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=2,
+    expects=[],
     kind="warning",
 )
 
@@ -41,10 +40,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """It is called `ReduceOp` now. A warning that nobody reads is an error that comes
-    later."""
+    """It is called `ReduceOp` now. A deprecation warning announces a future error."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dist.ReduceOp.SUM
-    assert not caught
-    return "no warning"
+    return [str(w.message) for w in caught]

@@ -1,6 +1,4 @@
-"""A training sampler that does not shuffle: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A training sampler that does not shuffle."""
 
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -8,7 +6,7 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="A training sampler that does not shuffle",
+    title="A training sampler, in epoch 2",
     story="""
     The guide of
     [Keras](https://github.com/keras-team/keras-io/blob/master/guides/distributed_training_with_torch.py)
@@ -17,9 +15,10 @@ EXHIBIT = Exhibit(
     """,
     choices=(
         "the same",
-        "others",
+        "different ones",
     ),
     shows=1,
+    expects=False,
     kind="wrong, in silence",
 )
 
@@ -39,12 +38,11 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(world_size, seed):
-    """A sampler shuffles unless told otherwise. Then tell it the epoch, too."""
+    """A `DistributedSampler` shuffles by default. Call `set_epoch` too."""
     sampler = DistributedSampler(range(100), world_size, 0, seed=seed)
     loader = DataLoader(range(100), 8, sampler=sampler)
     epochs = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
         epochs.append([batch.tolist() for batch in loader])
-    assert epochs[0] != epochs[1]
     return epochs[0] == epochs[1]

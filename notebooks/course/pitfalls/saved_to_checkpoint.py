@@ -1,6 +1,4 @@
-"""A folder that nobody made: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A folder that nobody made."""
 
 import torch
 
@@ -8,25 +6,28 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="learning",
-    title="A folder that nobody made",
+    title="torch.save to ./checkpoint",
     story="""
     After the first epoch [the text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) saves to
-    `./checkpoint/…`, a folder that nothing has made. What happens?
+    `./checkpoint/…`. No line of it creates that folder. What happens?
     """,
     choices=(
-        "the folder is made",
+        "the folder is created",
         "an error, after a whole epoch",
         "nothing is saved",
     ),
     shows=2,
+    expects=0,
     kind="error",
 )
 
 
 @EXHIBIT.broken
 def saved_to_checkpoint(folder):
-    torch.save({"epoch": 0}, folder / "checkpoint" / "1GPU_0epoch.checkpoint")
+    place = folder / "checkpoint" / "1GPU_0epoch.checkpoint"
+    torch.save({"epoch": 0}, place)
+    return torch.load(place)["epoch"]
 
 
 @EXHIBIT.symptom
@@ -36,9 +37,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(folder):
-    """Make it, on rank 0, before the first epoch."""
-    place = folder / "checkpoints" / "1GPU_0epoch.checkpoint"
+    """Create the folder before the first epoch, on rank 0."""
+    place = folder / "checkpoint" / "1GPU_0epoch.checkpoint"
     place.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"epoch": 0}, place)
-    assert torch.load(place)["epoch"] == 0
-    return place.name
+    return torch.load(place)["epoch"]

@@ -1,6 +1,4 @@
-"""A snapshot without the optimizer: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A snapshot without the optimizer."""
 
 import torch
 
@@ -10,19 +8,20 @@ from course.pitfalls.helpers import flat, spread, steps_of
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="A snapshot without the optimizer",
+    title="A snapshot of weights and epoch",
     story="""
     PyTorch's page on [fault
     tolerance](https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html) says
     that a snapshot can hold the optimizer's state; the code there saves the weights and the
-    epoch. Five steps, a snapshot, five steps more: how far from ten steps without a break, with
-    momentum?
+    epoch. Five steps, a snapshot, and five more: how far is that from ten steps without a break,
+    with momentum?
     """,
     choices=(
         "equal",
         "not equal",
     ),
     shows=2,
+    expects=0,
     kind="wrong, in silence",
 )
 
@@ -57,8 +56,6 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(folder, images, labels, seed):
-    """Momentum is part of where training stands. With the optimizer's state the run goes on
-    as if nothing had happened."""
-    apart = after_a_break(True, folder, images, labels, seed)
-    assert apart == 0
-    return apart
+    """Momentum is part of the training state. With the optimizer's state the run continues bit
+    for bit."""
+    return after_a_break(True, folder, images, labels, seed)

@@ -1,15 +1,13 @@
-"""# SBATCH: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""# SBATCH."""
 
 import re
 
 import labkit
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="well_known",
-    title="# SBATCH",
+    title="The options of a job script",
     story="""
     A [job
     script](https://github.com/LambdaLabsML/distributed-training-guide/blob/main/03-job-launchers/job.sbatch)
@@ -22,6 +20,10 @@ EXHIBIT = Exhibit(
         "none",
     ),
     shows=2,
+    expects=Expected(
+        "--nodes=2 and --ntasks-per-node=1 among them",
+        lambda found: {"--nodes=2", "--ntasks-per-node=1"} <= set(found),
+    ),
     kind="wrong, in silence",
 )
 
@@ -43,9 +45,6 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """With a space it is a comment like any other, and the job gets what the cluster gives
-    by default."""
+    """With a space the line is an ordinary comment, and the job gets the cluster's defaults."""
     script = labkit.Slurm(nodes=2, ranks_per_node=1).script(["python", "train.py"], "train", "log")
-    found = options_of(script)
-    assert {"--nodes=2", "--ntasks-per-node=1"} <= set(found)
-    return found
+    return options_of(script)

@@ -1,12 +1,10 @@
-"""The standard deviation of CIFAR-10: an exhibit of the museum of pitfalls."""
+"""The standard deviation of CIFAR-10."""
 
-from __future__ import annotations
-
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, near
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="The standard deviation of CIFAR-10",
+    title="(0.2023, 0.1994, 0.2010)",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) normalises with
@@ -20,6 +18,7 @@ EXHIBIT = Exhibit(
         "more than 1",
     ),
     shows=3,
+    expects=near(1, 1e-3),
     kind="wrong, in silence",
 )
 
@@ -37,9 +36,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images):
-    """Take the deviation over all pixels of all images. The mistake is small, and harmless;
-    the number is just not what its name says."""
+    """Take the deviation over all pixels of all images. The mistake is small and harmless; only
+    the name of the number is wrong."""
     pixels = images.flatten(1).double()
-    normal = (pixels / pixels.std()).std().item()
-    assert abs(normal - 1) < 1e-9
-    return round(normal, 3)
+    return round((pixels / pixels.std()).std().item(), 3)

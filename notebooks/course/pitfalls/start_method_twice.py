@@ -1,10 +1,6 @@
-"""set_start_method in a cell: an exhibit of the museum of pitfalls."""
+"""set_start_method in a cell."""
 
-from __future__ import annotations
-
-import multiprocessing
-
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
@@ -21,6 +17,7 @@ EXHIBIT = Exhibit(
         "it starts two processes",
     ),
     shows=2,
+    expects=Expected("exit code 0", lambda found: found[0] == 0),
     kind="error",
 )
 
@@ -38,8 +35,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`set_start_method` sets the method for the whole program, once. A context is your
-    own: get one as often as you like."""
-    contexts = [multiprocessing.get_context("spawn") for _ in range(2)]
-    assert contexts[0].get_start_method() == contexts[1].get_start_method() == "spawn"
-    return [context.get_start_method() for context in contexts]
+    """`set_start_method` sets the method for the whole program, once. A context belongs to
+    the code that asks for it, and can be created again and again."""
+    cell = "import multiprocessing as mp; mp.get_context('spawn')"
+    return python(f"{cell}\n{cell}")

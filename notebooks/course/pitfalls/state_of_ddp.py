@@ -1,15 +1,13 @@
-"""module. in every key: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""module. in every key."""
 
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, OnEachRank
 
 EXHIBIT = Exhibit(
     wing="learning",
-    title="module. in every key",
+    title="A DDP model's state_dict",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) saves
@@ -22,6 +20,7 @@ EXHIBIT = Exhibit(
         "an error about keys",
     ),
     shows=3,
+    expects=OnEachRank("<All keys matched successfully>"),
     kind="error",
 )
 
@@ -31,7 +30,7 @@ def state_of_ddp(on_ranks, images):
     def save_and_load(worker):
         network = course.models.linear(images[0].numel())
         saved = DistributedDataParallel(network).state_dict()
-        network.load_state_dict(saved)
+        return str(network.load_state_dict(saved))
 
     return on_ranks(save_and_load)
 
@@ -43,15 +42,13 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """DDP keeps the network as its child `module`, and each key says so. Save the network
-    inside."""
+    """DDP holds the network as its attribute `module`, so each key begins with `module.`. Save
+    the network inside: `ddp_model.module.state_dict()`."""
 
     def save_and_load(worker):
         network = course.models.linear(images[0].numel())
         saved = DistributedDataParallel(network).module.state_dict()
-        network.load_state_dict(saved)
-        return list(saved)
+        assert list(saved) == ["1.weight", "1.bias"]
+        return str(network.load_state_dict(saved))
 
-    keys = on_ranks(save_and_load)[0]
-    assert keys == ["1.weight", "1.bias"]
-    return keys
+    return on_ranks(save_and_load)

@@ -1,26 +1,25 @@
-"""A sum is not a mean: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""A sum is not a mean."""
 
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, near
 from course.pitfalls.helpers import flat, part_of
 
 EXHIBIT = Exhibit(
     wing="gradients",
-    title="A sum is not a mean",
+    title="all_reduce of the gradients",
     story="""
-    One text warns that `all_reduce` may make gradients explode. How many times too large is
-    a gradient that is added up over ranks and never divided?
+    One text warns that `all_reduce` may make gradients explode. How many times as long as the
+    whole batch's gradient is this one?
     """,
     choices=(
-        "it is right",
+        "as long",
         "as many times as there are ranks",
-        "it grows with every step",
+        "it depends on the data",
     ),
     shows=2,
+    expects=near(1, 1e-3),
     kind="wrong, in silence",
 )
 
@@ -51,8 +50,7 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(on_ranks, network, images, labels, world_size):
-    """Divide by the number of ranks. There is no more to it; `all_reduce` makes nothing
-    explode by itself."""
+    """`all_reduce` sums by default: divide by the number of ranks. Nothing explodes."""
     even = len(images) // world_size * world_size
     x, y = images[:even], labels[:even]
 

@@ -1,8 +1,6 @@
-"""A queue whose sender has gone: an exhibit of the museum of pitfalls."""
+"""A queue whose sender has gone."""
 
-from __future__ import annotations
-
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    expects=Expected("three ones", lambda found: found.count("1.") == 3),
     kind="error",
     needs="Linux",
 )
@@ -29,7 +28,7 @@ import torch
 if __name__ == "__main__":
     context = torch.multiprocessing.get_context("spawn")
     queue = context.Queue()
-    child = context.Process(target=queue.put, args=(torch.ones(3){copied},))
+    child = context.Process(target=queue.put, args=(torch.ones(3),))
     child.start()
     child.join()
     print(queue.get())
@@ -38,7 +37,7 @@ if __name__ == "__main__":
 
 @EXHIBIT.broken
 def tensor_in_a_queue():
-    exit_code, said = python(PROGRAM.format(copied=""))
+    exit_code, said = python(PROGRAM)
     if exit_code:
         raise RuntimeError(said)
     return said
@@ -51,10 +50,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """What travels is not the tensor but how to find its memory, and the sender must live
-    until the receiver has opened it: keep the sender waiting, at an `Event`, say, or send a
-    copy, as here by `.numpy()`. For CUDA tensors it must live for as long as the receiver
-    uses them."""
-    exit_code, said = python(PROGRAM.format(copied=".numpy()"))
-    assert (exit_code, said) == (0, "[1. 1. 1.]")
+    """The queue carries a handle to the tensor's shared memory, not the values. The sender
+    must live until the receiver has opened that memory: let it wait, for an `Event` say, or
+    send a copy, here by `.numpy()`. With CUDA tensors the sender must live for as long as the
+    receiver uses them."""
+    exit_code, said = python(PROGRAM.replace("torch.ones(3)", "torch.ones(3).numpy()"))
+    assert exit_code == 0
     return said

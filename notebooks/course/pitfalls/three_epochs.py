@@ -1,6 +1,4 @@
-"""set_epoch, forgotten: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""set_epoch, forgotten."""
 
 from torch.utils.data import DistributedSampler
 
@@ -8,11 +6,11 @@ from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
     wing="data",
-    title="set_epoch, forgotten",
+    title="A DistributedSampler over three epochs",
     story="""
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) has a
-    `DistributedSampler`, which shuffles, and never tells it the epoch. How many different
+    `DistributedSampler`, which shuffles, and a plain loop over the epochs. How many different
     orders are there in three epochs?
     """,
     choices=(
@@ -21,6 +19,7 @@ EXHIBIT = Exhibit(
         "1",
     ),
     shows=3,
+    expects=3,
     kind="wrong, in silence",
 )
 
@@ -38,11 +37,10 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(world_size, seed):
-    """The sampler shuffles by seed + epoch, and does not count epochs itself."""
+    """The sampler shuffles by seed + epoch, and does not count epochs: call `set_epoch`."""
     sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
     orders = set()
     for epoch in range(3):
         sampler.set_epoch(epoch)
         orders.add(tuple(sampler))
-    assert len(orders) == 3
     return len(orders)

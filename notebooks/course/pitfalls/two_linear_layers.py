@@ -1,15 +1,13 @@
-"""Two layers that are one: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Two layers that are one."""
 
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 
 EXHIBIT = Exhibit(
     wing="learning",
-    title="Two layers that are one",
+    title="Two Linear layers, on two GPUs",
     story="""
     To show model parallelism one text puts a `Linear` on each of two GPUs, and nothing between
     them. Is there a single `Linear` that computes the same?
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "no",
     ),
     shows=1,
+    expects=above(0.01),
     kind="wrong, in silence",
 )
 
@@ -40,10 +39,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A product of matrices is a matrix. Something that is not linear must stand between
-    the two."""
+    """The product of two matrices is a matrix. Put a nonlinearity between the layers."""
     first, last = nn.Linear(8, 64).double(), nn.Linear(64, 3).double()
     network, x = nn.Sequential(first, nn.ReLU(), last), torch.randn(100, 8).double()
     middle = (network(x) + network(-x)) / 2 - network(torch.zeros_like(x))
-    assert middle.abs().max() > 0.01
-    return f"bent by {middle.abs().max().item():.2f}"
+    return round(middle.abs().max().item(), 3)  # 0 for every Linear

@@ -1,15 +1,13 @@
-"""Weights in the optimizer's groups: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Weights in the optimizer's groups."""
 
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="gradients",
-    title="Weights in the optimizer's groups",
+    title='param_group["weight"]',
     story="""
     To "synchronise the optimizer" one text reads `param_group["weight"]`. What is there?
     """,
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "a KeyError",
     ),
     shows=3,
+    expects=Expected("the layer's weight, of shape (1, 2)", lambda found: found.shape == (1, 2)),
     kind="error",
 )
 
@@ -36,8 +35,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A group has a list of parameters and the settings for them, no names."""
+    """A group has a list of parameters and their settings, but no names."""
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), 0.1)
-    shapes = [tuple(parameter.shape) for parameter in optimizer.param_groups[0]["params"]]
-    assert shapes == [(1, 2), (1,)]
-    return shapes
+    weight, bias = optimizer.param_groups[0]["params"]
+    assert bias.shape == (1,)
+    return weight

@@ -1,6 +1,4 @@
-"""Whose images: an exhibit of the museum of pitfalls."""
-
-from __future__ import annotations
+"""Whose images."""
 
 from course.pitfalls.base import Exhibit
 
@@ -19,6 +17,7 @@ EXHIBIT = Exhibit(
         "nearly all",
     ),
     shows=3,
+    expects=0,
     kind="wrong, in silence",
 )
 
@@ -45,7 +44,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """A rank's first image is its number times what a rank takes."""
+    """Rank r begins at image 128 r."""
 
     def take(worker):
         first = 128 * worker.rank
@@ -53,5 +52,4 @@ def right(on_ranks, images):
 
     rank_0, rank_1, *_ = on_ranks(take)
     assert len(rank_0) == len(rank_1) == 128
-    assert shared(rank_0, rank_1) == 0
     return shared(rank_0, rank_1)
