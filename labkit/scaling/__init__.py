@@ -4,8 +4,8 @@
     rank_memory what each rank holds of any `nn.Module`, by strategy; the largest batch, the fewest ranks
     advice      one table of all that: what fits, how long a step is, whether it equals one process's (`labkit.advise`)
 
-Below them, `counting` takes a step on tensors without memory, `parameters` says who has which of them, `schedules` in
-which order a pipeline's rank takes its micro-batches. On the notebook's side; ranks need `split` at most.
+Below them, `counting` takes a step on tensors without memory, and `parameters` says who has which of them. On the
+notebook's side; ranks need `split` at most.
 """
 
 from __future__ import annotations

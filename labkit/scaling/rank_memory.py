@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
 from labkit.protocol.text import titled
-from labkit.scaling import parameters, schedules
+from labkit.scaling import parameters
 from labkit.scaling.counting import (
     Counted,
     batch_size,
@@ -288,26 +288,41 @@ def _stages(asked: Asked) -> list[Memory]:
     if not isinstance(asked.batch, tuple) or len(asked.batch) != 2 or not isinstance(asked.batch[0], Tensor):
         raise ValueError(f"{asked.strategy} needs a batch of (inputs, targets), with one tensor as inputs")
     micro_batch = equal_part(asked.batch, pieces, "a batch")
-    schedule = "ScheduleGPipe" if asked.strategy != "1F1B" else "Schedule1F1B"
     kept, sent, stages, is_kept = _kept_by_stages(asked, micro_batch)
     found = []
-    for rank, order in enumerate(schedules.orders(schedule, asked.ranks, pieces, 1)):
-        most = schedules.most_kept(order, {rank: schedules.Kept(kept[rank])})
+    for rank in range(asked.ranks):
+        # GPipe takes all micro-batches forward first (Huang et al. 2019), 1F1B one for each stage that is still to come
+        # (Narayanan et al. 2019).
+        most = kept[rank] * (min(pieces, asked.ranks - rank) if asked.strategy == "1F1B" else pieces)
         into, out = (sent[rank - 1] if rank else 0), (sent[rank] if rank < asked.ranks - 1 else 0)
         if asked.strategy == "model parallel":
             # Outputs and what was received stay to the end, when autograd has let go of them; and their gradients.
             communication = 2 * (out + into)
         elif out and is_kept[rank]:
             # Outputs that wait to be sent are counted with the activations.
-            communication = (2 if schedule == "ScheduleGPipe" else 1) * out + (into if rank else 0)
+            communication = (2 if asked.strategy == "GPipe" else 1) * out + (into if rank else 0)
         else:
-            communication = schedules.most_messages(schedule, order, asked.ranks, pieces) * max(into, out)
+            communication = _messages(asked, rank) * max(into, out)
         whole = trained_parameters(stages[rank])
         size = sum(p.numel() * p.element_size() for p in stages[rank].parameters())
         gradients = sum(p.numel() * p.element_size() for p in whole.values())
         state = _state_bytes(asked, shapes(whole))
         found.append(Memory(size + buffer_bytes(stages[rank]), gradients, state, most, communication))
     return found
+
+
+def _messages(asked: Asked, rank: int) -> int:
+    """Return how many micro-batches' features lie in messages at most, on a rank of a pipeline.
+
+    What was received is kept by autograd and counts there, as long as it is. As PyTorch 2.15 waits for what it sends:
+    GPipe, for outputs when all forward passes are over, for gradients when all backward passes are; a rank in the
+    middle has one more on its way. 1F1B: with each neighbour one goes while one comes. In both the last stage's inputs
+    stay to the end, for the losses hold on to them.
+    """
+    pieces, is_first, is_last = asked.micro_batches, rank == 0, rank == asked.ranks - 1
+    if asked.strategy == "GPipe":
+        return 2 * pieces if is_last else pieces + (not is_first)
+    return pieces + 1 if is_last else 2 if is_first else 4
 
 
 def sent_by_stages(model: nn.Module, batch: Any, strategy: str, ranks: int, **options: Any) -> list[int]:

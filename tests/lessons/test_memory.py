@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import labkit
-from course.scaling import capacity, fewest_ranks, fits, largest_batch, predict_memory, published
+from course.scaling import capacity, fewest_ranks, fits, largest_batch, predict_memory, published, schedules
 from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
-from labkit.scaling import CostModel, Fit, schedules
+from labkit.scaling import CostModel, Fit
 from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
 

@@ -4,9 +4,9 @@
     capacity           the largest batch that fits, the fewest ranks, the fastest of those that fit
     published_figures  what others say of their models, against what is predicted for them
 
-Below them, `local_parts` is what of a GPT a rank has. What is not about GPTs is `labkit.scaling`'s: how a forward pass
-is counted without computing it, who has which parameters, what a pipeline's rank holds of which micro-batches, how long
-a step takes.
+Below them, `local_parts` is what of a GPT a rank has, `counting` what its forward pass keeps, `schedules` in which
+order a pipeline's rank takes its micro-batches, and what it holds of them. What is not about GPTs is in
+`labkit.scaling`: tensors without memory, who has which parameters, how long a step takes.
 """
 
 from __future__ import annotations

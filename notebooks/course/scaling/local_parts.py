@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from course.scaling.counting import KeepInput
 from course.transformer.experts import Experts
 from course.transformer.gpt import GPT, Attention
-from labkit.scaling.counting import KeepInput
 
 
 class Shape(NamedTuple):

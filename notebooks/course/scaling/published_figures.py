@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
+from course.scaling.counting import KeepInput, kept
 from course.scaling.memory_model import predict_memory
 from course.transformer import GPT
-from labkit.scaling.counting import KeepInput, fake, kept
+from labkit.scaling.counting import fake
 
 
 class Point(NamedTuple):
