@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit.comparison import differences
-from labkit.comparison.differences import Portable, buffer_names, greatest, largest_difference, portable, whole
+from labkit.comparison.differences import buffer_names, greatest, largest_difference, portable
 from labkit.comparison.held import most_held
-from labkit.comparison.program import Program, Recorder
-from labkit.comparison.timed import Load, LoadMeter, Timed
-from labkit.profiling import Clock, Mark, counted_sent, trace
+from labkit.comparison.measured import Measured
+from labkit.comparison.program import Recorder
+from labkit.comparison.timed import LoadMeter, Timed
+from labkit.profiling import Clock, counted_sent, trace
 
 if TYPE_CHECKING:
     from labkit.comparison.comparison import Comparison
@@ -22,69 +21,6 @@ if TYPE_CHECKING:
     from labkit.rank.worker import Worker
     from labkit.run import Run
     from labkit.session.session import Session
-
-
-class Measured(NamedTuple):
-    """What one rank found out about a strategy; what `run_strategy` returns."""
-
-    title: str
-    exact: bool
-    """Whether the strategy claims to compute the same step as one process."""
-    weights: dict[str, Portable]
-    """The weights that this rank holds, by the whole network's names, after `check_after` steps."""
-    timed: Timed
-    """Some steps under PyTorch's profiler."""
-    steps_s: tuple[float, ...]
-    """Seconds of the steps in which nobody looked."""
-    program: Program
-    """What one step consists of, to be replayed on ideal devices."""
-    wire_bytes: float
-    """What the system says that a step has sent over TCP; NaN where it does not count, as with NCCL."""
-    bytes_expected: float
-    """Per step, by the strategy's formula."""
-    most_held: dict[str, int]
-    """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
-    is_on_gpu: bool = False
-    buffers: frozenset[str] = frozenset()
-    """The last parts of the names of the network's buffers."""
-    load: Load = Load()
-    """What the machine did up to the last of `steps_s`."""
-
-    @property
-    def marks(self) -> list[Mark]:
-        """What the rank did in the last of the profiled steps, which comes first."""
-        step = self.timed.steps[-1]
-        return [step, *(mark for mark in self.timed.marks if step.start_s <= mark.start_s < step.end_s)]
-
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that the rank sends in a step: the calls that PyTorch dispatched, as textbooks have them."""
-        return self.program.bytes_sent
-
-    @property
-    def parts_s(self) -> dict[str, float]:
-        """Seconds of a step by part (`labkit.profiling.PARTS`), the median."""
-        return self.timed.parts_s()
-
-    @staticmethod
-    def columns(ranks: list[Measured], first: list[Measured]) -> dict[str, Any]:
-        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
-
-        `difference`, the greatest of a weight to the first run's, as a part of that weight's size, `weights`, how equal
-        they are in words, whether the strategy claims to be `exact`, and KiB that it sends by its formula, the mean
-        over ranks.
-        """
-        return {
-            **differences.columns([r.weights for r in first], [r.weights for r in ranks], ranks[0].buffers),
-            "exact": ranks[0].exact,
-            "formula KiB": statistics.fmean(r.bytes_expected for r in ranks) / 1024,
-        }
-
-
-def whole_weights(ranks: list[Measured]) -> dict[str, Tensor]:
-    """Return the weights that the ranks hold, put together. Raises ValueError if a part is missing."""
-    names = dict.fromkeys(name for measured in ranks for name in measured.weights)
-    return {name: whole([each.weights[name] for each in ranks if name in each.weights]) for name in names}
 
 
 def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -159,18 +95,17 @@ def run_strategy(
     with recorder.recording():
         one_step()
     return Measured(
-        trainer.title,
-        trainer.exact,
         weights,
         Timed([marks[0] for marks in traced], [mark for marks in traced for mark in marks[1:]]),
         steps_s,
         recorder.program(),
         sent / (steps - warm),
-        trainer.bytes_expected(batch_size),
         memory,
-        worker.device.type == "cuda",
-        buffer_names(trainer.model.modules()),
-        load,
+        is_on_gpu=worker.device.type == "cuda",
+        buffers=buffer_names(trainer.model.modules()),
+        load=load,
+        exact=trainer.exact,
+        bytes_expected=trainer.bytes_expected(batch_size),
     )
 
 

@@ -9,10 +9,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.comparison.measured import Measured
 from labkit.comparison.reading import (
     HERE,
     ON_DEVICES,
@@ -59,24 +60,6 @@ PERCENTILES = (", 10th percentile", ", 90th percentile")
 """How columns of this machine's clock end that say how much steps differ."""
 
 
-class Launches(Protocol):
-    """What launches the functions of a comparison (`labkit.comparison.launching.Launching`)."""
-
-    def changed(
-        self,
-        functions: Mapping[str, Any],
-        world_size: int | Mapping[str, int] | None,
-        parameters: Mapping[str, Any],
-    ) -> Launches:
-        """Return how further functions are launched: with the same parameters, except for these."""
-
-    def launch(self, comparison: Comparison, functions: Mapping[str, Callable[..., Any]], live: bool = True) -> None:
-        """Launch functions, and put their runs in place of earlier ones."""
-
-    def find_why(self, comparison: Comparison, title: str) -> Why:
-        """Find out why a run's weights are not the first run's."""
-
-
 class Comparison:
     """Several runs side by side. Made by `labkit.compare`; shows itself, with a picker where somebody watches.
 
@@ -91,8 +74,9 @@ class Comparison:
         """Of all runs, those to come included."""
         self.devices = LAPTOP
         """The ideal devices for which steps are computed. Set others, and everything is drawn for those."""
-        self.launching: Launches | None = None
-        """How functions are launched, where some were: `add` launches others so."""
+        self.launching: Any = None
+        """How functions are launched (`labkit.comparison.launching.Launching`), where some were: `add` launches others
+        so."""
         self._metric = metric
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
@@ -143,9 +127,10 @@ class Comparison:
         Returns what was tried, in words, and the reason, if it is known. Raises ValueError for what was not launched by
         this comparison.
         """
-        return self._launching().find_why(self, titled(title, self.runs))
+        found: Why = self._launching().find_why(self, titled(title, self.runs))
+        return found
 
-    def _launching(self) -> Launches:
+    def _launching(self) -> Any:
         if self.launching is None:
             raise ValueError("this comparison was not made by labkit.compare, and cannot launch functions")
         return self.launching
@@ -162,7 +147,7 @@ class Comparison:
         the host or, for ranks with a GPU, allocated on it; `error`, if a run has failed.
 
         For functions that `labkit.compare` launched, and for strategies, also what `labkit.comparison.reading.columns`
-        says, and the `Measured.columns` of either. A number that cannot be had is NaN; `table` says why.
+        and `labkit.comparison.measured.Measured.columns` say. A number that cannot be had is NaN; `table` says why.
         """
         frame = self._frame({title: self._row(run)[0] for title, run in self.runs.items()})
         return frame if titles is None else frame.loc[self._begun(titles)]
@@ -230,7 +215,7 @@ class Comparison:
             return {}
         first = next(filter(None, map(measured, self.runs.values())))
         beside = speed_up(run, next(each for each in self.runs.values() if measured(each)), self.devices)
-        return {**type(ranks[0]).columns(ranks, first), **columns(run, self.devices), **beside}
+        return {**Measured.columns(ranks, first), **columns(run, self.devices), **beside}
 
     def on_devices(self, title: str) -> list[list[Timed]]:
         """Return a run's steps on devices of the ranks' own, ideal or real: by rank, then by the rank's devices."""
@@ -362,18 +347,6 @@ class Comparison:
         figure.update_yaxes(autorange="reversed")
         return charts.Chart(charts.style(figure, "sent in a step", 130 + 40 * len(table)))
 
-    def steps(self) -> Chart:
-        """Draw what a step's time on this machine's clock is made of, the mean over ranks."""
-        from labkit.ui import charts
-
-        every = {title: columns(self.runs[title], self.devices) for title in self._measured_titles()}
-        parts = {
-            title: {part: row[f"{part} ms"] for part in PARTS}
-            for title, row in every.items()
-            if not math.isnan(row["forward ms"])
-        }
-        return charts.stacked(parts, f"milliseconds, {HERE}", "one step: mean over ranks")
-
     def gantt(self, title: str) -> Chart:
         """Draw what every rank of one run did when, in one step under the profiler."""
         from labkit.ui import charts
@@ -492,7 +465,7 @@ class Comparison:
     @property
     def _are_functions(self) -> bool:
         """Whether what was measured has memory by device."""
-        return any(hasattr(rank, "most_held_by_device") for run in self.runs.values() for rank in measured(run))
+        return any(rank.most_held_by_device for run in self.runs.values() for rank in measured(run))
 
     @property
     def is_simulated(self) -> bool:

@@ -12,7 +12,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,8 +20,8 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from labkit.comparison import differences, why
-from labkit.comparison.differences import Portable
 from labkit.comparison.held import Held
+from labkit.comparison.measured import Measured
 from labkit.comparison.program import Program, Recorder
 from labkit.comparison.timed import Load, LoadMeter, Timed, clip
 from labkit.profiling import COLLECTIVE, KERNEL, Mark, counted_sent, events_of, profiler, received
@@ -37,60 +36,6 @@ class Plan(NamedTuple):
     profiled: int = 5
     timed: int = 8
     end: int = 13
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one rank found out about a training function, and what that returned."""
-
-    returned: Any
-    timed: Timed
-    """Steps as they are on this machine, with marks from PyTorch's profiler."""
-    steps_s: tuple[float, ...]
-    """Seconds of the steps after those, in which nobody looked."""
-    program: Program
-    """What one step consists of, to be replayed on ideal devices."""
-    wire_bytes: float
-    """What the system says that a step has sent over TCP; NaN where it does not count, as with NCCL."""
-    most_held: dict[str, int]
-    """The most bytes held of each kind (`KINDS` in `labkit/comparison/held.py`)."""
-    most_held_by_device: tuple[dict[str, int], ...]
-    """The same for each of the rank's devices."""
-    is_on_gpu: bool = False
-    buffers: frozenset[str] = frozenset()
-    """The last parts of the names of the network's buffers."""
-    suspects: frozenset[str] = frozenset()
-    """What of the network may make a step differ from that of one process (`labkit.comparison.why`)."""
-    samples: frozenset[int] = frozenset()
-    """Hashes of the samples of the first step, where the network was called with data."""
-    load: Load = Load()
-    """What the machine did up to the last of `steps_s`."""
-
-    @property
-    def weights(self) -> dict[str, Portable]:
-        """The tensors by name among what the function returned, if that is a mapping."""
-        given = self.returned.items() if isinstance(self.returned, Mapping) else ()
-        return {str(name): part for name, part in given if isinstance(part, Portable)}
-
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that the rank sends in a step: the calls that PyTorch dispatched, as textbooks have them."""
-        return self.program.bytes_sent
-
-    @property
-    def marks(self) -> list[Mark]:
-        """What the rank did in one of the profiled steps."""
-        steps = self.timed.steps
-        return [steps[-1], *clip(self.timed.marks, steps[-1])] if steps else []
-
-    @staticmethod
-    def columns(ranks: Sequence[Measured], first: Sequence[Any]) -> dict[str, Any]:
-        """Return what `labkit.compare` says of a run with these ranks; `first` are those of the run it differs from.
-
-        `difference`, the greatest of any rank's weight to the first run's, as a part of that weight's size (NaN where
-        weights were not returned, or are not finite), `buffers off by`, likewise, and `weights`, both in words.
-        """
-        return differences.columns([rank.weights for rank in first], [rank.weights for rank in ranks], ranks[0].buffers)
 
 
 def measure(

@@ -7,15 +7,15 @@ import logging
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.comparison.program import Program
+from labkit.comparison.measured import Measured
 from labkit.comparison.replay import Devices, ReplayError, replay
-from labkit.comparison.timed import Timed
+from labkit.comparison.timed import Timed, clip
 from labkit.monitor.history import SAMPLES, History
 from labkit.profiling import PARTS, Mark
 from labkit.run import Run
@@ -39,33 +39,9 @@ SURE_S = 0.3
 """From how many seconds on it is sure what the cores did: systems count in hundredths."""
 
 
-@runtime_checkable
-class Measurement(Protocol):
-    """A rank's result that says more of its run than the run itself knows: `labkit.benchmark.run_strategy`'s, say."""
-
-    timed: Timed
-    """Some steps on this rank, with what it did when …"""
-    steps_s: Sequence[float]
-    """… and seconds of others, in which nobody looked."""
-    program: Program
-    """What a step consists of."""
-    wire_bytes: float
-    """What the system says that a step has sent; NaN where it does not count."""
-    most_held: dict[str, int]
-    """The most bytes held of each kind."""
-    is_on_gpu: bool
-
-    @staticmethod
-    def columns(ranks: Sequence[Any], first: Sequence[Any]) -> dict[str, Any]:
-        """Return further columns of a run's row, from all its ranks' results and those of the first run measured.
-
-        "difference", a number, and "weights", how equal they are, in words, among them.
-        """
-
-
-def measured(run: Run) -> list[Any]:
+def measured(run: Run) -> list[Measured]:
     """Return the ranks' results if they are measurements; else none."""
-    return run.results if run.results and all(isinstance(result, Measurement) for result in run.results) else []
+    return run.results if all(isinstance(result, Measured) for result in run.results) else []
 
 
 _replays: WeakKeyDictionary[Run, dict[Devices, list[list[Timed]]]] = WeakKeyDictionary()
@@ -134,7 +110,7 @@ def columns(run: Run, devices: Devices) -> dict[str, float]:
 
 def others_cores(run: Run) -> float:
     """Return how many of the machine's cores other programs used while a run's steps were timed; NaN if unknown."""
-    loads = [load for rank in measured(run) if (load := getattr(rank, "load", None)) and load.seconds > SURE_S]
+    loads = [rank.load for rank in measured(run) if rank.load.seconds > SURE_S]
     if not loads:
         return math.nan
     own_cores = sum(load.own_s / load.seconds for load in loads)
@@ -243,8 +219,7 @@ def typical(steps: Sequence[Mark]) -> Mark:
 
 def exclusive(marks: Sequence[Mark], window: Mark) -> list[Mark]:
     """Return what of these marks lies within a window; of waiting, where nothing is computed meanwhile."""
-    inside = [Mark(w, max(a, window.start_s), min(b, window.end_s)) for w, a, b in marks]
-    inside = [mark for mark in inside if mark.end_s > mark.start_s]
+    inside = clip(marks, window)
     own = [mark for mark in inside if mark.what not in ("waiting", "communication")]
     edges = sorted({t for mark in inside for t in (mark.start_s, mark.end_s)})
     waiting = [

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -21,24 +21,6 @@ LOG = logging.getLogger(__name__)
 
 REDRAW_S = 1.0
 """Least time between two drawings of the growing curves."""
-
-
-class Shown(Protocol):
-    """A comparison, as its view needs it."""
-
-    runs: dict[str, Run]
-    titles: list[str]
-    devices: Devices
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no run is going on, or to come."""
-
-    def pictures(self, titles: Sequence[str] | None = None, here: bool = False) -> list[Any]:
-        """Return the charts of these runs, by this machine's clock or the devices'."""
-
-    def table(self, titles: Sequence[str] | None = None) -> Any:
-        """Return the table of these runs."""
 
 
 class Speeds:
@@ -95,8 +77,8 @@ class Speeds:
 class View(threading.Thread):
     """Shows a comparison: while its runs go on from this thread, afterwards when a person ticks something."""
 
-    def __init__(self, comparison: Shown) -> None:
-        """Show widgets in the cell."""
+    def __init__(self, comparison: Any) -> None:
+        """Show widgets in the cell for a `labkit.Comparison`."""
         super().__init__(name="labkit-comparison", daemon=True)
         self._comparison = comparison
         self._drawing, self._has_failed = threading.Lock(), False

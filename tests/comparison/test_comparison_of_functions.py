@@ -20,7 +20,8 @@ from labkit.comparison import launching
 from labkit.comparison import reading as comparing
 from labkit.comparison.comparison import Comparison
 from labkit.comparison.held import held
-from labkit.comparison.measuring import Measured, Observer, Sent, Timed, measure
+from labkit.comparison.measured import Measured
+from labkit.comparison.measuring import Observer, Sent, Timed, measure
 from labkit.comparison.program import Piece, Program, expected_bytes
 from labkit.comparison.replay import LAPTOP, NAMED, Devices
 from labkit.comparison.view import View

@@ -30,6 +30,7 @@ from labkit.comparison.differences import (
     weights_difference,
     whole,
 )
+from labkit.comparison.measured import Measured
 from labkit.comparison.program import Program
 from labkit.comparison.reading import curves_apart, mean_curve
 from labkit.comparison.timed import Timed
@@ -452,20 +453,17 @@ def test_what_was_not_logged_is_left_empty_and_nan_is_not():
     assert ">NaN</td>" in labkit.compare({"a": a_run(1.0), "b": a_run(1.0, accuracy=[NAN])}).table().to_html()
 
 
-class Broken:
+class Broken(Measured):
     """A measurement whose columns cannot be had."""
 
-    timed, steps_s, program, wire_bytes, most_held, is_on_gpu = Timed(), (), Program(), 0.0, {}, False
-    weights: dict = {}
-
-    @staticmethod
-    def columns(ranks, first):
+    @property
+    def weights(self):
         raise KeyError("<no column>")
 
 
 def test_a_column_that_cannot_be_computed_costs_neither_table_nor_pictures(monkeypatch, caplog):
     run = a_run(2.0, 1.0)
-    run._state.ranks[0].result = Broken()
+    run._state.ranks[0].result = Broken(None, Timed(), (), Program(), 0.0, {})
     compared = labkit.compare({"plain": a_run(2.0, 1.0), "broken": run})
     monkeypatch.setattr(comparison_module, "samples_per_s", lambda run: 1 / 0)
     frame = compared.frame()

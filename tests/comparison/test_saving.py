@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from labkit.comparison.comparison import Comparison
-from labkit.comparison.measuring import Measured
+from labkit.comparison.measured import Measured
 from labkit.comparison.program import Piece, Program
 from labkit.comparison.reading import others_cores, speed_up, time_to_come
 from labkit.comparison.replay import LAPTOP, Devices

@@ -30,6 +30,7 @@ from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
 from tests.support import resumable
+from tests.support.weights import whole_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
@@ -272,7 +273,7 @@ def test_a_strategy_runs_on_the_device_as_one_process_does(ranks, one_process, t
         found(f"needs a GPU a rank: {str(run.error).splitlines()[0]:.100}")
         pytest.skip("gloo has no such collective on CUDA tensors")
     run.wait()
-    difference = benchmark.difference(one_process.weights, benchmark.whole_weights(run.results))
+    difference = benchmark.difference(one_process.weights, whole_weights(run.results))
     assert difference <= CLOSE if ALL[title].exact else difference < 0.1
     found(f"{world_size} ranks, greatest difference to one process {difference:.1e}")
 

@@ -22,6 +22,7 @@ from labkit import profiling
 from labkit.comparison import benchmark
 from labkit.comparison.chain import check_chain, layers, split_stages
 from tests.conftest import shared_session
+from tests.support.weights import whole_weights
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9)
 BATCH_SIZE = 24
@@ -114,7 +115,7 @@ def difference(measured):
 
     def of(found, seed=0, function=measure_all):
         reference = measured(1, seed, function)["one process"][0].weights
-        return benchmark.difference(reference, benchmark.whole_weights(found))
+        return benchmark.difference(reference, whole_weights(found))
 
     return of
 

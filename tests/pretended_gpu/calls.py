@@ -24,6 +24,7 @@ from course import strategies, transformer
 from labkit.comparison import benchmark
 from tests.pretended_gpu import recorded
 from tests.support import prefork
+from tests.support.weights import whole_weights
 
 CALLS: dict[str, Any] = {}
 GPUS = torch.cuda.device_count()
@@ -313,7 +314,7 @@ def difference(ranks: Any, which: str, title: str) -> float:
         return labkit.launch(*call, on=ranks, world_size=world_size, live=False, seed=0).results
 
     one, many = trained(found["one process"], 1), trained(found[title], count)
-    return benchmark.difference(benchmark.whole_weights(one), benchmark.whole_weights(many))
+    return benchmark.difference(whole_weights(one), whole_weights(many))
 
 
 QUICK = {"strategies": ("DDP", "FSDP2", "GPipe"), "transformer": ("context parallel", "tensor parallel")}

@@ -14,7 +14,7 @@ from torch import nn
 import labkit
 from labkit.comparison.comparison import Comparison
 from labkit.comparison.hardware import DEVICES, LINKS, device_of, link_of
-from labkit.comparison.measuring import Measured
+from labkit.comparison.measured import Measured
 from labkit.comparison.program import Piece, Program, Work
 from labkit.comparison.timed import Timed
 from labkit.scaling import CostModel, fit

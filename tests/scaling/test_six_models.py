@@ -14,6 +14,7 @@ from labkit import benchmark
 from tests.conftest import shared_session
 from tests.scaling.models import SIX, loss
 from tests.support.tiers import few
+from tests.support.weights import whole_weights
 
 STEPS, BATCH = 5, 8
 
@@ -63,9 +64,7 @@ def test_a_model_is_trained_rightly_or_refused_by_name(name, title):
         assert f"{title} cannot " in found, found
         return
     if ALL[title].exact:
-        off = benchmark.difference(
-            benchmark.whole_weights(trained(name, "one process")), benchmark.whole_weights(found)
-        )
+        off = benchmark.difference(whole_weights(trained(name, "one process")), whole_weights(found))
         assert off < 1e-9, f"{title} computes another step of the {name}: {off:.0e}"
 
 

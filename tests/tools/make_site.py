@@ -40,7 +40,7 @@ RETURNED = {
     "comparison.reading": ("columns",),
     "comparison.replay": ("Devices",),
     "comparison.why": ("Why",),
-    "comparison.measuring": ("Measured",),
+    "comparison.measured": ("Measured",),
     "launchers.ray.working_dir": ("without_runs",),
     "launchers.slurm.options": ("table",),
     "failures.frames": ("FailedFrame", "Frames"),
