@@ -11,14 +11,12 @@ import sys
 import textwrap
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from labkit.comparison.reading import measured, others_cores
-from labkit.comparison.replay import Devices
 from labkit.protocol.versions import VERSION
-from labkit.run import Run
 from labkit.system import host
 
 BUSY = 0.15
@@ -36,32 +34,6 @@ caption { caption-side: bottom; text-align: left; color: #555; padding: .5rem 0 
 dt { font-weight: 600 } dd { margin: 0 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: 14px }
 """
-
-
-class Saved(Protocol):
-    """A comparison, as its file needs it."""
-
-    runs: dict[str, Run]
-    titles: list[str]
-    devices: Devices
-    circumstances: Circumstances
-    launching: Any
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether steps are computed for ideal devices."""
-
-    def pictures(self) -> list[Any]:
-        """Return the charts."""
-
-    def table(self) -> Any:
-        """Return the table, to be read."""
-
-    def texts(self) -> Any:
-        """Return the same, its cells as texts."""
-
-    def frame(self) -> Any:
-        """Return the numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +56,8 @@ class Circumstances:
         return cls(machine, f"{versions}, {host.release()}", began)
 
 
-def save(comparison: Saved, path: str | os.PathLike[str], title: str, notes: str) -> Path:
-    """Write a comparison to a file, as its ending says: ".html", ".png" or ".csv". Return the path."""
+def save(comparison: Any, path: str | os.PathLike[str], title: str, notes: str) -> Path:
+    """Write a `labkit.Comparison` to a file, as its ending says: ".html", ".png" or ".csv". Return the path."""
     target = Path(path)
     writers = {".html": _page, ".png": _picture, ".csv": _csv}
     if target.suffix not in writers:
@@ -97,7 +69,7 @@ def save(comparison: Saved, path: str | os.PathLike[str], title: str, notes: str
     return target
 
 
-def facts(comparison: Saved, notes: str = "") -> dict[str, str]:
+def facts(comparison: Any, notes: str = "") -> dict[str, str]:
     """Return the notes that go with the numbers, by heading."""
     about = comparison.circumstances
     gpus = {rank.load.device for run in comparison.runs.values() for rank in measured(run)} - {""}
@@ -112,7 +84,7 @@ def facts(comparison: Saved, notes: str = "") -> dict[str, str]:
     return {heading: text for heading, text in found.items() if text}
 
 
-def warnings(comparison: Saved) -> list[str]:
+def warnings(comparison: Any) -> list[str]:
     """Say which runs were timed while other programs used the machine's cores."""
     said = []
     for title, run in comparison.runs.items():
@@ -125,19 +97,19 @@ def warnings(comparison: Saved) -> list[str]:
     return said
 
 
-def _settings(comparison: Saved) -> list[str]:
+def _settings(comparison: Any) -> list[str]:
     ranks = {title: run.world_size for title, run in comparison.runs.items()}
     said = [f"ranks: {', '.join(f'{title} {count}' for title, count in ranks.items())}"]
     parameters = getattr(comparison.launching, "parameters", {})
     return said + [f"{name}={textwrap.shorten(repr(value), 60)}" for name, value in parameters.items()]
 
 
-def _steps(comparison: Saved) -> dict[str, int]:
+def _steps(comparison: Any) -> dict[str, int]:
     counts = {title: [len(rank.steps_s) for rank in measured(run)] for title, run in comparison.runs.items()}
     return {title: max(of_ranks) for title, of_ranks in counts.items() if of_ranks}
 
 
-def _load(comparison: Saved) -> list[str]:
+def _load(comparison: Any) -> list[str]:
     found = {title: others_cores(run) for title, run in comparison.runs.items()}
     known = [cores for cores in found.values() if cores == cores]
     if not known:
@@ -148,7 +120,7 @@ def _load(comparison: Saved) -> list[str]:
 # A page
 
 
-def _page(comparison: Saved, title: str, notes: str) -> bytes:
+def _page(comparison: Any, title: str, notes: str) -> bytes:
     import plotly.io
 
     pictures = []
@@ -176,7 +148,7 @@ LINE_IN, CHARACTER_IN, WIDTH_IN = 0.14, 0.062, 7.6
 """Inches of a line, of a character, and of the picture, which is as wide as those of charts."""
 
 
-def _picture(comparison: Saved, title: str, notes: str) -> bytes:
+def _picture(comparison: Any, title: str, notes: str) -> bytes:
     """Stack title, table and charts, and what they were measured on."""
     from PIL import Image
 
@@ -237,7 +209,7 @@ def _rule(y: float) -> Any:
 # A table
 
 
-def _csv(comparison: Saved, title: str, notes: str) -> bytes:
+def _csv(comparison: Any, title: str, notes: str) -> bytes:
     """Return all numbers; above them, in lines that begin with "#", what they were measured on."""
     about = {"title": title, **facts(comparison, notes)}
     lines = [f"# {heading}: {' '.join(text.split())}\n" for heading, text in about.items()]

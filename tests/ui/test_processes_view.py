@@ -60,7 +60,7 @@ class Held:
 
 def test_each_holders_ranks_are_listed_by_rank_whichever_started_first(monkeypatch):
     session, run, later = Held("session", {0: 5.2, 1: 5.1, 2: 9.0}), Held("run", {1: 7, 0: 8}), Held("run", {0: 7.5})
-    monkeypatch.setattr(holders, "holders", lambda: [session, run, later])
+    monkeypatch.setattr(holders, "listed", lambda: [one for each in (run, later, session) for one in each.processes()])
     assert [(one.holder, one.rank) for one in labkit.processes()] == [
         *((run, rank) for rank in (0, 1)),
         (later, 0),

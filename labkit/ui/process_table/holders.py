@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 
 from labkit.engines import standby
 from labkit.monitor.active_runs import active_runs
-from labkit.monitor.record import RunRecord
 from labkit.system import host
 
 
@@ -28,7 +27,8 @@ class HeldProcess(NamedTuple):
     """When it was started, as `time.time()`."""
     state: str
     """What it does: "running", say, or "ready"."""
-    holder: Holder
+    holder: Any
+    """The run or the session that holds it; for a standby rank, `labkit.standby`."""
 
     @property
     def memory_bytes(self) -> int:
@@ -37,60 +37,30 @@ class HeldProcess(NamedTuple):
 
     def end(self) -> None:
         """End it: a standby rank alone, but a run or a session as a whole. Does not wait until it is gone."""
-        self.holder.end(self.pid)
+        if self.kind == "run":
+            self.holder.ask_to_stop()
+        else:
+            self.holder.end(self.pid)
 
 
-class Holder(Protocol):
-    """Whatever holds processes."""
-
-    def processes(self) -> list[HeldProcess]:
-        """Return those that live; `held` makes each."""
-
-    def end(self, pid: int) -> None:
-        """Begin to end the one with this process id, and what cannot be without it. One that is gone is no error."""
-
-
-class _Runs:
-    """All runs that are going, as a holder of processes."""
-
-    def processes(self) -> list[HeldProcess]:
-        return [one for run in list(active_runs) for one in self._of(run)]
-
-    def end(self, pid: int) -> None:
-        for run in list(active_runs):
-            if pid in run.pids:
-                run.ask_to_stop()
-
-    def _of(self, run: RunRecord) -> list[HeldProcess]:
-        ranks = zip(run.pids, run.states, strict=False)  # no pids where the ranks are on another machine
-        return [one for rank, (pid, state) in enumerate(ranks) for one in held("run", run.name, rank, pid, state, self)]
-
-
-class _StandbyRanks:
-    """The standby ranks, as a holder of processes."""
-
-    def processes(self) -> list[HeldProcess]:
-        return [one for pid, state in standby.listed() for one in held("standby", "", None, pid, state, self)]
-
-    def end(self, pid: int) -> None:
-        standby.end(pid)
-
-
-_runs, _standby_ranks = _Runs(), _StandbyRanks()
-
-
-def holders() -> list[Holder]:
-    """Return everything that holds processes."""
+def listed() -> list[HeldProcess]:
+    """Return every process that labkit holds on this machine, those of sessions last."""
+    found: list[HeldProcess] = []
+    for run in list(active_runs):
+        # No pids where the ranks are on another machine.
+        for rank, (pid, state) in enumerate(zip(run.pids, run.states, strict=False)):
+            found += held("run", run.name, rank, pid, state, run)
+    for pid, state in standby.listed():
+        found += held("standby", "", None, pid, state, standby)
     sessions = sys.modules.get("labkit.session.session")  # which imports this module; there are none before that
-    return [_runs, _standby_ranks, *(sessions.holders() if sessions else [])]
+    return found + [one for session in (sessions.holders() if sessions else []) for one in session.processes()]
 
 
 def processes() -> list[HeldProcess]:
     """Return every process that labkit holds on this machine: runs first, standby ranks last, each by rank."""
     order = {"run": 0, "session": 1, "standby": 2}
-    found = [process for holder in holders() for process in holder.processes()]
-    # A run on reserved ranks has the session's processes.
-    found = list({one.pid: one for one in sorted(found, key=lambda one: one.kind == "session")}.values())
+    # A run on reserved ranks has the session's processes, which are listed as the session's.
+    found = list({one.pid: one for one in listed()}.values())
     # By rank, not by age: ranks of one holder start at once and in any order, and one may have been replaced.
     began_s: dict[int, float] = {}
     for one in found:
@@ -102,7 +72,7 @@ def processes() -> list[HeldProcess]:
     return sorted(found, key=place)
 
 
-def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: Holder) -> list[HeldProcess]:
+def held(kind: str, name: str, rank: int | None, pid: int, state: str, holder: Any) -> list[HeldProcess]:
     """Return one process in a list, or an empty list if it has ended."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
