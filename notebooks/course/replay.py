@@ -1,20 +1,24 @@
-"""A pipeline's step on ideal devices: what is measured gives the order of passes, and a formula how long each takes.
+"""A pipeline's step on ideal devices: an order gives the passes, and a formula how long each takes.
 
 Other programs on the machine delay a measured step, but they do not change the order in which its stages work. Replayed
-with fixed durations, that order says what a schedule is worth.
+with fixed durations, that order says what a schedule is worth. So does an order that has never been run.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-Pass = tuple[str, int]
-"""("forward" or "backward", number of the micro-batch)."""
+Pass = tuple[str, int, int]
+"""What, stage, and number of the micro-batch. As in `torch.distributed.pipelining`, F is a forward pass, B a backward
+pass; I and W are its two halves, for the gradients of the inputs and for those of the weights."""
+
+LETTERS = {"forward": "F", "backward": "B", "weights": "W"}
 
 
-def passes(marks: Iterable[Any]) -> list[Pass]:
+def passes(marks: Iterable[Any]) -> list[tuple[str, int]]:
     """Return the passes of one stage in order, from its marks, each "forward" or "backward" in `mark.what`."""
     count: Counter[str] = Counter()
     order = []
@@ -24,36 +28,103 @@ def passes(marks: Iterable[Any]) -> list[Pass]:
     return order
 
 
-def step_length(orders: Sequence[Sequence[Pass]], lasts: Mapping[str, float]) -> float:
+def step_length(orders: Sequence[Sequence[tuple[str, int]]], lasts: Mapping[str, float]) -> float:
     """Return how long a step takes if each pass begins as soon as its stage is free and its input has been computed.
 
     Args:
-        orders: the passes of each stage, in its order.
+        orders: for each stage, its passes in order, as `passes` returns them.
         lasts: how long a "forward" and a "backward" pass take, in the unit of the result. Messages take no time.
 
-    Raises ValueError for orders in which stages wait for each other in a circle.
+    Raises:
+        ValueError: the orders deadlock.
     """
-    free, at = [0.0] * len(orders), [0] * len(orders)
-    ends: dict[tuple[int, str, int], float] = {}
-    while any(place < len(order) for place, order in zip(at, orders, strict=True)):
-        before = list(at)
-        for stage, order in enumerate(orders):
-            while at[stage] < len(order):
-                what, index = order[at[stage]]
-                needs = _needed(stage, what, index, len(orders))
-                if any(one not in ends for one in needs):
-                    break
-                begin = max([free[stage], *(ends[one] for one in needs)])
-                free[stage] = ends[stage, what, index] = begin + lasts[what]
-                at[stage] += 1
-        if at == before:
-            stuck = {stage: order[at[stage]] for stage, order in enumerate(orders) if at[stage] < len(order)}
-            raise ValueError(f"the stages wait for each other: {stuck}")
-    return max(free)
+    by_stage = [[(LETTERS[what], stage, index) for what, index in order] for stage, order in enumerate(orders)]
+    return length(on_clock(by_stage, {LETTERS[what]: units for what, units in lasts.items()}))
 
 
-def _needed(stage: int, what: str, index: int, stages: int) -> list[tuple[int, str, int]]:
-    """Return the passes that must be over before this one begins."""
-    needs = [(stage, "forward", index)] if what == "backward" else []
-    neighbour = stage - 1 if what == "forward" else stage + 1
-    return [*needs, (neighbour, what, index)] if 0 <= neighbour < stages else needs
+class Timed(NamedTuple):
+    """A pass, and when it begins and ends, in units of the caller's choice."""
+
+    what: str
+    stage: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
+def on_clock(orders: Sequence[Iterable[Pass]], units: Mapping[str, float]) -> list[list[Timed]]:
+    """Put the passes of a step on a clock.
+
+    Args:
+        orders: for each rank, its passes in the order in which it runs them.
+        units: how long a pass takes, by its letter.
+
+    Returns:
+        For each rank, its passes with their times.
+
+    Raises:
+        ValueError: the orders deadlock.
+    """
+    left = [list(order) for order in orders]
+    stages = 1 + max((stage for order in left for _, stage, _ in order), default=0)
+    timed: list[list[Timed]] = [[] for _ in left]
+    ends: dict[Pass, float] = {}
+    while any(left):
+        before = sum(map(len, left))
+        for rank, order in enumerate(left):
+            while order and all(one in ends for one in needed(order[0], stages)):
+                what, stage, micro_batch = order.pop(0)
+                free = timed[rank][-1].end if timed[rank] else 0.0
+                begin = max([free, *(ends[one] for one in needed((what, stage, micro_batch), stages))])
+                timed[rank].append(Timed(what, stage, micro_batch, begin, begin + units[what]))
+                ends["B" if what == "I" else what, stage, micro_batch] = begin + units[what]
+        if sum(map(len, left)) == before:
+            blocked = (f"rank {rank} is blocked before {order[0]}" for rank, order in enumerate(left) if order)
+            raise ValueError(f"deadlock: {', '.join(blocked)}")
+    return timed
+
+
+def needed(one: Pass, stages: int) -> list[Pass]:
+    """Return the passes that must have ended before this one; I counts as B there."""
+    what, stage, micro_batch = one
+    if what == "W":
+        return [("B", stage, micro_batch)]
+    if what == "F":
+        return [("F", stage - 1, micro_batch)] if stage else []
+    behind = [("B", stage + 1, micro_batch)] if stage < stages - 1 else []
+    return [("F", stage, micro_batch), *behind]
+
+
+def length(timed: Sequence[Sequence[Timed]]) -> float:
+    """Return when the last pass ends."""
+    return max((one.end for order in timed for one in order), default=0.0)
+
+
+def most_kept(order: Iterable[Sequence[Any]]) -> int:
+    """Return the most forward passes whose activations a rank keeps at a time: until B, or W where B is split."""
+    now = most = 0
+    for what, *_ in order:
+        now += (what == "F") - (what in "BW")
+        most = max(most, now)
+    return most
+
+
+def pytorch_order(schedule: str, ranks: int, micro_batches: int) -> list[list[Pass]]:
+    """Return each rank's passes in the order of one of PyTorch's schedules with two stages on a rank.
+
+    Raises ValueError if the installed PyTorch has no such schedule, or none for so few micro-batches.
+    """
+    import torch
+    from torch.distributed.pipelining import schedules
+
+    if not hasattr(schedules, schedule):
+        raise ValueError(f"PyTorch {torch.__version__} has no {schedule}")
+    # The order does not depend on what the stages compute, so none has to exist.
+    stage = SimpleNamespace(num_stages=2 * ranks, group_size=ranks, group_rank=0, submod=None)
+    made = getattr(schedules, schedule)([stage, stage], micro_batches, loss_fn=lambda *_: None)
+    found = []
+    for _, order in sorted(made.pipeline_order.items()):
+        # A forward and a backward pass that overlap each other's messages are one action of two.
+        actions = [one for action in order if action for one in (getattr(action, "sub_actions", None) or [action])]
+        found.append([(one.computation_type.value, one.stage_index, one.microbatch_index) for one in actions])
+    return found

@@ -316,6 +316,24 @@ def test_experts_take_no_more_than_they_have_room_for():
             assert torch.allclose(found[sample, position], expected)
     assert dropped > 0
     assert layer.dropped == pytest.approx(dropped / 60)
+    assert layer.load.tolist() == chosen.flatten().bincount(minlength=4).tolist()
+
+
+def test_a_bias_decides_which_expert_is_chosen_and_not_how_much_it_counts():
+    torch.manual_seed(0)
+    layer = Experts(16, 4).double()
+    layer.FACTOR = 4
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(3, 20, 16, dtype=torch.float64)
+    unbiased = layer(x)
+    layer.bias = torch.zeros(4)
+    assert torch.equal(layer(x), unbiased)
+    layer.bias[2] = 2  # no odds are that high
+    found = layer(x)
+    assert layer.load.tolist() == [0, 0, 60, 0]
+    gate = layer.router(x).softmax(-1)[..., 2:3]
+    assert torch.allclose(found, gate * (torch.nn.functional.gelu(x @ layer.up[2]) @ layer.down[2]))
 
 
 def test_consecutive_positions_are_one_piece_of_at_most_half_of_them():

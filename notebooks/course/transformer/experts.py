@@ -28,6 +28,10 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, 4 * width, width))
         self.exchange: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = lambda slots, apply: apply(slots)
         """Brings slots to where their experts are and back: of (batch, experts, capacity, width)."""
+        self.bias: Tensor | None = None
+        """(experts,): added to the router's odds when it chooses, and only then: DeepSeek-V3's way to balance."""
+        self.load: Tensor | None = None
+        """(experts,): how many positions chose each expert the last time."""
         self.has_room: Tensor | None = None
         """(batch, time): which positions found room the last time."""
 
@@ -49,8 +53,11 @@ class Experts(nn.Module):
         """Return (batch, time, width)."""
         batch, time, width = x.shape
         experts, capacity = self.router.out_features, self.capacity(time)
-        gate, chosen = self.router(x).softmax(-1).max(-1)  # (batch, time)
+        odds = self.router(x).softmax(-1)  # (batch, time, experts)
+        chosen = (odds if self.bias is None else odds + self.bias).argmax(-1)
+        gate = odds.gather(-1, chosen[..., None])[..., 0]
         queue = torch.nn.functional.one_hot(chosen, experts).cumsum(1)  # how many have come to each expert by then
+        self.load = queue[:, -1].sum(0)
         place = queue.gather(2, chosen[..., None])[..., 0] - 1
         self.has_room = has_room = place < capacity
         # One slot more than there is room for: all who come too late go there, and nobody fetches it.

@@ -1,0 +1,135 @@
+"""Exercise: the loss that has a router share positions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course.exercises.base import Cost, Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="25",
+    title="A loss for balance",
+    statement="""
+    Switch's auxiliary loss is E · Σ f · P, summed over the E experts: f is the share of the positions
+    whose likeliest expert this is, P the mean of the probabilities that the router gives it. It is 1
+    if the positions are shared out evenly, and E if one expert gets all. `logits` are the router's,
+    (positions, experts), of this rank's positions; all ranks have equally many. f is to be that of
+    *all* ranks' positions, so that an expert may be popular on one rank and not on another. Return this
+    rank's loss: gradients are averaged over the ranks afterwards, as in DDP. One `dist.all_reduce`.
+    """,
+    hints=(
+        "P is `logits.softmax(1).mean(0)`; f counts `argmax(1)`, say with `bincount(minlength=experts)`.",
+        "f is a count, so no gradient goes through it: all-reduce it as it is. The gradient comes through P.",
+        "P stays this rank's own: the mean over the ranks of E · Σ f · P is the loss of the whole batch.",
+    ),
+    why="f says which experts are too popular, and through P the router learns to choose these less. As f has no "
+    "gradient, an all-reduce of E numbers is enough to balance the whole batch.",
+    allowed=("all_reduce",),
+    cases=({"positions": 8, "experts": 4}, {"positions": 5, "experts": 3}),
+)
+
+
+@EXERCISE.reference
+def balancing_loss(logits):
+    """Return the loss, shape (), whose mean over the ranks is that of all positions. `logits`: (positions, experts)."""
+    odds = logits.softmax(1)
+    load = odds.argmax(1).bincount(minlength=odds.shape[1]).float()
+    dist.all_reduce(load)
+    return odds.shape[1] * (load / load.sum() * odds.mean(0)).sum()
+
+
+@EXERCISE.trial
+def trial(t: Trial, positions: int, experts: int) -> None:
+    """Call it, and compare value and gradient."""
+    n = t.world_size
+    # No two experts have the same logit, and each rank prefers another one.
+    each = [t.numbers(positions, experts, of=rank) / 40 + torch.arange(experts) / 100 for rank in range(n)]
+    for rank, logits in enumerate(each):
+        logits[:, rank % experts] += 1
+    load = torch.stack([logits.argmax(1).bincount(minlength=experts) for logits in each]).float()
+    logits = each[t.rank].clone().requires_grad_()
+    found = t.call(logits)
+    plain = each[t.rank].clone().requires_grad_()
+    odds = plain.softmax(1)
+    share, own = load.sum(0) / load.sum(), load[t.rank] / positions
+    expected = experts * (share * odds.mean(0)).sum()
+    known = {
+        "f is to be a share of the positions, not their number": expected * load.sum(),
+        "the sum over the experts, and not yet times their number": expected / experts,
+        "f and P both from the probabilities: f counts the likeliest": experts * odds.mean(0).square().sum(),
+    }
+    if n > 1:
+        known["f of this rank's positions only"] = experts * (own * odds.mean(0)).sum()
+        known["f was divided by this rank's positions, and counts those of all"] = expected * n
+    t.equal("the loss", found, expected.detach(), None, {said: wrong.detach() for said, wrong in known.items()})
+    t.require(found.requires_grad, "the loss has no gradient: P must be computed from `logits`")
+    expected.backward()
+    t.watch(found.backward)
+    t.require(logits.grad is not None, "the loss does not depend on `logits`")
+    t.equal("logits.grad", logits.grad, plain.grad, tolerance=1e-4)
+    calls = t.traffic.count("all_reduce")
+    t.require(calls <= 1, f"called all_reduce {calls} times, expected once: of f, and P is this rank's own")
+
+
+@EXERCISE.best
+def best(world_size: int, positions: int, experts: int) -> Cost:
+    """Return an all-reduce of a number for each expert."""
+    return Cost(1, 2 * (4 * experts * (world_size - 1) // world_size))
+
+
+def _loss(logits: Any, share: Any) -> Any:
+    return logits.shape[1] * (share * logits.softmax(1).mean(0)).sum()
+
+
+def _load(logits: Any) -> Any:
+    load = logits.argmax(1).bincount(minlength=logits.shape[1]).float()
+    dist.all_reduce(load)
+    return load
+
+
+@EXERCISE.wrong("f of this rank's positions only")
+def of_this_rank(logits: Any) -> Any:
+    """Each rank balances by itself."""
+    return _loss(logits, logits.argmax(1).bincount(minlength=logits.shape[1]) / len(logits))
+
+
+@EXERCISE.wrong("f was divided by this rank's positions, and counts those of all")
+def divides_by_its_own(logits: Any) -> Any:
+    """World size times too large."""
+    return _loss(logits, _load(logits) / len(logits))
+
+
+@EXERCISE.wrong("f is to be a share of the positions, not their number")
+def counts(logits: Any) -> Any:
+    """Not divided."""
+    return _loss(logits, _load(logits))
+
+
+@EXERCISE.wrong("and not yet times their number")
+def not_times_experts(logits: Any) -> Any:
+    """1 / E if all is even."""
+    load = _load(logits)
+    return _loss(logits, load / load.sum()) / logits.shape[1]
+
+
+@EXERCISE.wrong("f counts the likeliest")
+def squares(logits: Any) -> Any:
+    """Balances the probabilities, not the choices."""
+    return logits.shape[1] * logits.softmax(1).mean(0).square().sum()
+
+
+@EXERCISE.wrong("the loss has no gradient")
+def without_gradient(logits: Any) -> Any:
+    """Only a number."""
+    load = _load(logits)
+    return _loss(logits.detach(), load / load.sum())
+
+
+@EXERCISE.wrong("no return?")
+def returns_nothing(logits: Any) -> None:
+    """No return."""
+    balancing_loss(logits)

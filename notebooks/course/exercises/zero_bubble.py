@@ -1,0 +1,142 @@
+"""Exercise: an order with a split backward pass, which fills most of the bubble of 1F1B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from course import replay
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="24",
+    title="ZB-H1, a zero-bubble order",
+    statement="""
+    The backward pass is split: `("B", i)` computes the gradients of the inputs, for which the stage
+    before waits, and `("W", i)` those of the weights, for which no stage waits. Return the order of
+    `stage` (0 … stages − 1): a list of `("F", i)`, `("B", i)` and `("W", i)`, one of each for every
+    micro-batch i. All three take equally long.
+
+    `("F", i)` needs the previous stage's, `("B", i)` the next stage's and the stage's own `("F", i)`,
+    `("W", i)` the stage's own `("B", i)`. A stage keeps activations from F to W, and those of at most
+    `stages` micro-batches: as many as the first stage of 1F1B. Within that limit the step is to be as
+    short as possible: 3 · micro_batches + stages − 1 passes, if there are enough micro-batches.
+    """,
+    hints=(
+        "Begin with 1F1B's order: `stages - stage - 1` F's ahead, then F and B in turn, then the remaining B's.",
+        "The last stage must not delay its first B's with W's, for all stages before it wait for these B's.",
+        "In 1F1B a late stage keeps few activations, so it may put off as many W's as there are stages before it.",
+        '`("W", i - stage)` after `("B", i)`, from `i = stage` on; the last `stage` W\'s come at the end.',
+    ),
+    why="1F1B idles for (p − 1)(F + B + W). A stage that puts off one W more than the stage before it sends its B's on "
+    "earlier, and fills the end of the step with those W's: (p − 1)(F + B − W) is left.",
+    world_sizes=(),
+    imports=(),
+    cases=tuple({"stages": p, "micro_batches": m} for p in (2, 3, 4, 1) for m in (8, 4, 3, 2, 1)),
+)
+
+
+@EXERCISE.reference
+def zero_bubble(stage, stages, micro_batches):
+    """Return the order of this stage's passes: [("F", 0), …], 3 × micro_batches of them."""
+    ahead = min(stages - stage - 1, micro_batches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(micro_batches):
+        if i + ahead < micro_batches:
+            order.append(("F", i + ahead))
+        order.append(("B", i))
+        if i >= stage:
+            order.append(("W", i - stage))
+    return order + [("W", i) for i in range(max(0, micro_batches - stage), micro_batches)]
+
+
+def _check_alone(t: Trial, stage: int, order: Any, stages: int, micro_batches: int) -> None:
+    """Look at one stage's list by itself."""
+    t.require(isinstance(order, list), f"stage {stage}: a {type(order).__name__}, expected a list")
+    wanted = {(kind, i) for kind in "FBW" for i in range(micro_batches)}
+    for one in order:
+        t.require(one in wanted, f"stage {stage}: {one!r} is no pass of {micro_batches} micro-batches")
+        t.require(order.count(one) == 1, f"stage {stage}: {one!r} is there {order.count(one)} times")
+    missing = sorted(wanted - set(order), key=lambda one: ("FBW".index(one[0]), one[1]))
+    t.require(not missing, f"stage {stage}: {missing[0] if missing else None!r} is missing")
+    for before, after in ("FB", "BW"):
+        for i in range(micro_batches):
+            is_in_order = order.index((before, i)) < order.index((after, i))
+            t.require(is_in_order, f"stage {stage}: {(after, i)!r} comes before {(before, i)!r}")
+    most = replay.most_kept([one for one in order if one[0] != "B"])
+    t.require(
+        most <= stages,
+        f"stage {stage} keeps the activations of {most} micro-batches, expected {stages} at most: from F to W",
+    )
+
+
+@EXERCISE.trial
+def trial(t: Trial, stages: int, micro_batches: int) -> None:
+    """Call it for every stage, look at each list, then let them run against each other."""
+    orders = [t.call(stage, stages, micro_batches) for stage in range(stages)]
+    for stage, order in enumerate(orders):
+        _check_alone(t, stage, order, stages, micro_batches)
+    passes = [[(kind, stage, i) for kind, i in order] for stage, order in enumerate(orders)]
+    try:
+        took = replay.length(replay.on_clock(passes, dict.fromkeys("FBW", 1)))
+    except ValueError as error:
+        t.fail(str(error))
+    m, p = micro_batches, stages
+    least = max(3 * m + p - 1, 2 * (m + p) - 1)
+    is_at_once = all(order.index(("W", i)) == order.index(("B", i)) + 1 for order in orders for i in range(m))
+    said = ": every W follows its B at once, so the stage before waits for what it does not need" if is_at_once else ""
+    t.require(took <= least, f"{p} stages, {m} micro-batches: the step takes {took:.0f} passes, expected {least}{said}")
+
+
+def _without_weights(stage: int, stages: int, micro_batches: int) -> list[tuple[str, int]]:
+    return [one for one in zero_bubble(stage, stages, micro_batches) if one[0] != "W"]
+
+
+@EXERCISE.wrong("every W follows its B at once")
+def at_once(stage: int, stages: int, micro_batches: int) -> Any:
+    """Split, but not put off."""
+    order = _without_weights(stage, stages, micro_batches)
+    return [one for f in order for one in ([f, ("W", f[1])] if f[0] == "B" else [f])]
+
+
+@EXERCISE.wrong("micro-batches, expected 2 at most: from F to W")
+def all_at_the_end(stage: int, stages: int, micro_batches: int) -> Any:
+    """No bubble, and as much memory as GPipe."""
+    return _without_weights(stage, stages, micro_batches) + [("W", i) for i in range(micro_batches)]
+
+
+@EXERCISE.wrong("('W', 0) is missing")
+def forgets_the_weights(stage: int, stages: int, micro_batches: int) -> Any:
+    """1F1B's list."""
+    return _without_weights(stage, stages, micro_batches)
+
+
+@EXERCISE.wrong("is missing")
+def forgets_the_rest(stage: int, stages: int, micro_batches: int) -> Any:
+    """What was put off and never done."""
+    order = zero_bubble(stage, stages, micro_batches)
+    return order[: len(order) - min(stage, micro_batches)]
+
+
+@EXERCISE.wrong("comes before ('B', ")
+def weights_first(stage: int, stages: int, micro_batches: int) -> Any:
+    """There are no output gradients yet."""
+    order = _without_weights(stage, stages, micro_batches)
+    return [one for f in order for one in ([("W", f[1]), f] if f[0] == "B" else [f])]
+
+
+@EXERCISE.wrong("the step takes 27 passes, expected 26")
+def puts_off_too_few(stage: int, stages: int, micro_batches: int) -> Any:
+    """One W at most, however many stages come before."""
+    order = _without_weights(stage, stages, micro_batches)
+    late = min(stage, 1)
+    for i in range(micro_batches - late):
+        order.insert(order.index(("B", i + late)) + 1, ("W", i))
+    return order + [("W", i) for i in range(micro_batches - late, micro_batches)]
+
+
+@EXERCISE.wrong("deadlock: rank 0 is blocked before ")
+def in_a_circle(stage: int, stages: int, micro_batches: int) -> Any:
+    """The first stage takes its micro-batches from the last to the first one."""
+    order = zero_bubble(stage, stages, micro_batches)
+    return [(kind, i if stage else micro_batches - 1 - i) for kind, i in order]
