@@ -15,12 +15,12 @@ EXERCISE = Exercise(
     lesson="22",
     title="Attention, cut by heads",
     statement="""
-    The heads of a causal attention are shared out: each rank has the rows of `query`, `key` and `value` that make its
-    heads, and the columns of `out` that belong to them. All ranks have the same `x`. Return the whole outputs on every
-    rank, with a single `dist.all_reduce`.
+    The heads of a causal attention are divided among the ranks: each rank has the rows of `query`, `key` and `value`
+    that compute its heads, and the columns of `out` that belong to them. All ranks have the same `x`. Return the whole
+    outputs on every rank, with a single `dist.all_reduce`.
     """,
     hints=(
-        "Heads know nothing of each other until `out`: a rank can work out its own from x alone.",
+        "Heads are independent of each other until `out`: a rank can compute its own from x alone.",
         "`(x @ query.T).view(batch, time, -1, head_width).transpose(1, 2)` is (batch, heads here, time, head_width), "
         "as `scaled_dot_product_attention(q, k, v, is_causal=True)` wants it.",
         "What a rank's heads contribute has the outputs' shape; the contributions add up.",

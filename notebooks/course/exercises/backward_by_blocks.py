@@ -15,13 +15,13 @@ EXERCISE = Exercise(
     lesson="21",
     title="Recompute, block by block",
     statement="""
-    Do a forward and a backward pass through `blocks`, of which at no time more is kept than what each block was given,
-    and what a single block leaves for its backward pass. `gradient` is that of the last block's output.
+    Run a forward and a backward pass through `blocks`. At no time keep more than the input of each block, and what one
+    single block saves for its backward pass. `gradient` is the gradient of the last block's output.
 
-    The gradients are to be those of a plain pass, and the blocks drop numbers at random.
+    The gradients are to be those of a plain pass. The blocks have dropout.
     """,
     hints=(
-        "Inside `torch.no_grad()` a block leaves nothing for the backward pass. Write down what each block was given.",
+        "Inside `torch.no_grad()` a block saves nothing for the backward pass. Keep the input of each block.",
         "From the last block to the first: `given.detach().requires_grad_()`, compute the block once more, and "
         "`.backward(gradient)`. What is then in `given.grad` is the gradient for the block before.",
         "Dropout must draw the same random numbers the second time: `torch.get_rng_state()` before a block's first "

@@ -36,10 +36,10 @@ EXERCISE = Exercise(
 @EXERCISE.reference
 def balancing_loss(logits):
     """Return the loss, shape (), whose mean over the ranks is that of all positions. `logits`: (positions, experts)."""
-    odds = logits.softmax(1)
-    load = odds.argmax(1).bincount(minlength=odds.shape[1]).float()
+    probabilities = logits.softmax(1)
+    load = probabilities.argmax(1).bincount(minlength=probabilities.shape[1]).float()
     dist.all_reduce(load)
-    return odds.shape[1] * (load / load.sum() * odds.mean(0)).sum()
+    return probabilities.shape[1] * (load / load.sum() * probabilities.mean(0)).sum()
 
 
 @EXERCISE.trial
@@ -54,16 +54,16 @@ def trial(t: Trial, positions: int, experts: int) -> None:
     logits = each[t.rank].clone().requires_grad_()
     found = t.call(logits)
     plain = each[t.rank].clone().requires_grad_()
-    odds = plain.softmax(1)
+    probabilities = plain.softmax(1)
     share, own = load.sum(0) / load.sum(), load[t.rank] / positions
-    expected = experts * (share * odds.mean(0)).sum()
+    expected = experts * (share * probabilities.mean(0)).sum()
     known = {
         "f is to be a share of the positions, not their number": expected * load.sum(),
         "the sum over the experts, and not yet times their number": expected / experts,
-        "f and P both from the probabilities: f counts the likeliest": experts * odds.mean(0).square().sum(),
+        "f and P both from the probabilities: f counts the likeliest": experts * probabilities.mean(0).square().sum(),
     }
     if n > 1:
-        known["f of this rank's positions only"] = experts * (own * odds.mean(0)).sum()
+        known["f of this rank's positions only"] = experts * (own * probabilities.mean(0)).sum()
         known["f was divided by this rank's positions, and counts those of all"] = expected * n
     t.equal("the loss", found, expected.detach(), None, {said: wrong.detach() for said, wrong in known.items()})
     t.require(found.requires_grad, "the loss has no gradient: P must be computed from `logits`")

@@ -14,15 +14,15 @@ EXERCISE = Exercise(
     lesson="25",
     title="DeepSeek's bias",
     statement="""
-    Each position goes to `k` experts. `odds` are the router's for this rank's positions, (positions,
-    experts); `bias` (experts,) is the same on every rank. Choose by `odds + bias`. But an expert's
-    output counts by its *gate*: its odds without the bias, divided by those of all k that were chosen.
+    Each position goes to `k` experts. `scores` are the router's for this rank's positions, (positions,
+    experts); `bias` (experts,) is the same on every rank. Choose by `scores + bias`. But an expert's
+    output counts by its *gate*: its score without the bias, divided by the sum over all k that were chosen.
     Then move the bias: up by `speed` for an expert that fewer positions of all ranks have chosen than
     the mean over the experts, down by `speed` for one that more have chosen, and not at all for the
     mean itself. Return (chosen, gates, bias after the step). One `dist.all_reduce`.
     """,
     hints=(
-        "`(odds + bias).topk(k).indices` chooses, and `odds.gather(1, chosen)` is what the gates are made of.",
+        "`(scores + bias).topk(k).indices` chooses, and `scores.gather(1, chosen)` is what the gates are made of.",
         "`chosen.flatten().bincount(minlength=experts)` counts; all-reduce it, so that all ranks move the bias alike.",
         "`speed * (load.mean() - load).sign()` is added, to a new tensor.",
     ),
@@ -37,18 +37,18 @@ EXERCISE = Exercise(
 
 
 @EXERCISE.reference
-def choose_by_bias(odds, bias, k, speed):
+def choose_by_bias(scores, bias, k, speed):
     """Return (chosen (positions, k), gates (positions, k), bias (experts,) after the step)."""
-    chosen = (odds + bias).topk(k).indices
-    gates = odds.gather(1, chosen)
+    chosen = (scores + bias).topk(k).indices
+    gates = scores.gather(1, chosen)
     load = chosen.flatten().bincount(minlength=len(bias)).float()
     dist.all_reduce(load)
     return chosen, gates / gates.sum(1, keepdim=True), bias + speed * (load.mean() - load).sign()
 
 
-def _odds(t: Trial, rank: int, positions: int, experts: int) -> torch.Tensor:
-    """Return odds of which no two are equal in a row."""
-    logits = t.numbers(positions, experts, of=rank, salt="odds") / 40 + torch.arange(experts) / 100
+def _scores(t: Trial, rank: int, positions: int, experts: int) -> torch.Tensor:
+    """Return scores of which no two are equal in a row."""
+    logits = t.numbers(positions, experts, of=rank, salt="scores") / 40 + torch.arange(experts) / 100
     return logits.softmax(1)
 
 
@@ -61,23 +61,23 @@ def _by_expert(chosen: torch.Tensor, gates: torch.Tensor, experts: int) -> torch
 def trial(t: Trial, positions: int, experts: int, k: int, speed: float) -> None:
     """Call it, and compare with all ranks' positions."""
     n = t.world_size
-    odds = [_odds(t, rank, positions, experts) for rank in range(n)]
+    scores = [_scores(t, rank, positions, experts) for rank in range(n)]
     bias = torch.arange(experts) % 3 * 0.1 + torch.arange(experts) / 1000
-    every = [(each + bias).topk(k).indices for each in odds]
+    every = [(each + bias).topk(k).indices for each in scores]
     load = torch.stack([chosen.flatten().bincount(minlength=experts) for chosen in every]).float()
-    mine, given = odds[t.rank].clone(), bias.clone()
+    mine, given = scores[t.rank].clone(), bias.clone()
     found = t.call(mine, given, k, speed)
     is_triple = isinstance(found, (tuple, list)) and len(found) == 3
     t.require(is_triple, f"returned a {type(found).__name__}, expected (chosen, gates, bias)")
-    t.unchanged("odds", mine, odds[t.rank])
+    t.unchanged("scores", mine, scores[t.rank])
     t.unchanged("bias", given, bias)
     chosen, gates, moved = found
-    _check_chosen(t, chosen, odds[t.rank], every[t.rank], k)
-    right, biased = odds[t.rank].gather(1, every[t.rank]), (odds[t.rank] + bias).gather(1, every[t.rank])
+    _check_chosen(t, chosen, scores[t.rank], every[t.rank], k)
+    right, biased = scores[t.rank].gather(1, every[t.rank]), (scores[t.rank] + bias).gather(1, every[t.rank])
     known = {
-        "the odds of the chosen, which do not add up to 1 yet": right,
+        "the scores of the chosen, which do not add up to 1 yet": right,
         "the bias has a part in the gates": biased / biased.sum(1, keepdim=True),
-        "softmax of the odds, not their shares": right.softmax(1),
+        "softmax of the scores, not their shares": right.softmax(1),
     }
     whole = {said: _by_expert(every[t.rank], wrong, experts) for said, wrong in known.items()}
     t.require(
@@ -97,11 +97,13 @@ def trial(t: Trial, positions: int, experts: int, k: int, speed: float) -> None:
     t.equal("bias", moved, bias + speed * missing.sign(), bias, known)
 
 
-def _check_chosen(t: Trial, chosen: Any, odds: torch.Tensor, expected: torch.Tensor, k: int) -> None:
+def _check_chosen(t: Trial, chosen: Any, scores: torch.Tensor, expected: torch.Tensor, k: int) -> None:
     is_right = isinstance(chosen, torch.Tensor) and chosen.shape == expected.shape
     t.require(is_right, f"`chosen` is to be a tensor of shape {tuple(expected.shape)}, got {type(chosen).__name__}")
     found = chosen.sort(1).values
-    said = ": chosen by the odds without the bias" if torch.equal(found, odds.topk(k).indices.sort(1).values) else ""
+    said = (
+        ": chosen by the scores without the bias" if torch.equal(found, scores.topk(k).indices.sort(1).values) else ""
+    )
     wanted = expected.sort(1).values
     t.require(torch.equal(found, wanted), f"`chosen` is {found.tolist()}, expected {wanted.tolist()}{said}")
 
@@ -112,52 +114,52 @@ def best(world_size: int, positions: int, experts: int, k: int, speed: float) ->
     return Cost(1, 2 * (4 * experts * (world_size - 1) // world_size))
 
 
-@EXERCISE.wrong("chosen by the odds without the bias")
-def without_bias(odds: Any, bias: Any, k: int, speed: float) -> Any:
+@EXERCISE.wrong("chosen by the scores without the bias")
+def without_bias(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """The bias moves, and nobody looks at it."""
-    return choose_by_bias(odds, bias * 0, k, speed)
+    return choose_by_bias(scores, bias * 0, k, speed)
 
 
 @EXERCISE.wrong("the bias has a part in the gates")
-def gates_with_bias(odds: Any, bias: Any, k: int, speed: float) -> Any:
+def gates_with_bias(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """Seldom chosen experts count for more than they should."""
-    chosen, _, moved = choose_by_bias(odds, bias, k, speed)
-    gates = (odds + bias).gather(1, chosen)
+    chosen, _, moved = choose_by_bias(scores, bias, k, speed)
+    gates = (scores + bias).gather(1, chosen)
     return chosen, gates / gates.sum(1, keepdim=True), moved
 
 
 @EXERCISE.wrong("which do not add up to 1 yet")
-def not_divided(odds: Any, bias: Any, k: int, speed: float) -> Any:
-    """The odds as they are."""
-    chosen, _, moved = choose_by_bias(odds, bias, k, speed)
-    return chosen, odds.gather(1, chosen), moved
+def not_divided(scores: Any, bias: Any, k: int, speed: float) -> Any:
+    """The scores as they are."""
+    chosen, _, moved = choose_by_bias(scores, bias, k, speed)
+    return chosen, scores.gather(1, chosen), moved
 
 
 @EXERCISE.wrong("by the choices of this rank only")
-def of_this_rank(odds: Any, bias: Any, k: int, speed: float) -> Any:
+def of_this_rank(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """The ranks' routers drift apart."""
-    chosen, gates, _ = choose_by_bias(odds, bias, k, speed)
+    chosen, gates, _ = choose_by_bias(scores, bias, k, speed)
     load = chosen.flatten().bincount(minlength=len(bias)).float()
     return chosen, gates, bias + speed * (load.mean() - load).sign()
 
 
 @EXERCISE.wrong("the popular go up, the others down")
-def the_wrong_way(odds: Any, bias: Any, k: int, speed: float) -> Any:
+def the_wrong_way(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """One expert gets all in the end."""
-    return choose_by_bias(odds, bias, k, -speed)
+    return choose_by_bias(scores, bias, k, -speed)
 
 
 @EXERCISE.wrong("moved by the difference, not by its sign")
-def by_the_difference(odds: Any, bias: Any, k: int, speed: float) -> Any:
+def by_the_difference(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """Steps of any size."""
-    chosen, gates, _ = choose_by_bias(odds, bias, k, speed)
+    chosen, gates, _ = choose_by_bias(scores, bias, k, speed)
     load = chosen.flatten().bincount(minlength=len(bias)).float()
     dist.all_reduce(load)
     return chosen, gates, bias + speed * (load.mean() - load)
 
 
 @EXERCISE.wrong("`bias` was changed")
-def in_place(odds: Any, bias: Any, k: int, speed: float) -> Any:
+def in_place(scores: Any, bias: Any, k: int, speed: float) -> Any:
     """The given tensor moves."""
-    chosen, gates, moved = choose_by_bias(odds, bias, k, speed)
+    chosen, gates, moved = choose_by_bias(scores, bias, k, speed)
     return chosen, gates, bias.copy_(moved)

@@ -23,7 +23,7 @@ EXERCISE = Exercise(
     Write each as a `torch.autograd.Function`, and return its `apply`.
     """,
     hints=(
-        "Forward, every rank has a part of a sum: who must add up, before the layers or after them?",
+        "Forward, every rank has a part of a sum: must it be added up before the layers or after them?",
         "Backward, every rank has the contribution of its own hidden units to the gradient of `x`; these add up, too. "
         "The gradient of `y` is the same on every rank already.",
         "`f` does nothing forward and all-reduces backward; `g` all-reduces forward and does nothing backward.",

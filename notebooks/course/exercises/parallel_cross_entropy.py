@@ -15,9 +15,9 @@ EXERCISE = Exercise(
     lesson="22",
     title="Cross-entropy over a vocabulary in parts",
     statement="""
-    Of the logits for each position every rank has some columns: rank r those of the tokens from r · size on, `size` of
-    them. Return the mean cross-entropy over the positions, on every rank. Sending the logits would cost the whole
-    vocabulary; three all-reduces with one number a position are enough. Logits may be large: take the greatest off
+    Each rank has some columns of the logits: rank r those of the `size` tokens from r · size on, for every position.
+    Return the mean cross-entropy over the positions, on every rank. Gathering the logits would send the whole
+    vocabulary; three all-reduces of one number per position are enough. Logits may be large: subtract the largest
     before you take the exponential.
     """,
     hints=(

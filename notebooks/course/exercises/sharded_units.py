@@ -27,9 +27,9 @@ EXERCISE = Exercise(
     """,
     hints=(
         "Four hooks: `register_forward_pre_hook`, `register_forward_hook` and `register_full_backward_pre_hook` of the "
-        "unit, and `register_post_accumulate_grad_hook` of its weight, which comes when its gradient is there.",
+        "unit, and `register_post_accumulate_grad_hook` of its weight, which runs when its gradient is complete.",
         "`weight.untyped_storage().resize_(weight.nbytes)` makes room, `resize_(0)` frees it. Gather into "
-        "`weight.data.view(-1)`: what goes through `.data` is nothing that autograd has to know.",
+        "`weight.data.view(-1)`: autograd does not track what is written through `.data`.",
         "Begin each gather with `async_op=True`, keep the work by the unit's number, and `wait()` before the unit "
         "computes. Forward unit i + 1 is next, backward unit i − 1.",
         "`reduce_scatter_tensor(shards[i].grad, gradient.flatten())` adds up; divide by the number of ranks.",

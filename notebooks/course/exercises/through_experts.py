@@ -15,11 +15,11 @@ EXERCISE = Exercise(
     lesson="25",
     title="To the experts and back",
     statement="""
-    Without capacity nothing is dropped, but nobody knows how much will come. Each rank has one expert: `work`, which
-    takes (any number, width) and returns as many. Position i of this rank wants to go to the expert of rank
-    `chosen[i]`. Return what the experts make of this rank's positions, in the order of the positions.
+    Without a capacity nothing is dropped, but a rank cannot know in advance how many positions it will receive. Each
+    rank has one expert: `work`, which takes (any number, width) and returns as many. Position i of this rank goes to
+    the expert of rank `chosen[i]`. Return the experts' outputs for this rank's positions, in their order.
 
-    Nobody gets what he has not been chosen for. Three `dist.all_to_all_single` are enough.
+    No rank is sent positions that have not chosen its expert. Three `dist.all_to_all_single` are enough.
     """,
     hints=(
         "All that goes to one rank must lie together: `order = chosen.argsort(stable=True)`, then `x[order]`.",

@@ -29,7 +29,7 @@ class Experts(nn.Module):
         self.exchange: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = lambda slots, apply: apply(slots)
         """Brings slots to where their experts are and back: of (batch, experts, capacity, width)."""
         self.bias: Tensor | None = None
-        """(experts,): added to the router's odds when it chooses, and only then: DeepSeek-V3's way to balance."""
+        """(experts,): added to the router's probabilities, for the choice only: DeepSeek-V3's way to balance."""
         self.load: Tensor | None = None
         """(experts,): how many positions chose each expert the last time."""
         self.has_room: Tensor | None = None
@@ -53,14 +53,14 @@ class Experts(nn.Module):
         """Return (batch, time, width)."""
         batch, time, width = x.shape
         experts, capacity = self.router.out_features, self.capacity(time)
-        odds = self.router(x).softmax(-1)  # (batch, time, experts)
-        chosen = (odds if self.bias is None else odds + self.bias).argmax(-1)
-        gate = odds.gather(-1, chosen[..., None])[..., 0]
-        queue = torch.nn.functional.one_hot(chosen, experts).cumsum(1)  # how many have come to each expert by then
+        probabilities = self.router(x).softmax(-1)  # (batch, time, experts)
+        chosen = (probabilities if self.bias is None else probabilities + self.bias).argmax(-1)
+        gate = probabilities.gather(-1, chosen[..., None])[..., 0]
+        queue = torch.nn.functional.one_hot(chosen, experts).cumsum(1)  # how many have come to each expert so far
         self.load = queue[:, -1].sum(0)
         place = queue.gather(2, chosen[..., None])[..., 0] - 1
         self.has_room = has_room = place < capacity
-        # One slot more than there is room for: all who come too late go there, and nobody fetches it.
+        # One slot more than there is room for: those that come too late go there, and it is cut off.
         slot = chosen * (capacity + 1) + place.clamp(max=capacity)
         index = slot[..., None].expand(-1, -1, width)
         slots = x.new_zeros(batch, experts * (capacity + 1), width).scatter(1, index, x)

@@ -235,9 +235,9 @@ def batches(
 
 @torch.no_grad()
 def write(model: nn.Module, prompt: str, length: int, time: int, temperature: float = 0.7, seed: int = 0) -> str:
-    """Return the prompt and `length` bytes that the model writes after it, drawn one by one from its predictions.
+    """Return the prompt and `length` bytes that the model writes after it, sampled one by one from its predictions.
 
-    It sees `time` bytes at most, as in training. Temperature 0 would take the likeliest; 1 the model's own odds.
+    It sees `time` bytes at most, as in training. Near temperature 0 it takes the likeliest; at 1 its own distribution.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
@@ -246,8 +246,8 @@ def write(model: nn.Module, prompt: str, length: int, time: int, temperature: fl
     tokens = list(prompt.encode())
     for _ in range(length):
         logits = model(torch.tensor([tokens[-time:]], device=device))[0, -1].float().cpu()
-        odds = (logits / temperature).softmax(-1)
-        tokens.append(int(torch.multinomial(odds, 1, generator=generator)))
+        probabilities = (logits / temperature).softmax(-1)
+        tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
     model.train(was_training)
     return bytes(tokens).decode(errors="replace")
 

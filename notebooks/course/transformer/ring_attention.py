@@ -152,9 +152,9 @@ def _add_gradients(
     """Add what a block contributes to the gradients of the queries, and of its own keys and values, in place."""
     k, v = block
     for rows, columns, mask in ring.visible(source):
-        odds = (scores(q[:, :, rows], k[:, :, columns], mask) - total[:, :, rows]).exp()
-        of_odds = gradient[:, :, rows] @ v[:, :, columns].mT
-        of_scores = odds * (of_odds - inner[:, :, rows]) / q.shape[-1] ** 0.5
+        probabilities = (scores(q[:, :, rows], k[:, :, columns], mask) - total[:, :, rows]).exp()
+        of_probabilities = gradient[:, :, rows] @ v[:, :, columns].mT
+        of_scores = probabilities * (of_probabilities - inner[:, :, rows]) / q.shape[-1] ** 0.5
         of_q[:, :, rows] += of_scores @ k[:, :, columns]
         of_block[0][:, :, columns] += of_scores.mT @ q[:, :, rows]
-        of_block[1][:, :, columns] += odds.mT @ gradient[:, :, rows]
+        of_block[1][:, :, columns] += probabilities.mT @ gradient[:, :, rows]
