@@ -319,6 +319,12 @@ class DistributedSampler(DistributedSampler):
         "the same gradients",
         {"steps": 5},
     ),
+    "21_sharding_a_gpt: nothing sharded": (
+        "    if is_sharded:\n",
+        "    if False:\n",
+        "synchronous calls overlap with nothing",
+        {"steps": 5},
+    ),
     "22_cutting_layers": (
         "whole.qkv.weight.chunk(world_size, dim=0)[part]",
         "whole.qkv.weight.chunk(world_size, dim=0)[0]",
@@ -335,9 +341,15 @@ class DistributedSampler(DistributedSampler):
         "a softmax can be taken in pieces",
     ),
     "24_pipelines_side_by_side": (
-        'units = 2 if what == "backward"',
-        'units = 1 if what == "backward"',
-        "orders are worth their formulas",
+        '{"F": 1, "B": 2, "I": 1, "W": 1}',
+        '{"F": 1, "B": 3, "I": 1, "W": 1}',
+        "as long as the formulas",
+        {"unit_ms": 4, "repeats": 1},
+    ),
+    "24_pipelines_side_by_side: nothing put off": (
+        '("W", rank))',
+        '("W", 0))',
+        "as long as the formulas",
         {"unit_ms": 4, "repeats": 1},
     ),
     "25_experts": (
@@ -345,6 +357,7 @@ class DistributedSampler(DistributedSampler):
         "layer.exchange = lambda slots, apply: slots",
         "positions come back from their experts",
     ),
+    "25_experts: no balance": ("(loss + extra).backward()", "loss.backward()", "balance drops fewer"),
     "25_experts: as many experts": (
         "functools.partial(double, count)",
         "functools.partial(double, experts)",
