@@ -216,7 +216,7 @@ class _Right:
             lambda i: self.use(i, i + 1),
             self.free,
             lambda i: self.use(i, i - 1),
-            lambda i: (self.reduce(i), self.free(i))[0],
+            self.after_backward,
         )
 
     def gather(self, i: int) -> None:
@@ -229,6 +229,10 @@ class _Right:
         self.gather(i)
         self.gathers[i].wait()
         self.gather(following)
+
+    def after_backward(self, i: int) -> None:
+        self.reduce(i)
+        self.free(i)
 
     def free(self, i: int) -> None:
         del self.gathers[i]
