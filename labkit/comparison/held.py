@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.profiling import Kept, activations, local, saved_now, size_bytes, state_of
+from labkit.rank.isolation import collect_garbage
 from labkit.trace.phases import Phases
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
@@ -66,7 +67,7 @@ class Held:
 
     def look(self, optimizer: Any) -> None:
         """Look at what is held now, while watching."""
-        gc.collect()  # what nobody refers to any more may still lie in cycles
+        collect_garbage()  # what nobody refers to any more may still lie in cycles
         now = held(optimizer)
         self.most = {kind: max(self.most[kind], now[kind]) for kind in KINDS}
 

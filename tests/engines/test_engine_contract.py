@@ -279,7 +279,8 @@ def test_a_folder_that_is_deleted_meanwhile_ends_the_ranks_and_is_named(kind, fo
     try:
         run.until_both_log()
         processes = [psutil.Process(int(run.values("pid", rank)[0])) for rank in (0, 1)]
-        shutil.rmtree(next(path for path in folder.iterdir() if path.is_dir()))
+        (runs,) = (path for path in folder.iterdir() if path.is_dir())
+        wait_until(lambda: shutil.rmtree(runs, ignore_errors=True) or not runs.exists())  # ranks may yet write there
         run.until_over()
         (ended,) = run.of(job_events.JobEnded)
         assert ended.headline.startswith(f"the run's folder {run.engine.folder} has gone")
