@@ -82,7 +82,10 @@ class Debugger(RunObserver):
 
     def _pause_timeout(self) -> None:
         """Have `stall_s` not run while somebody debugs."""
-        self.run.paused_by = self if self._is_in_use else None
+        if self._is_in_use:
+            self.run.paused_by.add(self)
+        else:
+            self.run.paused_by.discard(self)
 
     def take(self, event: Any) -> None:
         """Note what an event of the run says."""

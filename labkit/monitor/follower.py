@@ -161,7 +161,7 @@ class Follower:
     def enforce_deadlines(self) -> None:
         """Do what is due: end ranks, ask those that are silent."""
         now_s, state = time.monotonic(), self._state
-        if self._run.paused_by in self._observers:
+        if any(each in self._run.paused_by for each in self._observers):
             state.progress_s = now_s
         with self._run.lock:
             if self._run.stop_asked_s is not None and not self.stop_outcome:

@@ -95,8 +95,8 @@ class RunRecord:
         """Where ranks are that are long in coming to a first step, or wait in a cell for one that is gone."""
         self.switched_off: list[str] = []
         """A sentence for each observer that failed."""
-        self.paused_by: object = None
-        """The observer for which `stall_s` does not run just now: somebody is at a prompt."""
+        self.paused_by: set[object] = set()
+        """The observers for which `stall_s` does not run just now: somebody is at a prompt, or to come."""
         self.panel: Any = None
         """A widget for the live view: the debugger's, once a rank asks for a line."""
         self._state = RunState(world_size, engine.failure_grace_s, time.monotonic())

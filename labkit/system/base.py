@@ -303,6 +303,23 @@ class System:
         """Return this process's sockets by name, with a descriptor of each; {} where the system does not list them."""
         return {}
 
+    def is_mine(self, connection: socket.socket) -> bool:
+        """Whether a process of this user's is at the other end of a TCP connection on this machine.
+
+        Where only processes tell: those of this user's that let themselves be looked at.
+        """
+        import psutil
+
+        ends = tuple(connection.getpeername()[:2]), tuple(connection.getsockname()[:2])
+        user = psutil.Process().username()
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.username() == user and any(
+                    (tuple(each.laddr), tuple(each.raddr)) == ends for each in process.net_connections("tcp")
+                ):
+                    return True
+        return False
+
     def bytes_sent(self) -> int:
         """Bytes that this process has sent over TCP connections that are still open, retransmissions excluded.
 

@@ -228,12 +228,12 @@ def test_a_rank_that_ends_while_another_debugs_is_no_longer_asked():
 def test_while_somebody_debugs_the_silence_that_ends_a_run_is_not_counted():
     engine = FakeEngine()
     run = labkit.Run(engine, 2, "train", stall_s=1e-9)
-    run.paused_by = run._observers[0]
+    run.paused_by.add(run._observers[0])
     for rank in range(2):
         run._follower.take(Started(rank))
     run._follower.enforce_deadlines()
     assert engine.calls == []
-    run.paused_by = None
+    run.paused_by.clear()
     time.sleep(0.001)
     run._follower.enforce_deadlines()
     assert engine.calls == ["ask_for_stacks"]
