@@ -2,8 +2,8 @@
 
 Nothing is fetched: `--programs` is a folder with copies of the repositories, those that somebody has. What a program
 would download is made where it looks for it. Programs that want several GPUs get pretended ones, which are the CPU
-(`tests.pretended_gpu`). What they print, as far as it does not depend on the clock or on chance, must be the same both ways,
-and both must end well. The table is printed, and written to `--out`.
+(`tests.pretended_gpu`). What they print, as far as it does not depend on the clock or on chance, must be the same both
+ways, and both must end well. The table is printed, and written to `--out`.
 
     python -m tests.benchmarks.foreign_unchanged --programs programs
     python -m tests.benchmarks.foreign_unchanged --programs programs --only nanoGPT

@@ -1,4 +1,4 @@
-"""Measure labkit and five other launchers on one job, each from the cells of a real Jupyter kernel: `make scoreboard`.
+"""Measure labkit and other launchers on one job, each from the cells of a real Jupyter kernel: `make scoreboard`.
 
 Every trial has a fresh kernel, driven as a front end drives it, and a deadline. The job is DDP on a linear layer, two
 ranks, gloo on the loopback interface, no GPU. Raw figures go to build/scoreboard.json as they come; a partial
@@ -184,6 +184,20 @@ if not dist.is_initialized():
 job(rank, {row!r}, {folder!r})
 ''')
 """
+# One actor a rank, which stays, and with it the process group and what earlier launches have left. `get` waits.
+MONARCH = """
+if "ranks" not in globals():
+    class Rank(Actor):
+        @endpoint
+        def train(self, job, row, folder):
+            import torch.distributed as dist
+            rank = current_rank().rank
+            if not dist.is_initialized():
+                dist.init_process_group("gloo", init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
+            job(rank, row, folder)
+    ranks = this_host().spawn_procs(per_host={{"gpus": 2}}).spawn("ranks", Rank)
+ranks.train.call(job, {row!r}, {folder!r}).get()
+"""
 # torchrunx's log server unpickles what comes, and listens on the address of the machine's full name.
 ONLY_LOOPBACK = "import socket\nsocket.getfqdn = lambda name='': '127.0.0.1'"
 
@@ -194,6 +208,7 @@ TOOLS = {
     "Lightning": Tool("lightning", "from lightning.fabric import Fabric", LIGHTNING),
     "torchrunx": Tool("torchrunx", f"from torchrunx import Launcher\n{ONLY_LOOPBACK}", TORCHRUNX),
     "ipyparallel": Tool("ipyparallel", "import ipyparallel as ipp", IPYPARALLEL),
+    "Monarch": Tool("torchmonarch", "from monarch.actor import Actor, current_rank, endpoint, this_host", MONARCH),
 }
 
 
