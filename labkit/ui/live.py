@@ -144,6 +144,7 @@ class LiveView(threading.Thread):
         if not self._attempt(lambda: bundle.update(summary.bundle(self._run))):
             bundle = {"text/plain": formatting.plain(self._run)}
         self._box_handle.update(bundle, raw=True)
+        self._said.set()
         if not (self._run.recorded.names and self._attempt(self._show_final_chart)):
             self._chart_handle.update(kernel.NOTHING, raw=True)
         if not self._attempt(lambda: self._leave(bundle)):

@@ -541,6 +541,14 @@ def test_the_widgets_own_last_state_is_what_stays(page, how):
     assert drawn(view)["lives"] == "", "nothing of it ends with the kernel"
 
 
+def test_the_cell_is_free_once_it_is_said_how_the_run_ended_and_the_last_chart_comes_after_that(page, monkeypatch):
+    drawn_when_said = []
+    monkeypatch.setattr(live.LiveView, "_show_final_chart", lambda view: drawn_when_said.append(view._said.is_set()))
+    view = watch(finish(started(steps=3)))
+    view.join()
+    assert drawn_when_said == [True]
+
+
 def test_what_stays_has_a_chart_even_if_the_run_was_over_before_the_first_was_drawn(page):
     run = fail(started(steps=3))
     view = watch(run)
