@@ -349,7 +349,14 @@ def as_a_script(program: Program) -> list[str]:
 def by_labkit(program: Program) -> list[str]:
     """Return the command that runs it by `labkit.run_script` or `run_module`."""
     fields = ("name", "arguments", "world_size", "is_module")
-    return [sys.executable, "-c", LAUNCH, json.dumps({field: getattr(program, field) for field in fields})]
+    return [
+        sys.executable,
+        "-X",
+        "faulthandler",
+        "-c",
+        LAUNCH,
+        json.dumps({field: getattr(program, field) for field in fields}),
+    ]
 
 
 def tried(program: Program, programs: Path, keep: Path) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -277,6 +278,9 @@ class Asking(TorchFunctionMode):
 class Operating(TorchDispatchMode):
     """Sees every operator of a thread, also those of a backward pass and of C++."""
 
+    supports_higher_order_operators = True
+    """Those that call another operator, as DTensor's random numbers do: that one is then seen."""
+
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Whether those who look for modes of users leave it alone."""
@@ -284,6 +288,13 @@ class Operating(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
+        if isinstance(function, HigherOrderOperator):
+            if (
+                function.name() == "run_dtensor_rng_op"
+            ):  # on CUDA it sets the generator for the operator; here: the CPU's
+                _, _, function, *arguments = arguments
+            with self:
+                return function(*arguments, **options)
         if any(kind.__name__ == "FakeTensor" for kind in types):
             return function(*arguments, **options)  # its mode's, which comes after this one
         if any(kind not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) for kind in types):

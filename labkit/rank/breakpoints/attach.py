@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from labkit.protocol.job import Job, RankHook
@@ -69,23 +70,45 @@ class AttachHook(RankHook):
     def around(self, job: Job, channel: Channel) -> Iterator[None]:
         """Return the context in which the rank calls the function, with a debugger there."""
         hold_timeouts()  # in every rank: others wait for one at a breakpoint in their next collective
-        if channel.rank not in self.ranks:
-            yield
-            return
-        import debugpy
-
-        gate, before = _Gate(channel), sys.breakpointhook
+        before, gate = sys.breakpointhook, None
         try:
-            gate.start()
-            # What the rank starts would look for a debugger, too, where none is.
-            debugpy.configure(subProcess=False)
-            debugpy.connect(gate.for_debugpy)  # returns once an editor has set its breakpoints, and lets the rank go on
-            gate.let_go()
-            sys.breakpointhook = debugpy.breakpoint
+            if channel.rank in self.ranks:
+                gate = _Gate(channel)
+                sys.breakpointhook = self._wait(gate)
+            else:
+                sys.breakpointhook = _ignore  # which is for a debugger, and this rank has none
             yield
         finally:
             sys.breakpointhook = before
-            gate.close()
+            if gate is not None:
+                gate.close()
+
+    def _wait(self, gate: _Gate) -> Callable[..., object]:
+        """Wait for a debugger; return what `breakpoint()` is to call from then on."""
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a remark on Python's own frozen modules
+        import debugpy
+
+        gate.start()
+        _spare_own_threads()
+        # What the rank starts would look for a debugger, too, where none is.
+        debugpy.configure(subProcess=False)
+        debugpy.connect(gate.for_debugpy)  # returns once an editor has set its breakpoints, and lets the rank go on
+        gate.let_go()
+        return debugpy.breakpoint
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """Do nothing."""
+
+
+def _spare_own_threads() -> None:
+    """Have labkit's threads go on at a breakpoint, which suspends all others: the one that passes messages on, say.
+
+    By these names debugpy and ipykernel tell their own threads.
+    """
+    for thread in threading.enumerate():
+        if thread.name.startswith("labkit-"):
+            vars(thread).update(pydev_do_not_trace=True, is_pydev_daemon_thread=True)
 
 
 class Protocol(Exception):  # noqa: N818 - says what is not spoken
