@@ -107,7 +107,7 @@ def test_a_debugger_stops_each_of_two_ranks_reads_its_values_and_lets_it_go_on(l
         client.go_on(thread)
     run.wait()
     assert run.error is None
-    assert [output.split() for output in run.output] == ["at step 0 at step 1 at step 2 over 36".split()] * 2
+    assert [" ".join(output.split()) for output in run.output] == ["at step 0 at step 1 at step 2 over 36"] * 2
     assert list(run.history["summed"]) == [36.0, 36.0]
     assert run.notice == ""
     assert not run.paused_by
