@@ -86,7 +86,7 @@ def ports(run, count=2):
 
 @pytest.mark.spawns
 def test_a_debugger_stops_each_of_two_ranks_reads_its_values_and_lets_it_go_on(launched, script):
-    run = launched(timeout_s=1)
+    run = launched(stall_s=1)
     clients = [Client(port) for port in ports(run)]
     for client in clients:
         client.attach(script, LINE)
@@ -96,7 +96,7 @@ def test_a_debugger_stops_each_of_two_ranks_reads_its_values_and_lets_it_go_on(l
             assert (frame["line"], frame["source"]["path"]) == (LINE, str(script))
             assert client.value("(rank, step)", frame) == f"({rank}, {step})"
         if step == 1:
-            time.sleep(2.5)  # no rank says anything for longer than timeout_s
+            time.sleep(2.5)  # no rank says anything for longer than stall_s
             assert not run.over.is_set(), str(run.error)
             assert run.notice == "ranks 0 and 1 have a debugger"
         for client, (thread, _) in zip(clients, stops, strict=True):
@@ -187,7 +187,7 @@ def test_a_stop_ends_ranks_that_wait_for_a_debugger_and_frees_their_ports(launch
 def test_the_run_says_where_each_rank_waits_and_what_vs_code_is_to_be_told():
     engine = FakeEngine()
     observer = AttachObserver([0, 1])
-    run = labkit.Run(engine, 2, "train", timeout_s=1e-9, observers=[observer])
+    run = labkit.Run(engine, 2, "train", stall_s=1e-9, observers=[observer])
     for rank in range(2):
         run._follower.take(DebuggerState(rank, 4000 + rank, WAITS))
     first, *lines = run.notice.splitlines()
