@@ -23,10 +23,10 @@ from tests.conftest import LONG_S, shared_session, wait_until
 
 ACCELERATES = "accelerate.test_utils.scripts."
 SCRIPTS = {
-    "test_sync": "Test `accumulate` gradient accumulation with optimizer and scheduler",
-    "test_script": "**Test reinstantiated state**",
+    "test_sync": ("**Test Distributed `no_sync` context manager**", "accumulation with optimizer and scheduler"),
+    "test_script": ("Num processes: 2", "**Test reinstantiated state**"),
 }
-"""Those that Accelerate tests itself with, and what each says towards its end."""
+"""Those that Accelerate tests itself with, what each says of two ranks that work together, and towards its end."""
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,14 @@ def boring(model_name):
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("script", ["test_sync", pytest.param("test_script", marks=pytest.mark.long)])
-def test_accelerates_own_scripts_run_to_their_end(script):
+def test_accelerates_own_scripts_run_to_their_end(script, monkeypatch):
     pytest.importorskip("accelerate")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as `accelerate launch --cpu` says it
     # On ranks of their own: Accelerate keeps for a process's life how the first program was launched.
-    run = labkit.launch(module_as_program(ACCELERATES + script), world_size=2, live=False)
-    assert run.results == [2, 2]
-    assert SCRIPTS[script] in run.output[0]
+    run = labkit.run_module(ACCELERATES + script, world_size=2, live=False)
+    assert run.error is None
+    for said in SCRIPTS[script]:
+        assert said in run.output[0]
 
 
 @pytest.mark.spawns
