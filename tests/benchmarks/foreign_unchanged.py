@@ -30,14 +30,19 @@ from tests.benchmarks.launch import free_port
 
 LONG_S = 900
 LAUNCH = """
-import json, sys
+import atexit, json, os, sys
 import labkit
 what = json.loads(sys.argv[1])
 call = labkit.run_module if what["is_module"] else labkit.run_script
 run = call(what["name"], *what["arguments"], world_size=what["world_size"], live=False)
-print(*run.output, sep="\\n")
+print(*run.output, sep="\\n", flush=True)
+atexit._run_exitfuncs()
+os._exit(0)
 """
-"""What a reader's cell says; in a program, so that GPUs can be pretended for the notebook, too."""
+"""What a reader's cell says; in a program, so that GPUs can be pretended for the notebook, too.
+
+It ends as ranks do: where GPUs are pretended, a thread that Python leaves behind may abort the process as Python ends.
+"""
 
 
 class Program(NamedTuple):
