@@ -184,7 +184,13 @@ if not dist.is_initialized():
 job(rank, {row!r}, {folder!r})
 ''')
 """
-# One actor a rank, which stays, and with it the process group and what earlier launches have left. `get` waits.
+# One actor a rank, which stays, and with it the process group and what earlier launches have left. `get` waits. torch
+# is imported as its process begins: from within a cell's code that fails, for the cell's lines are looked for meanwhile.
+MONARCH_IMPORTS = """
+from functools import partial
+from importlib import import_module
+from monarch.actor import Actor, current_rank, endpoint, this_host
+"""
 MONARCH = """
 if "ranks" not in globals():
     class Rank(Actor):
@@ -195,7 +201,8 @@ if "ranks" not in globals():
             if not dist.is_initialized():
                 dist.init_process_group("gloo", init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
             job(rank, row, folder)
-    ranks = this_host().spawn_procs(per_host={{"gpus": 2}}).spawn("ranks", Rank)
+    processes = this_host().spawn_procs(per_host={{"gpus": 2}}, bootstrap=partial(import_module, "torch.distributed"))
+    ranks = processes.spawn("ranks", Rank)
 ranks.train.call(job, {row!r}, {folder!r}).get()
 """
 # torchrunx's log server unpickles what comes, and listens on the address of the machine's full name.
@@ -208,7 +215,7 @@ TOOLS = {
     "Lightning": Tool("lightning", "from lightning.fabric import Fabric", LIGHTNING),
     "torchrunx": Tool("torchrunx", f"from torchrunx import Launcher\n{ONLY_LOOPBACK}", TORCHRUNX),
     "ipyparallel": Tool("ipyparallel", "import ipyparallel as ipp", IPYPARALLEL),
-    "Monarch": Tool("torchmonarch", "from monarch.actor import Actor, current_rank, endpoint, this_host", MONARCH),
+    "Monarch": Tool("torchmonarch", MONARCH_IMPORTS, MONARCH),
 }
 
 
