@@ -185,7 +185,7 @@ job(rank, {row!r}, {folder!r})
 ''')
 """
 # One actor a rank, which stays, and with it the process group and what earlier launches have left. `get` waits. torch
-# is imported as its process begins: from within a cell's code that fails, for the cell's lines are looked for meanwhile.
+# is imported as its process begins: within a cell's code that fails, as the cell's lines are looked for meanwhile.
 MONARCH_IMPORTS = """
 from functools import partial
 from importlib import import_module
