@@ -427,7 +427,7 @@ def main(rank):
         "pytorch-image-models",
         whole(
             "train.py",
-            *("--data-dir=pictures", "--model=resnet10t", "--device=cpu", "--dist-backend=gloo"),
+            *("--data-dir=pictures", "--model=resnet10t", "--device=cpu"),
             *("--epochs=1", "--batch-size=4", "--workers=0", "--img-size=32", "--num-classes=2", "--log-interval=1"),
             *("--warmup-epochs=0", "--cooldown-epochs=0", "--no-prefetcher", "--output=output", "--experiment=one"),
         ),
