@@ -152,7 +152,7 @@ class _Gate(threading.Thread):
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(name="labkit-attach", daemon=True)
-        self._channel = channel
+        self._channel: Any = channel
         self._is_waiting = True
         self._for_debugpy = socket.create_server((LOOPBACK, 0), backlog=1)
         self._for_editors = socket.create_server((LOOPBACK, 0), backlog=1)
