@@ -98,8 +98,8 @@ BROKEN = {
         "as many all-reduces as buckets",
     ),
     "06b_local_sgd": (
-        "start, velocity = solution(start, ends[-1], velocity, *outer)",
-        "start = ends[-1].clone()",
+        "if inner and step % inner == 0:",
+        "if inner and step % 5 == 0:",
         "bytes within 5 % of the formula",
     ),
     "07_model_parallel": (
@@ -193,9 +193,9 @@ BROKEN = {
         "    def stage(self, state_dict):\n        return __import__('copy').deepcopy(state_dict)",
         "staging is the copy",
     ),
-    "13_checkpoint: alone": (
-        "if has_to_stop():\n                checkpoint.save()",
-        "if has_to_stop():\n                pass",
+    "13_checkpoint: another step": (
+        "return checkpoint.step",
+        "return checkpoint.step - 1",
         "and it is saved",
     ),
     "14_when_it_hangs": (
