@@ -5,10 +5,9 @@ they come from. What is right follows from how it is made: one rank does somethi
 wait for it at the line marked WAIT. A case that comes out wrong is printed as a program to paste.
 
 Each rank notes the time at which it comes to its line. Time is counted from there, so that a slow start counts for
-nothing; ranks are forked with torch imported, unless `--cold` says otherwise. No case is drawn twice, and with
-`--results` none that was right is tried again.
+nothing; ranks are forked with torch imported, unless `--cold` says otherwise. No case is drawn twice.
 
-    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1 --at-once 4 --results build/grammar.jsonl
+    python tests/benchmarks/fault_grammar.py --cases 1000 --seed 1
     python tests/benchmarks/fault_grammar.py --cases 40 --where torchrun
 """
 
@@ -34,7 +33,6 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started by its path, as a program
 
 import labkit  # noqa: E402
-from tests.benchmarks.sharing import Results, share_out  # noqa: E402
 from tests.support import prefork, transports  # noqa: E402
 
 SOON_S = 5.0
@@ -441,24 +439,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--where", nargs="*", default=list(PLACES), choices=PLACES)
     parser.add_argument("--cold", action="store_true", help="new ranks start as a reader's do")
-    parser.add_argument("--results", type=Path, help="a file to which results are added, and whose cases are not tried")
-    parser.add_argument("--at-once", type=int, default=1, help="processes that share the cases")
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.at_once > 1 and options.share is None:
-        return share_out(options.at_once)
     labkit.standby.off()
-    results, count = Results(options.results), Counter(cases=0, wrong=0, late=0)
+    count = Counter(cases=0, wrong=0, late=0)
     drawn = draw_different(random.Random(options.seed), tuple(options.where))
-    share = list(itertools.islice(drawn, options.share or 0, options.cases, options.at_once))
-    were_right = results.were_right()
     with prefork.in_use(not options.cold), tempfile.TemporaryDirectory() as folder, sessions() as get:
-        for case in share:
-            if str(case) in were_right:
-                continue
+        for case in itertools.islice(drawn, options.cases):
             found = try_out(case, get(case), Path(folder))
-            said = {} if found.is_right else {"said": found.said}
-            results.add(str(case), found.is_right, took_s=round(found.took_s, 2), **said)
             count.update(cases=1, wrong=int(not found.is_right), late=int(not found.is_soon))
             if not found.is_right:
                 print(f"\nWRONG: {case}\n\n{case.source}\nsaid:\n{textwrap.indent(found.said[:3000], '    ')}\n")

@@ -13,8 +13,8 @@ from course.scaling.published_figures import gpt
 from course.transformer import ALL, GPT, mean_loss
 from labkit import profiling
 from labkit.scaling import CostModel, Fit
-from tests.benchmarks.fit import PARTS, held, predicted
 from tests.conftest import shared_session
+from tests.support.gpt_memory import PARTS, held, predicted
 
 TITLES = (
     "FSDP2",
@@ -25,7 +25,6 @@ TITLES = (
     "interleaved 1F1B",
     "zero bubble",
 )
-"""On real ranks here; tests/benchmarks/fit.py has all."""
 DEPTH = 4
 
 

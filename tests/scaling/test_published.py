@@ -16,7 +16,7 @@ from torch.nn.functional import dropout, gelu, scaled_dot_product_attention
 from torchvision.models import resnet50
 
 import labkit
-from labkit.comparison.hardware import DEVICES, LINKS
+from labkit.comparison.hardware import LINKS
 from tests.support.tiers import few
 
 
@@ -162,7 +162,3 @@ def test_how_much_of_its_speed_a_gpu_keeps_is_what_was_published(name):
     first, *_, last = table.step_s
     published = table.step_s[first] / table.step_s[last]
     assert advised(table, first).step_s / advised(table, last).step_s == pytest.approx(published, abs=0.15)
-
-
-def test_every_device_of_these_tables_has_its_source():
-    assert all(DEVICES[table.options["device"]].source for table in TABLES.values())

@@ -4,13 +4,10 @@ Parameters, gradients and optimizer state by `labkit.profiling.tensor_bytes`, ac
 `labkit.profiling.activations`; buffers of communication are what is handed to collectives and messages (`Buffers`), and
 the gradients that zero bubble keeps between its two backward passes are counted with the activations. In float64; bf16
 in float32.
-
-    python -m tests.benchmarks.fit --ranks 2 4 8
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 from collections.abc import Sequence
@@ -26,9 +23,9 @@ from torch.utils._pytree import tree_leaves
 
 import labkit
 from course.scaling import Memory, predict_memory
-from course.transformer import ALL, BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
+from course.transformer import BF16, GPT, ExpertParallel, GPTStrategy, Recomputation, batches, mean_loss, text
 from labkit import profiling
-from tests.benchmarks.transformer import OPTIMIZER, strategies_for
+from tests.support.gpt_training import OPTIMIZER
 
 BATCH_SIZE, TIME = 8, 32
 PARTS = ("parameters", "gradients", "optimizer state", "activations", "communication")
@@ -154,33 +151,3 @@ def recomputing(trainer: GPTStrategy, inputs: Tensor) -> int:
         result = type(block).forward(block, features)
     del result
     return (len(trainer.network.blocks) - 1) * profiling.size_bytes([features]) + own["activations"]
-
-
-def main() -> None:
-    """Print a table for each number of ranks, of the rank whose prediction is farthest off in each part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--only", nargs="+", choices=list(ALL), default=list(ALL), metavar="STRATEGY")
-    options = parser.parse_args()
-    labkit.standby.off()
-    with labkit.Session(max(options.ranks)) as ranks:
-        for world_size in options.ranks:
-            depth = 8 if world_size > 2 else 4
-            print(f"\n{world_size} ranks: KiB predicted / measured\n| strategy | {' | '.join(PARTS)} |")
-            print("|---" * (len(PARTS) + 1) + "|")
-            for strategy in (s for s in strategies_for(world_size) if s.title in options.only):
-                run = labkit.launch(held, [strategy], depth, on=ranks, world_size=world_size, live=False)
-                cells = []
-                for index, part in enumerate(PARTS):
-                    pairs = [
-                        (one[index], result[strategy.title][part])
-                        for one, result in zip(predicted(strategy, world_size, depth), run.results, strict=True)
-                    ]
-                    one, other = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1) if pair[1] else 0)
-                    off = f" ({one / other - 1:+.1%})" if other else ""
-                    cells.append(f"{one / 1024:,.0f} / {other / 1024:,.0f}{off}")
-                print(f"| {strategy.title} | {' | '.join(cells)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
