@@ -34,7 +34,7 @@ import labkit
 from labkit.rank.private_folder import remove_left_behind
 from tests.support import cluster, prefork, programs, ray_nodes, workloads
 from tests.support.cluster import DAEMONS
-from tests.support.progress import FILE_S, Progress
+from tests.support.order import FILE_S
 
 # Standby ranks are meant to outlive a run; only the tests that are about them switch them on.
 os.environ["LABKIT_STANDBY"] = "off"
@@ -135,6 +135,13 @@ def shared_session(world_size):
         SHARED.append(session)
         yield session
         SHARED.remove(session)
+
+
+@pytest.fixture(scope="module")
+def ranks(request):
+    """Reserved ranks for the tests of a module: two, or as many as its `SESSION_RANKS`."""
+    with shared_session(getattr(request.module, "SESSION_RANKS", 2)) as session:
+        yield session
 
 
 def rank_processes() -> list[psutil.Process]:
@@ -423,5 +430,3 @@ def pytest_configure(config):
         # that may start none.
         with contextlib.suppress(ImportError):  # a machine with a GPU, say, has labkit's own needs and no more
             import matplotlib.font_manager  # noqa: F401
-
-        config.pluginmanager.register(Progress(config), "labkit-progress")

@@ -10,7 +10,6 @@ from array import array
 
 import pytest
 
-from labkit import launcher
 from labkit import run as monitor_run
 from labkit.engines.arguments import check_call
 from labkit.failures.silence import Silences
@@ -21,9 +20,7 @@ from labkit.protocol import events
 from labkit.rank.report_collectives import KIND
 from labkit.run import Run, WorkerFailed
 from tests.conftest import LONG_S, wait_until
-from tests.support.fake_engine import A_JOB, FakeEngine
-
-JOB = A_JOB._replace(start_s=time.time())
+from tests.support.fake_engine import FakeEngine, a_job
 
 
 def going(engine, **options):
@@ -31,7 +28,7 @@ def going(engine, **options):
     run = Run(engine, engine.world_size, "train", **options)
     for rank in range(engine.world_size):
         engine.arrived.put(events.Started(rank))
-    run.start(JOB._replace(start_s=time.time()))
+    run.start(a_job())
     wait_until(lambda: run.states == ["running"] * engine.world_size, LONG_S)
     return run
 
@@ -163,21 +160,6 @@ def test_an_answer_is_waited_for_until_it_comes_or_is_known_not_to(how):
     says = ["did not answer" if how.endswith("and will not") else "is at cell.py, line 7"]
     assert [stack.in_words for stack in run._stack_query.stacks()] == ["is at cell.py, line 7", *says]
     assert engine.calls.count("ask_for_stacks") == 1
-    run.stop(0)
-
-
-def test_who_asks_where_ranks_stand_waits_for_the_last_of_them():
-    engine = FakeEngine()
-    engine.stacks_s = LONG_S
-    run, found = going(engine), []
-    asking = threading.Thread(target=lambda: found.append(run.stacks()))
-    asking.start()
-    wait_until(lambda: "ask_for_stacks" in engine.calls, LONG_S)
-    answered(run, answers(0) + answers(1)[:1])
-    assert not found
-    answered(run, answers(1)[1:])
-    asking.join(LONG_S)
-    assert [stack.place for stack in found[0]] == ["cell.py, line 7"] * 2
     run.stop(0)
 
 
@@ -338,7 +320,7 @@ def test_what_was_started_is_ended_if_nobody_came_to_follow_it(monkeypatch):
 
     monkeypatch.setattr(run._follower, "begin", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run.start(JOB)
+        run.start(a_job())
     assert engine.calls == ["start", "kill", "close"]
     assert run not in going_runs.active_runs
 
@@ -359,14 +341,6 @@ def test_a_stop_that_nobody_answers_is_not_waited_for_without_end(monkeypatch):
 
 def train(worker, seed=42):
     """A function with a parameter that `launch` keeps for itself."""
-
-
-@pytest.mark.parametrize("seed", [0, 1, None])
-def test_a_seed_that_the_function_would_not_get_is_refused_whatever_it_is(seed):
-    with pytest.raises(
-        ValueError, match=r"train has a parameter called 'seed', but launch\(\) keeps seed=… for itself"
-    ):
-        launcher.launch(train, seed=seed)
 
 
 def test_a_function_may_have_a_seed_of_its_own_if_none_is_given():

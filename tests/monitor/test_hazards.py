@@ -10,7 +10,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -34,7 +33,8 @@ from labkit.run import Run, WorkerFailed
 from labkit.ui import present
 from tests.conftest import LONG_S, lives, wait_until
 from tests.monitor.test_follower import STACK, logged
-from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.support.fake_engine import A_JOB, FakeEngine, a_job
+from tests.support.tiers import few
 from tests.ui.test_kernel import Notebook
 
 # CUDA
@@ -88,7 +88,7 @@ def test_a_port_that_is_taken_hinders_nobody(monkeypatch):
     assert ports[0] != 29500
 
 
-@pytest.mark.spawns
+@pytest.mark.wide
 @pytest.mark.kernel
 def test_two_kernels_that_launch_at_once_do_not_meet(tmp_path):
     notebooks = []
@@ -172,9 +172,8 @@ def notebook(tmp_path_factory):
     notebook.close()
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
-@pytest.mark.parametrize(("pause_s", "watched"), [(0.01, True), (0.2, False)])
+@pytest.mark.parametrize(("pause_s", "watched"), few([(0.01, True), (0.2, False)], 2))
 def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(notebook, pause_s, watched, tmp_path):
     """Monarch #862, where Ctrl-C is "messy". The ranks here would use up their grace."""
     cell = notebook.start(f"run = labkit.launch(deaf, {str(tmp_path)!r})\nprint('after')", watched)
@@ -189,7 +188,7 @@ def test_a_second_interrupt_in_quick_succession_leaves_the_notebook_usable(noteb
     assert notebook.value("labkit.launch(lambda worker: worker.rank, live=False).results") == [0, 1]
 
 
-@pytest.mark.spawns
+@pytest.mark.wide
 @pytest.mark.kernel
 def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
     notebook.run("%load_ext labkit")
@@ -206,14 +205,6 @@ def test_a_second_interrupt_leaves_a_session_usable(notebook, tmp_path):
     notebook.finish(cell)
     assert cell.error["ename"] in ("RunInterrupted", "KeyboardInterrupt")
     assert notebook.run("%%ranks --end\nrank").stdout.endswith("[rank 0] 0\n[rank 1] 1\n")
-
-
-def test_an_interrupt_while_a_run_is_being_stopped_ends_it_at_once():
-    """As when the first came while the live view was still being made."""
-    engine = FakeEngine()
-    run = begun(engine, events.Started(0), events.Started(1))
-    threading.Timer(0.3, _thread.interrupt_main).start()
-    assert run.stop(grace_s=1000).status == "stopped"
 
 
 def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
@@ -257,7 +248,7 @@ def test_the_second_interrupt_frees_the_cell_whatever_keeps_the_run_from_ending(
     monkeypatch.setattr(record, "LOCK_S", 0.1)
     held = Held(method)
     run = Run(FakeEngine(immortal=True), 2, "train", observers=[held.observer])
-    run.start(A_JOB._replace(start_s=time.time()))
+    run.start(a_job())
     run.engine.arrived.put(events.Ready())
     is_waiting = threading.Event()
     monkeypatch.setattr(run._follower, "settle_if_dead", is_waiting.set)
@@ -308,7 +299,7 @@ def test_a_run_whose_thread_has_ended_without_a_word_is_over_for_whoever_waits(w
     engine = FakeEngine()
     run = Run(engine, 2, "train")
     monkeypatch.setattr(run._follower, "_follow", lambda: None)
-    run.start(A_JOB._replace(start_s=time.time()))
+    run.start(a_job())
     began_s = time.monotonic()
     if waits is Run.wait:
         with pytest.raises(WorkerFailed, match="the thread that followed them has ended"):
@@ -371,7 +362,7 @@ def begun(engine, *came):
     run = Run(engine, 2, "train")
     for event in came:
         engine.arrived.put(event)
-    run.start(A_JOB._replace(start_s=time.time()))
+    run.start(a_job())
     return run
 
 
@@ -394,17 +385,6 @@ def test_ranks_that_log_nothing_for_long_are_asked_once_where_they_stand(monkeyp
     run.stop(0)
 
 
-def test_what_a_rank_prints_takes_back_that_no_step_comes(monkeypatch):
-    monkeypatch.setattr(question, "FIRST_STEP_S", 0.3)
-    engine = FakeEngine()
-    run = begun(engine, events.Started(0), events.Started(1))
-    wait_until(lambda: run.notice)
-    monkeypatch.setattr(question, "FIRST_STEP_S", LONG_S)
-    engine.arrived.put(events.Output(0, "step 1\n"))
-    wait_until(lambda: not run.notice)
-    run.stop(0)
-
-
 def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch):
     monkeypatch.setattr(question, "FIRST_STEP_S", 0.1)
     for came in ([events.Started(0)], [events.Started(0), events.Started(1), logged(1)]):
@@ -413,26 +393,3 @@ def test_ranks_that_have_not_all_begun_or_have_logged_are_not_asked(monkeypatch)
         time.sleep(0.4)
         assert (engine.calls, run.notice) == (["start"], "")
         run.stop(0)
-
-
-@pytest.mark.spawns
-def test_the_reader_is_shown_where_ranks_stand_that_come_to_no_first_step(monkeypatch, capsys):
-    monkeypatch.setattr(question, "FIRST_STEP_S", 1.0)
-
-    def never(worker):
-        time.sleep(1e6 if worker.rank else 0)
-        dist.barrier()
-
-    run = labkit.launch(never, wait=False)
-    shown = ""
-
-    def there():
-        nonlocal shown
-        shown += capsys.readouterr().out
-        return "never: no rank has logged or printed anything in 1 s:" in shown
-
-    wait_until(there)
-    assert run.status == "running"
-    assert re.search(r"rank 1 (has not entered barrier|is in time\.sleep)", shown)
-    run.stop()
-    assert run.notice == ""

@@ -2,23 +2,16 @@ import time
 from array import array
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from labkit.monitor.history import PANELS, History, Thinned
 from labkit.protocol.events import Log
 from labkit.ui import charts
+from tests.support.logs import log
 
 BUCKETS = 250
 MOST_POINTS = 5 * BUCKETS
 """Two points for each of up to 2 × BUCKETS buckets, and BUCKETS more for the end, which fills no bucket."""
-
-
-def log(rank, steps, step_s=0.1, **columns):
-    """One batch, as a rank sends it; step s is logged at s × step_s seconds."""
-    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
-    times_s = [step * step_s for step in steps]
-    return Log(rank, tuple(columns), array("q", steps), array("d", times_s), array("d", rows.ravel()))
 
 
 def thinned(x, y, splits=()):
@@ -100,26 +93,6 @@ def test_the_points_do_not_depend_on_how_they_came_in_batches(seed):
     assert np.array_equal(thinned(x, y, splits), thinned(x, y))
 
 
-def test_frame_equals_what_was_logged_rank_after_rank():
-    history = History(2)
-    history.add(log(1, [0, 1], loss=[1.0, 2.0]))
-    history.add(log(0, [0], loss=[3.0], accuracy=[0.5]))
-    history.add(log(1, [5], samples=[64]))
-    history.add(log(0, [1], accuracy=[0.75]))
-    nan = np.nan
-    rows = [(0, 0, 0.0, 3, nan, 0.5), (0, 1, 0.1, nan, nan, 0.75)]
-    rows += [(1, 0, 0.0, 1, nan, nan), (1, 1, 0.1, 2, nan, nan), (1, 5, 0.5, nan, 64, nan)]
-    expected = pd.DataFrame(rows, columns=["rank", "step", "time_s", "loss", "samples", "accuracy"])
-    names = ["rank", "step", "time_s", "loss", "accuracy", "samples"]  # in the order in which they first came
-    pd.testing.assert_frame_equal(history.frame(), expected[names].astype({"loss": float, "samples": float}))
-
-
-def test_frame_without_any_log_has_its_own_columns_and_types():
-    frame = History(2).frame()
-    assert frame.dtypes.astype(str).to_dict() == {"rank": "int64", "step": "int64", "time_s": "float64"}
-    assert frame.empty
-
-
 def test_frame_is_the_readers_own_copy_and_follows_what_is_added():
     history = History(1)
     history.add(log(0, [0], loss=[1.0]))
@@ -163,6 +136,7 @@ def test_mean_curve_is_numpys_mean_at_the_steps_that_all_ranks_logged(every, com
         (1, [0], ["rank 0"]),  # one rank is its own mean
         (3, [1], ["rank 1"]),  # a name that only one rank logs
         (2, [0, 1], ["rank 0", "rank 1", "mean"]),
+        (4, [0, 1], ["rank 0", "rank 1"]),  # as in a pipeline with two replicas
     ],
 )
 def test_curves_are_those_of_the_ranks_that_logged_the_name(world_size, ranks, labels):
@@ -170,13 +144,6 @@ def test_curves_are_those_of_the_ranks_that_logged_the_name(world_size, ranks, l
     for rank in ranks:
         history.add(log(rank, [0, 1], loss=[1.0, 2.0]))
     assert list(history.curves("loss")) == labels
-
-
-def test_every_curve_that_is_given_has_points():
-    history = History(4)
-    for rank in (0, 1):  # two of four ranks, as in a pipeline with two replicas
-        history.add(log(rank, [0, 1], loss=[1.0, 2.0]))
-    assert all(len(steps) for steps, _ in history.curves("loss").values())
 
 
 def test_progress_gives_the_last_step_and_the_rates():
@@ -204,20 +171,6 @@ def test_rates_are_those_of_the_last_seconds():
     for step in range(1000, 1200):  # from second 100 on, ten steps a second
         history.add(log(0, [step], step_s=0.1, loss=[0]))
     assert history.progress(0).steps_per_s == pytest.approx(10, rel=0.05)
-
-
-def test_200_000_calls_are_all_kept_and_few_are_drawn():
-    history = History(2)
-    for start in range(0, 100_000, 100):
-        for rank in (0, 1):
-            steps = range(start, start + 100)
-            history.add(log(rank, steps, loss=np.arange(start, start + 100) * (rank + 1)))
-    frame = history.frame()
-    assert len(frame) == 200_000
-    assert frame.groupby("rank")["loss"].sum().tolist() == [100_000 * 99_999 / 2, 100_000 * 99_999]
-    curves = history.curves("loss")
-    assert max(len(steps) for steps, _ in curves.values()) <= MOST_POINTS
-    assert curves["mean"][1][-1] == pytest.approx(99_999 * 1.5)
 
 
 def test_the_mean_of_a_run_that_is_over_is_over_the_ranks_that_logged():
@@ -283,26 +236,6 @@ def test_a_chart_of_very_many_names_shows_the_first_and_says_so():
     figure = charts.logged(history, "train")
     assert len(figure.data) == 3 * PANELS
     assert figure.layout.title.text.replace("<br>", " ") == f"train (the first {PANELS} of {PANELS + 3} names)"
-
-
-def test_of_a_name_in_calls_of_several_kinds_the_last_value_is_the_latest():
-    history = History(1)
-    history.add(log(0, [0], loss=[1.0], accuracy=[0.1]))
-    history.add(log(0, [1], loss=[2.0]))
-    history.add(log(0, [2], loss=[3.0], accuracy=[0.3]))
-    history.add(log(0, [3], loss=[4.0]))
-    assert history.progress(0).last == {"loss": 4.0, "accuracy": 0.3}
-    history.add(log(0, [4], loss=[5.0], accuracy=[0.5]))
-    assert history.progress(0).last == {"loss": 5.0, "accuracy": 0.5}
-
-
-def test_what_a_rank_logged_before_it_goes_back_is_gone_though_another_rank_went_back_first():
-    history = History(2)
-    history.go_back(1, 0)
-    history.add(log(0, [0, 1], loss=[1.0, 2.0]))
-    history.go_back(0, 1)
-    history.add(log(0, [1], loss=[3.0]))
-    assert history.frame()["loss"].tolist() == [1.0, 3.0]
 
 
 @pytest.mark.filterwarnings("error")

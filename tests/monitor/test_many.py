@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-from array import array
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,30 +17,24 @@ from labkit.failures.grouping import rank_list
 from labkit.failures.stacks import RankStack, Stacks
 from labkit.monitor import band
 from labkit.monitor import large_world as many_history
-from labkit.monitor.history import AT_ONCE, FEW
+from labkit.monitor.history import FEW
 from labkit.monitor.output import RankOutput
 from labkit.monitor.searching import search
 from labkit.monitor.state import RunState
-from labkit.protocol.events import Exit, Failure, Log, Output, Started
+from labkit.protocol.events import Exit, Failure, Output, Started
 from labkit.run import Run
 from labkit.ui import charts, kernel, live, summary
 from labkit.ui import listing as many
 from labkit.ui.pictures import picture
 from labkit.ui.widgets import close
 from tests.support.fake_engine import FakeEngine
+from tests.support.logs import log
 
 RANKS, STEPS = 64, 50
 
 
 def new_history(world_size):
     return RunState(world_size, 0.0, 0.0).recorded
-
-
-def log(rank, steps, step_s=0.1, **columns):
-    """One batch, as a rank sends it; step s is logged at s × step_s seconds."""
-    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
-    times_s = array("d", [step * step_s for step in steps])
-    return Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel()))
 
 
 def losses(ranks=RANKS, steps=STEPS, seed=0):
@@ -140,19 +132,6 @@ def test_the_band_is_where_most_of_those_have_a_value_that_log():
         history.add(log(rank, range(20 if rank < 6 else 10 if rank else 5), loss=[rank] * (20 if rank < 6 else 10)))
     history.add(log(0, [20], loss=[99.0]))  # one rank alone is ahead
     assert history.band("loss").steps.tolist() == list(range(20))
-
-
-def test_what_is_taken_in_together_is_what_was_logged():
-    values = losses(20, 3 * AT_ONCE // 20)
-    history = history_of(values)
-    frame = history.frame()
-    assert frame["rank"].tolist() == np.repeat(np.arange(20), values.shape[1]).tolist()
-    assert frame["loss"].tolist() == values.ravel().tolist()
-    for rank in (0, 19):
-        progress = history.progress(rank)
-        assert (progress.steps, progress.last_step) == (values.shape[1], values.shape[1] - 1)
-        assert progress.last == {"loss": values[rank, -1]}
-        assert progress.steps_per_s == pytest.approx(10)
 
 
 def test_ranks_that_go_back_take_their_steps_again_and_the_others_keep_theirs():
@@ -265,12 +244,6 @@ def test_the_picture_has_the_band_in_two_shades():
     greys = sorted(color[0] for color in colors if max(color) - min(color) < 8 and 130 < color[0] < 250)
     assert greys[-1] - greys[0] > 30, "light where all are, darker where half are"
     assert len(blob) < 40_000
-
-
-def test_a_filled_curve_and_a_line_differ_in_the_picture():
-    lines = [go.Scatter(x=[0, 1], y=[0, 1]), go.Scatter(x=[0, 1], y=[1, 3], fillcolor="rgba(0, 114, 178, 0.3)")]
-    filled = [lines[0], go.Scatter(lines[1], fill="tonexty")]
-    assert picture(go.Figure(lines)) != picture(go.Figure(filled))
 
 
 # The table

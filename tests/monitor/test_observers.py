@@ -19,7 +19,7 @@ from labkit.run import Run
 from labkit.trace.recorded import TraceObserver
 from labkit.ui import summary
 from tests.conftest import LONG_S, wait_until
-from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.support.fake_engine import FakeEngine, a_job
 
 OVER_S = 5.0
 
@@ -58,7 +58,7 @@ def run_with(observers, end):
     began_s = time.monotonic()
 
     def launch():
-        run.start(A_JOB._replace(start_s=time.time()))
+        run.start(a_job())
         if end == "is stopped":
             wait_until(lambda: run._state.ranks[1].phase == "running")
             run.ask_to_stop()
@@ -226,12 +226,6 @@ def test_every_method_of_an_observer_has_two_users_at_least():
     assert min(map(len, users.values())) >= 2, users
 
 
-def test_every_observer_says_what_it_is():
-    titles = [each.title for each in OWN]
-    assert RunObserver.title not in titles
-    assert len(set(titles)) == len(titles)
-
-
 @pytest.mark.parametrize(
     ("kind", "method"),
     [(kind, method) for kind in OWN for method in [*METHODS, *OF_ONE.get(kind, ())] if method in vars(kind)],
@@ -251,7 +245,7 @@ def test_ranks_can_no_longer_be_asked_where_they_stand_once_what_asks_them_has_f
     run = Run(engine, 2, "train")
     monkeypatch.setattr("labkit.monitor.stack_query.StackQuery.take", raises(RuntimeError("injected")))
     engine.arrived.put(events.Started(0))
-    run.start(A_JOB._replace(start_s=time.time()))
+    run.start(a_job())
     wait_until(lambda: run.warnings)
     with pytest.raises(
         RuntimeError, match="the ranks cannot be asked where they stand: labkit's own observer of stacks"

@@ -22,7 +22,7 @@ from labkit.protocol.job import RankHook
 from labkit.protocol.versions import Version
 from labkit.rank import main, spawned
 from labkit.rank.channels import EventQueue, RankPipes
-from tests.conftest import LONG_S, shared_session, wait_until
+from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
 from tests.support.fake_engine import A_JOB, KeptChannel
 
@@ -165,12 +165,6 @@ def unreadable_jobs(monkeypatch):
     monkeypatch.setattr(versions, "loaded", lambda: EARLIER)
     begin = Debugger.begin
     monkeypatch.setattr(Debugger, "begin", lambda self, job: begin(self, job).with_hook(Unreadable()))
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as session:
-        yield session
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from labkit.rank import channels
 from labkit.rank.channels import HEADER, MARK, EventQueue, Garbled, Messages, PipeChannel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
-from tests.conftest import LONG_S, shared_session, wait_until
+from tests.conftest import LONG_S, wait_until
 from tests.support.fake_engine import KeptChannel
 
 SOME = [events.Started(0), events.Log(0, ("loss",), array("q", [3]), array("d", [0.5]), array("d", [1.0])), None, "a"]
@@ -164,12 +164,6 @@ def test_nothing_that_a_forked_process_sends_comes_between_what_the_rank_sends(w
 
 
 # With real ranks
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as session:
-        yield session
 
 
 class Logs(torch.utils.data.Dataset):

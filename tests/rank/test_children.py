@@ -13,7 +13,10 @@ import pytest
 
 import labkit
 from labkit.rank.script_compat import children
-from tests.conftest import lives, shared_session, wait_until
+from tests.conftest import lives, wait_until
+from tests.support.tiers import few
+
+SESSION_RANKS = 1
 
 METHODS = ("fork", "forkserver", "spawn")
 """How a DataLoader's workers may begin; the first is Python's default until 3.13, the second from 3.14 on."""
@@ -120,12 +123,6 @@ def test_the_socket_of_a_fork_server_that_asks_for_no_key_is_a_file(monkeypatch,
     assert connection.arbitrary_address("AF_UNIX").startswith("\0labkit-")
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(1) as ranks:
-        yield ranks
-
-
 @pytest.mark.spawns
 @pytest.mark.parametrize("method", METHODS)
 def test_a_data_loaders_workers_load_a_data_set_from_a_cell_however_they_begin(cell, ranks, method):
@@ -138,7 +135,7 @@ def test_a_data_loaders_workers_load_a_data_set_from_a_cell_however_they_begin(c
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", few(METHODS, 3))
 def test_they_end_with_a_rank_that_is_killed(cell, method):
     with pytest.raises(labkit.WorkerFailed, match=r"rank 0 died \(SIGKILL\)") as failure:
         labkit.launch(cell.die, method, world_size=1, live=False)

@@ -32,11 +32,7 @@ from labkit.rank.stop_agreement import Stopped
 from labkit.rank.worker import Worker
 from labkit.session import cell_runs
 from labkit.ui import kernel
-from tests.benchmarks import foreign
 from tests.conftest import LONG_S
-from tests.support.idioms import IDIOMS
-from tests.support.twins import Outcome
-from tests.support.whole_programs import PROGRAMS
 from tests.tools import make_coming_from
 
 # Exits
@@ -431,71 +427,12 @@ def test_the_page_for_those_who_come_from_scripts_is_current():
     assert make_coming_from.PAGE.read_text(encoding="utf-8") == make_coming_from.page(), said
 
 
-def test_twins_have_names_of_their_own_and_are_tried_as_scripts_and_as_cells():
-    twins = [*IDIOMS, *PROGRAMS]
-    assert len({make_coming_from.anchor(twin.name) for twin in twins}) == len(twins)
-    assert all(twin.scripts and twin.cells for twin in twins)
-
-
-PROGRAM = foreign.Program(
-    "a program",
-    "repository/part",
-    foreign.whole("train.py", "--lr=0.1"),
-    r"loss [\d.]+",
-    (foreign.Change("train.py", 'device = "cuda"', 'device = "cpu"', foreign.NO_GPU),),
-)
-
-
 @pytest.fixture
 def programs(tmp_path):
     folder = tmp_path / "programs" / "repository" / "part"
     folder.mkdir(parents=True)
     (folder / "train.py").write_text('device = "cuda"\nprint(device)\n')
     return tmp_path / "programs"
-
-
-def test_a_foreign_program_is_changed_in_a_copy(programs, tmp_path):
-    assert foreign.copy_of(PROGRAM, programs, tmp_path / "copy") == ""
-    assert 'device = "cpu"' in (tmp_path / "copy" / "train.py").read_text()
-    assert 'device = "cuda"' in (programs / "repository" / "part" / "train.py").read_text()
-    assert foreign.changed(PROGRAM) == "1 place: no GPU here"
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"folder": "elsewhere"}, "no folder elsewhere"),
-        ({"needs": ("no_such_module",)}, "needs no_such_module"),
-        ({"changes": (foreign.Change("train.py", "gone", "", ""),)}, "train.py has no 'gone' (any more)"),
-        ({"changes": (foreign.Change("gone.py", "x", "", ""),)}, "gone.py has no 'x' (any more)"),
-    ],
-)
-def test_a_foreign_program_that_cannot_be_tried_says_why(programs, tmp_path, change, why):
-    row = foreign.try_program(PROGRAM._replace(**change), programs, ["cell"], None)
-    assert row.why_not.startswith(why)
-    assert f"| not tried: {row.why_not} |  |" in foreign.table([row], ["cell"])
-
-
-def of_output(*lines, status="finished", said=""):
-    return Outcome([None], status, [list(lines)], [], [], said)
-
-
-def test_what_a_foreign_program_prints_is_compared_as_far_as_its_row_says():
-    script = of_output("iter 1: loss 2.5, time 30 ms")
-    assert foreign.judged(PROGRAM, script, of_output("iter 1: loss 2.5, time 9 ms")) == "runs"
-    assert foreign.judged(PROGRAM, script, of_output("iter 1: loss 2.4")) == "runs, but prints something else"
-    assert foreign.judged(PROGRAM, of_output("done"), of_output("done")) == "says nothing that can be compared"
-    failed = of_output(status="failed", said="Traceback\n  File\nValueError: bad batch")
-    assert foreign.judged(PROGRAM, script, failed) == "failed: ValueError: bad batch"
-
-
-def test_the_table_has_a_column_for_each_way():
-    row = foreign.Row("a program", "nothing", {"torchrun": "runs", "cell": "runs", "reserved": "failed: X"})
-    assert foreign.table([row], ["cell", "reserved"]).splitlines() == [
-        "| program | what was changed, and why | as a script | cell | reserved |",
-        "|---|---|---|---|---|",
-        "| a program | nothing | runs | runs | failed: X |",
-    ]
 
 
 # Output

@@ -12,13 +12,12 @@ from labkit.monitor.history import History
 from labkit.monitor.not_finite import first
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
-from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from labkit.run import Run
 from labkit.ui import charts, live, summary
 from labkit.ui.pictures import picture
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, KeptChannel
 
 NAN, INF = float("nan"), float("inf")
 
@@ -96,17 +95,8 @@ def test_the_chart_marks_the_step_in_its_panel_and_a_chart_without_the_mark_is_d
 # watch="nan"
 
 
-class Kept(Channel):
-    def __init__(self):
-        super().__init__()
-        self.sent = []
-
-    def send(self, event):
-        self.sent.append(event)
-
-
 def a_worker(watches_nan):
-    channel = Kept()
+    channel = KeptChannel()
     batcher = LogBatcher(1, channel.send, 0.0)
     return Worker(RankInfo(1, 1, 2, 2), "cpu", batcher, channel, watches_nan), batcher, channel
 

@@ -184,6 +184,20 @@ def test_a_step_beyond_64_bits_is_refused_on_the_readers_line_and_the_rest_is_ke
     assert [step for _, step, _ in calls(sent)] == [*range(50), -(2**63), 2**63 - 1]
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rank": 1}, "labkit fills in the column 'rank' itself"),
+        ({}, "nothing to log"),
+        ({"step": 1.5, "loss": 1}, "a step is a whole number, got 1.5"),
+    ],
+)
+def test_a_call_without_a_value_of_its_own_or_a_whole_step_is_refused_with_the_rank(logging_rank, values, said):
+    worker, *_ = logging_rank
+    with pytest.raises((TypeError, ValueError), match=f"rank 2: .*{said}"):
+        worker.log(**values)
+
+
 def test_what_sending_raises_in_the_background_is_raised_by_the_next_call_and_sending_goes_on():
     sent, refused = [], [OSError("no room")]
 

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from labkit.exporting import exporter
 from tests.conftest import LONG_S
 from tests.support.repository import ROOT, tracked
+from tests.support.tiers import few
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HOSTED = sorted((ROOT / "tests" / "hosted").glob("*.txt"))
@@ -115,12 +116,6 @@ def test_the_wheel_launches_from_where_it_was_installed(wheel, tmp_path):
 OFFLINE = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
 """Options of pip: nothing is downloaded, and hatchling is the one that is here."""
 
-NO_OTHER_COPY = """
-import sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
-"""
-"""An editable install would quietly give back, from the tree where it lies, what is gone here."""
-
 WITH_HATCHLING = {**os.environ, "PYTHONPATH": str(Path(hatchling.__file__).parents[1])}
 
 
@@ -158,7 +153,7 @@ def test_pip_installs_from_a_clone_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("hosted", HOSTED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("hosted", few(HOSTED, 3), ids=lambda path: path.stem)
 def test_in_a_hosted_notebook_pip_installs_labkit_and_nothing_else(hosted, wheel, tmp_path):
     """pip itself is asked, where what a hosted notebook has seems to be installed."""
     pip = pip_of(tmp_path / "venv")

@@ -42,13 +42,6 @@ def fit_where_it_lies(worker, go):
     return (lies_there.VALUE, os.getcwd(), os.environ["GIVEN"]), *fit_and_show(worker, go)
 
 
-def where_it_is(worker):
-    """Return where this rank has found a package of the notebook's, and what lies there."""
-    import lay_there.inner
-
-    return lay_there.inner.table(), lay_there.__file__
-
-
 def pid(worker):
     """Return which process this rank is."""
     return os.getpid()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import queue
+import time
 
 from labkit.engines.base import Engine
 from labkit.protocol import events
 from labkit.protocol.job import Job
-from labkit.protocol.pickling import Message
+from labkit.protocol.pickling import pack_call
 from labkit.rank.channels import Channel
 
 A_JOB = Job(
-    function=Message(b"", []),
+    function=pack_call(print, (), {}),
     world_size=2,
     backend=None,
     cuda_devices=0,
@@ -22,6 +23,10 @@ A_JOB = Job(
     environment={},
     cells={},
 )
+
+
+def a_job():
+    return A_JOB._replace(start_s=time.time())
 
 
 class FakeEngine(Engine):

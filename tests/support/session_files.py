@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 
-from labkit.protocol.job import Job
-from labkit.protocol.pickling import pack_call
 from labkit.session.directory import SessionDirectory
-
-A_JOB = Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, 0.0, {}, {})
+from tests.support.fake_engine import A_JOB
 
 
 def a_session(path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib.util
 import struct
 import threading
-import time
 from array import array
 from pathlib import Path
 
@@ -15,14 +14,13 @@ import cloudpickle
 import pytest
 
 import labkit
-from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.run import Run
 from labkit.trackers import following
 from labkit.trackers.base import plain
 from labkit.trackers.curves import PATIENCE_S, WAITING_STEPS, Curves
-from tests.conftest import LONG_S, shared_session, wait_until
-from tests.support.fake_engine import A_JOB, FakeEngine
+from tests.conftest import LONG_S
+from tests.support.fake_engine import FakeEngine, a_job
 
 STEPS = 20
 
@@ -79,7 +77,7 @@ def begun(world_size=2):
     run = Run(engine, world_size, "train")
     for rank in range(world_size):
         engine.arrived.put(events.Started(rank))
-    run.start(A_JOB._replace(start_s=time.time()))
+    run.start(a_job())
     return run, engine
 
 
@@ -128,18 +126,9 @@ def test_the_least_and_the_greatest_step_are_written():
     assert [step for step, _ in at_once] == [-(2**63), 2**63 - 1]
 
 
-def test_what_is_logged_together_is_written_together():
-    assert curves_of(calls(0, [4], ("loss", "lr")), world_size=1)[0] == [(4, {"loss": 1.0, "lr": 1.0})]
-
-
 def test_of_ranks_that_log_other_steps_the_mean_is_of_those_they_share():
     at_once, _ = curves_of(calls(0, [0, 1, 2, 3, 4]), calls(1, [0, 2, 4]))
     assert [step for step, _ in at_once] == [0, 2, 4]
-
-
-def test_every_rank_has_its_own_curve_if_that_is_wanted():
-    at_once, _ = curves_of(calls(0, [0], value=1.0), calls(1, [1], value=3.0), by_rank=True)
-    assert at_once == [(0, {"loss/rank 0": 1.0}), (1, {"loss/rank 1": 3.0})]
 
 
 def test_a_value_that_one_rank_alone_logs_is_written_when_the_others_have_had_time_or_have_ended():
@@ -231,25 +220,6 @@ def test_log_and_close_are_all_that_a_tracker_needs():
     assert least.closed
 
 
-def test_a_run_that_goes_back_to_a_checkpoint_has_each_step_in_the_tracker_once():
-    notes = Notes()
-    run, engine = begun()
-    with following.Following(run, [notes], {}):
-        for rank in range(2):
-            engine.arrived.put(calls(rank, list(range(STEPS))))
-        wait_until(lambda: len(notes.rows) == STEPS)
-        engine.arrived.put(job_events.Restarted(-1, 1))
-        log_and_end(run, engine, range(STEPS // 2, 2 * STEPS))
-    assert [step for step, _ in notes.rows] == list(range(2 * STEPS))
-    assert [run.progress(rank)[0].steps for rank in range(2)] == [2 * STEPS] * 2
-
-
-class Slow(Notes):
-    def log(self, step, values):
-        time.sleep(0.01)
-        super().log(step, values)
-
-
 class Full(Notes):
     def log(self, step, values):
         if step >= 5:
@@ -272,13 +242,6 @@ class Stuck(Notes):
         setattr(self, where, hang)
 
 
-def test_a_slow_tracker_lags_behind_and_has_everything_in_the_end(capsys):
-    slow = Slow()
-    tracked(slow)
-    assert [step for step, _ in slow.rows] == list(range(STEPS))
-    assert capsys.readouterr().err == ""
-
-
 def test_a_full_tracker_is_named_once_and_the_others_have_everything(capsys):
     full, notes = Full(), Notes()
     tracked(full, notes)
@@ -288,19 +251,6 @@ def test_a_full_tracker_is_named_once_and_the_others_have_everything(capsys):
         f"train: Full lacks {STEPS - 5} log calls of the run, which run.history has",
     ]
     assert full.others[-1] == ("close",), "so that what it has is there"
-
-
-def test_one_step_that_a_tracker_refuses_is_not_the_end_of_it(capsys):
-    class Picky(Notes):
-        def log(self, step, values):
-            if step == 3:
-                raise ValueError("no threes")
-            super().log(step, values)
-
-    picky = Picky()
-    tracked(picky)
-    assert len(picky.rows) == STEPS - 1
-    assert "lacks 1 log call of the run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -386,12 +336,6 @@ def test_a_function_may_not_call_its_own_parameter_log_to():
 
 
 # Launched
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.spawns

@@ -16,15 +16,9 @@ import labkit
 from labkit.monitor.output import RankOutput
 from labkit.rank.script_compat import reuse_process_group as hooks
 from labkit.trackers.values import send
-from tests.conftest import LONG_S, shared_session
+from tests.conftest import LONG_S
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as ranks:
-        yield ranks
 
 
 def twice(function, ranks):

@@ -1,7 +1,6 @@
 import importlib.util
 import io
 import re
-from array import array
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +12,13 @@ from plotly.subplots import make_subplots
 
 import labkit
 from labkit.monitor.history import History
-from labkit.protocol.events import Log
 from labkit.ui import charts, kernel, page
 from labkit.ui.pictures import picture
+from tests.support import logs
 
 
 def log(history, rank, steps, **columns):
-    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
-    times_s = array("d", [step / 10 for step in steps])
-    history.add(Log(rank, tuple(columns), array("q", steps), times_s, array("d", rows.ravel())))
+    history.add(logs.log(rank, steps, **columns))
 
 
 def history_of(world_size=2, steps=20):
@@ -105,22 +102,6 @@ def test_every_curve_is_in_the_legend_once():
     assert sorted(shown) == ["mean", "rank 0", "rank 1"]
 
 
-def test_a_million_steps_become_few_points():
-    history = History(2)
-    for start in range(0, 1_000_000, 10_000):
-        for rank in (0, 1):
-            log(history, rank, range(start, start + 10_000), loss=np.arange(start, start + 10_000))
-    for trace in charts.logged(history).data:
-        assert len(trace.x) < 2000
-        assert trace.x[-1] == 999_999
-
-
-def test_an_empty_history_says_so():
-    figure = charts.logged(History(2))
-    assert len(figure.data) == 0
-    assert [note.text for note in figure.layout.annotations] == ["nothing logged"]
-
-
 def test_refresh_updates_in_place_until_a_new_curve_needs_a_new_figure():
     history = history_of()
     figure = charts.logged(history)
@@ -145,14 +126,6 @@ def test_overlaid_draws_the_mean_of_each_run_that_logged_the_name():
     assert len({(trace.line.color, trace.line.dash) for trace in figure.data}) == 2
 
 
-def test_overlaid_draws_something_of_a_name_that_only_some_ranks_log():
-    history = History(4)
-    for rank in (2, 3):
-        log(history, rank, [0, 1], loss=[rank, rank])
-    (trace,) = labkit.charts.overlaid({"pipeline": history}).data
-    assert len(trace.x) == 2
-
-
 def test_bars_have_their_values_beside_them():
     (trace,) = (figure := labkit.charts.bars(["gloo", "nccl"], [1234.6, 0.25], unit="ms")).data
     assert (list(trace.y), list(trace.x), trace.orientation) == (["gloo", "nccl"], [1234.6, 0.25], "h")
@@ -171,11 +144,6 @@ def test_a_chart_shows_itself_as_plotly_json_and_picture_and_never_as_html(monke
         assert len(found[charts.PLOTLY]["data"]) == 6
         assert "<script" not in str(found)
     assert len(shown) == 1
-
-
-def test_where_a_person_watches_a_chart_gives_no_picture_which_jupyterlab_would_show_instead(monkeypatch):
-    monkeypatch.setattr(kernel, "is_interactive", lambda: True)
-    assert set(labkit.charts.bars(["a"], [1.0], "s")._repr_mimebundle_()) == {charts.PLOTLY, "text/plain"}
 
 
 def test_a_long_title_is_broken_into_lines_and_has_room_for_them():
@@ -257,7 +225,9 @@ def test_the_picture_is_a_small_png_with_something_on_it(figure):
 
 
 def test_the_picture_of_an_empty_history_has_its_words():
-    pixels = np.asarray(Image.open(io.BytesIO(picture(charts.logged(History(2))))).convert("L"))
+    figure = charts.logged(History(2))
+    assert [note.text for note in figure.layout.annotations] == ["nothing logged"]
+    pixels = np.asarray(Image.open(io.BytesIO(picture(figure))).convert("L"))
     assert (pixels < 128).sum() > 50
 
 
@@ -267,6 +237,7 @@ def test_bars_with_a_base_stand_on_it_even_where_others_are_stacked():
     assert picture(bars(spans, mode="stack")) == picture(bars(spans, mode="overlay"))
 
 
+TWO_LINES = [go.Scatter(x=[0, 1], y=[0, 1]), go.Scatter(x=[0, 1], y=[1, 3], fillcolor="rgba(0, 114, 178, 0.3)")]
 TWO_BARS, TWO_FLAT = [go.Bar(x=A, y=B)] * 2, [go.Bar(x=B, y=A, orientation="h")] * 2
 LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
 
@@ -274,6 +245,7 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (go.Figure(TWO_LINES), go.Figure([TWO_LINES[0], go.Scatter(TWO_LINES[1], fill="tonexty")])),
         (bars(*TWO_BARS, mode="stack"), bars(*TWO_BARS, mode="overlay")),
         (bars(*TWO_BARS, mode="group"), bars(*TWO_BARS, mode="overlay")),
         (bars(*TWO_FLAT, mode="stack"), bars(*TWO_FLAT, mode="overlay")),
@@ -290,6 +262,7 @@ LINE = go.Figure(go.Scatter(x=[1, 10, 100], y=[1, 2, 3]))
         ),
     ],
     ids=[
+        "filled",
         "stacked",
         "grouped",
         "stacked flat",
