@@ -307,7 +307,7 @@ def check(code, place, side, fault, how, usual_s):
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize("place", few((each for each in places(*MODULES) if str(each) not in UNREACHED), 3), ids=str)
+@pytest.mark.parametrize("place", few((each for each in places(*MODULES) if str(each) not in UNREACHED), 6), ids=str)
 def test_whatever_goes_wrong_at_a_place_the_run_ends_and_says_why(place, code, reached):
     wrong = []
     for side in ("notebook", "rank"):

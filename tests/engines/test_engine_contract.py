@@ -27,7 +27,12 @@ from tests.support import elsewhere, workloads
 
 pytestmark = pytest.mark.spawns
 
-ON_FILES = ["torchrun", "session on torchrun", pytest.param("slurm", marks=pytest.mark.cluster), "ray"]
+ON_FILES = [
+    "torchrun",
+    pytest.param("session on torchrun", marks=pytest.mark.wide),
+    pytest.param("slurm", marks=pytest.mark.cluster),
+    pytest.param("ray", marks=pytest.mark.wide),
+]
 """Those whose ranks speak with the notebook through a folder."""
 
 ENGINES = {

@@ -25,6 +25,7 @@ from jupyter_client import BlockingKernelClient, KernelManager
 
 from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, command_of, lives, wait_until
+from tests.support.tiers import few
 
 pytestmark = [
     pytest.mark.spawns,
@@ -277,7 +278,7 @@ def test_no_rank_outlives_a_jupyter_server_that_is_killed(trial, tmp_path):
 # A script, in the middle of starting ranks
 
 
-@pytest.mark.parametrize("share", [0.0, 0.04, 0.15, 0.4, 0.8])
+@pytest.mark.parametrize("share", few([0.0, 0.04, 0.15, 0.4, 0.8], 2))
 def test_no_rank_outlives_a_script_that_is_killed_while_it_starts_them(share, trial, tmp_path):
     """After so great a share of the time that starting takes here."""
     script = tmp_path / "script.py"

@@ -190,22 +190,6 @@ def test_the_queue_of_a_rank_needs_no_name_in_the_system():
     queue.close()
 
 
-def test_the_queue_is_inherited_by_a_process_and_not_sent_elsewhere():
-    import pickle
-
-    queue = EventQueue()
-    with pytest.raises(RuntimeError, match="should only be shared between processes through inheritance"):
-        pickle.dumps(queue)
-    queue.close()
-
-
-def test_a_process_whose_exit_code_nobody_gets_is_said_to_have_ended(rank, monkeypatch):
-    monkeypatch.setattr("labkit.engines.spawn.EXIT_CODE_S", 0.0)
-    rank.process._popen = SimpleNamespace(returncode=None)
-    rank.wait_for_exit()
-    assert rank.process._popen.returncode == 255
-
-
 @pytest.fixture
 def held_rank(rank, monkeypatch):
     """A process that the system does not let go, though it is killed: in uninterruptible sleep, say."""

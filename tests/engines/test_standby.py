@@ -17,6 +17,8 @@ from labkit.engines import standby
 from tests.conftest import LONG_S, lives, wait_until
 from tests.support import workloads
 
+pytestmark = pytest.mark.spawns
+
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -62,7 +64,6 @@ def pids_of_a_run(**options):
 # Used once
 
 
-@pytest.mark.spawns
 def test_each_run_gets_the_ranks_that_stood_by_and_never_one_that_was_used(machine):
     seen = set(pids_of_a_run())
     for _ in range(2):
@@ -98,7 +99,6 @@ def leave_traces(worker, seeded):
     return found
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("seed", [None, pytest.param(0, marks=pytest.mark.cold)])
 def test_nothing_of_an_earlier_run_is_seen(machine, seed):
     first = labkit.launch(leave_traces, seed is not None, seed=seed, live=False).results
@@ -118,7 +118,6 @@ def draw(worker, own_seed=None):
 
 
 @pytest.mark.cold
-@pytest.mark.spawns
 def test_random_numbers_are_those_of_a_rank_that_starts_cold(machine):
     (cold,) = labkit.launch(draw, world_size=1, seed=0, live=False).results
     (ready,) = stand_by(1)
@@ -129,7 +128,6 @@ def test_random_numbers_are_those_of_a_rank_that_starts_cold(machine):
 
 
 @pytest.mark.cold
-@pytest.mark.spawns
 def test_ranks_that_nobody_seeds_draw_numbers_of_their_own_or_as_the_function_seeds_them(machine):
     """As two new processes do."""
     wait_until_warm(stand_by(2))
@@ -149,7 +147,6 @@ def surroundings(worker):
     return os.environ.get("LABKIT_TEST"), os.getcwd(), sys.path[0]
 
 
-@pytest.mark.spawns
 @pytest.mark.parametrize("what", ["environment", "folder", "path"])
 def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, what, monkeypatch, tmp_path):
     ready = stand_by(1)
@@ -168,7 +165,6 @@ def test_what_changes_in_the_notebook_is_seen_by_the_next_launch(machine, what, 
 
 
 @pytest.mark.cold
-@pytest.mark.spawns
 def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
     ready = stand_by(2)
     assert not standby.warm()
@@ -178,7 +174,6 @@ def test_a_run_takes_those_that_still_import_rather_than_start_others(machine):
 # More, fewer, dead
 
 
-@pytest.mark.spawns
 def test_a_smaller_run_takes_some_and_a_greater_one_starts_the_rest(machine):
     ready = stand_by(2)
     assert pids_of_a_run(world_size=1) == ready[:1]
@@ -191,16 +186,6 @@ def test_a_smaller_run_takes_some_and_a_greater_one_starts_the_rest(machine):
     wait_until(lambda: len(standby.pids()) == 3)
 
 
-@pytest.mark.spawns
-def test_as_many_stand_by_as_were_last_used(machine):
-    ready = stand_by(2)
-    standby.take(0)
-    standby.done(1)
-    wait_until(lambda: len(standby.pids()) == 1)
-    assert standby.pids() == ready[:1]
-
-
-@pytest.mark.spawns
 def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
     ready = stand_by(2)
     os.kill(ready[0], signal.SIGKILL)
@@ -211,7 +196,6 @@ def test_a_rank_that_was_killed_while_it_stood_by_is_replaced(machine):
 
 
 @pytest.mark.cold
-@pytest.mark.spawns
 def test_the_notebooks_interrupt_ends_none(machine):
     ready = stand_by(2)
     for pid in ready:
@@ -223,22 +207,9 @@ def test_the_notebooks_interrupt_ends_none(machine):
     assert pids_of_a_run() == ready
 
 
-@pytest.mark.spawns
-def test_a_run_on_ranks_that_stood_by_can_be_stopped_and_fail_as_any_other(machine):
-    wait_until_warm(stand_by(2))
-    run = labkit.launch(workloads.spin, wait=False, live=False)
-    wait_until(lambda: len(run.history) > 10)
-    assert run.stop().status == "stopped"
-    assert run.results[0] == run.results[1] > 0
-    wait_until(lambda: len(standby.pids()) == 2)
-    with pytest.raises(labkit.WorkerFailed, match=r"rank 1 died \(SIGKILL\)"):
-        labkit.launch(workloads.fit, fail_at=5, how="SIGKILL", live=False)
-
-
 # When they come and go
 
 
-@pytest.mark.spawns
 def test_none_is_started_while_a_run_is_going(machine):
     going = labkit.launch(workloads.spin, wait=False, live=False)
     assert pids_of_a_run(world_size=1)
@@ -247,28 +218,6 @@ def test_none_is_started_while_a_run_is_going(machine):
     wait_until(lambda: len(standby.pids()) == 2)
 
 
-@pytest.mark.spawns
-def test_none_is_started_while_the_notebook_works(machine):
-    machine["share"] = 0.9
-    standby.take(0)
-    standby.done(1)
-    assert_stays(lambda: standby.pids() == [])
-    machine["share"] = 0.1
-    wait_until(lambda: len(standby.pids()) == 1)
-
-
-@pytest.mark.spawns
-def test_they_are_started_while_other_programs_keep_every_core_busy(busy_cores):
-    standby.on()
-    try:
-        standby.take(0)
-        standby.done(1)
-        wait_until(lambda: len(standby.pids()) == 1, LONG_S)
-    finally:
-        standby.off()
-
-
-@pytest.mark.spawns
 def test_a_script_has_them_before_its_first_launch_if_it_asks(machine):
     assert standby.pids() == []
     standby.on(2)
@@ -283,7 +232,6 @@ def test_a_number_of_ranks_that_is_none_is_refused(world_size):
         standby.on(world_size)
 
 
-@pytest.mark.spawns
 def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
     monkeypatch.setattr(standby, "KEEP_S", 2.0)
     ready = stand_by(1)
@@ -292,7 +240,6 @@ def test_those_that_wait_for_long_are_let_go(machine, monkeypatch):
     assert pids_of_a_run(world_size=1) != ready
 
 
-@pytest.mark.spawns
 def test_switched_off_those_there_are_end_and_none_follows(machine):
     ready = stand_by(2)
     standby.off()
@@ -302,7 +249,6 @@ def test_switched_off_those_there_are_end_and_none_follows(machine):
     assert_stays(lambda: standby.pids() == [], for_s=0.5)
 
 
-@pytest.mark.spawns
 def test_switched_off_while_some_were_to_come_none_comes_when_switched_on_again(machine):
     machine["share"] = 0.9
     standby.take(0)
@@ -325,15 +271,6 @@ def test_the_environment_may_switch_them_off(monkeypatch, value, enabled):
     another = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(another)
     assert another._enabled == enabled
-
-
-@pytest.mark.cold
-@pytest.mark.spawns
-def test_their_memory_is_known(machine):
-    wait_until_warm(stand_by(2))
-    memory = standby.unique_bytes()
-    assert len(memory) == 2
-    assert all(20e6 < size < 1e9 for size in memory), memory
 
 
 def test_where_none_stands_by_there_is_no_memory_to_speak_of():

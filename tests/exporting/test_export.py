@@ -450,36 +450,18 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         str(p.relative_to(tmp_path / "job" / "labkit")) for p in (tmp_path / "job" / "labkit").rglob("*") if p.is_file()
     }
     folders = {
-        "protocol": (
-            *(
-                "definitions",
-                "events",
-                "former_names",
-                "job",
-                "lazy",
-                "modules",
-                "unpicklable",
-                "pages",
-                "pickling",
-                "redaction",
-                "reducing",
-                "storages",
-            ),
-            *("text", "versions"),
-        ),
-        "system": ("base", "driver", "guardian", "linux", "macos", "out_of_memory", "posix", "windows"),
-        "rank": (
-            *("channels", "device", "die_with_parent", "failure", "hints", "log_batcher", "main", "descendants"),
-            *("carried_modules", "notebook_main", "settings", "hooks", "stop_agreement", "not_finite"),
-            *("report_collectives", "recorder", "waiting", "capture_locals", "describe"),
-            *("current", "local_rendezvous", "private_folder", "process_group", "signals", "worker"),
-        ),
-        "rank/script_compat": ("bars", "children", "dynamo", "fork_server", "reuse_process_group"),
-        "launchers": ("environments", "rank_entry", "tcp_store"),
-        "launchers/run_directory": ("directory", "files", "private", "records", "sender"),
-        "exporting": ("script",),
+        "protocol": "definitions events former_names job lazy modules unpicklable pages pickling redaction reducing "
+        "storages text versions",
+        "system": "base driver guardian linux macos out_of_memory posix windows",
+        "rank": "capture_locals carried_modules channels current descendants describe device die_with_parent failure "
+        "hints hooks local_rendezvous log_batcher main not_finite notebook_main private_folder process_group recorder "
+        "report_collectives settings signals stop_agreement waiting worker",
+        "rank/script_compat": "bars children dynamo fork_server reuse_process_group",
+        "launchers": "environments rank_entry tcp_store",
+        "launchers/run_directory": "directory files private records sender",
+        "exporting": "script",
     }
-    modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names)}
+    modules = {f"{folder}/{name}.py" for folder, names in folders.items() for name in ("__init__", *names.split())}
     assert carried == modules | {"__init__.py", "LICENSE"}
     of_the_course = {path.name for path in (tmp_path / "job" / "course").rglob("*") if path.is_file()}
     assert of_the_course == {"__init__.py", "datasets.py", "models.py", "digits.npz", "README.md"}
@@ -745,8 +727,8 @@ def chosen(*words, **arguments):
 
 
 def test_options_have_the_functions_names_types_and_defaults():
-    values, seed, threads = chosen()
-    assert values == {
+    defaults, seed, threads = chosen()
+    assert defaults == {
         "batch_size": 128,
         "epochs": 2,
         "checkpoint": None,
@@ -759,42 +741,10 @@ def test_options_have_the_functions_names_types_and_defaults():
         "h": 1,
     }
     assert (seed, threads) == (0, None)
-    values, seed, threads = chosen(
-        *[
-            "-b",
-            "64",
-            "-e",
-            "3",
-            "-c",
-            "runs/1",
-            "--lr",
-            "1e-3",
-            "--betas",
-            "0.5",
-            "0.6",
-            "--no-bn",
-            "--root",
-            "x",
-            "--seed",
-            "4",
-            "--threads",
-            "2",
-            "--data-root",
-            "y",
-        ]
-    )
-    assert values == {
-        "batch_size": 64,
-        "epochs": 3,
-        "checkpoint": "runs/1",
-        "lr": 1e-3,
-        "betas": (0.5, 0.6),
-        "bn": False,
-        "root": Path("x"),
-        "data_root": "y",
-        "extra": {"a": 1},
-        "h": 1,
-    }
+    words = "-b 64 -e 3 -c runs/1 --lr 1e-3 --betas 0.5 0.6 --no-bn --root x --seed 4 --threads 2 --data-root y"
+    values, seed, threads = chosen(*words.split())
+    given = {"batch_size": 64, "epochs": 3, "checkpoint": "runs/1", "lr": 1e-3, "betas": (0.5, 0.6), "bn": False}
+    assert values == {**defaults, **given, "root": Path("x"), "data_root": "y"}
     assert (seed, threads) == (4, 2)
     assert chosen("-c", "3")[0]["checkpoint"] == 3
 
@@ -1012,6 +962,7 @@ def test_torchrun_gives_the_notebooks_weights(moved, job):
     assert sorted(logged.loss) == pytest.approx(sorted(job[2]), abs=1e-9)
 
 
+@pytest.mark.wide
 @pytest.mark.spawns
 def test_on_ray_it_gives_the_notebooks_weights_and_brings_back_what_was_logged(job, ray_cluster, tmp_path):
     """As `ray job submit` starts it; that needs Ray's dashboard, which is off here."""
@@ -1088,7 +1039,6 @@ def test_workers_from_a_fork_server_load_the_scripts_data(exported, tmp_path):
 
 
 @pytest.mark.cluster
-@pytest.mark.spawns
 def test_sbatch_gives_the_notebooks_weights(moved):
     folder, weights = moved
     with cluster.running() as slurm:
@@ -1106,7 +1056,6 @@ def test_sbatch_gives_the_notebooks_weights(moved):
 
 
 @pytest.mark.kernel
-@pytest.mark.spawns
 def test_a_real_notebooks_cells_are_found(tmp_path):
     """IPython replaces `open`, changes lines with magics, and keeps a cell's text where its number leads."""
     kernel = Kernel(tmp_path)

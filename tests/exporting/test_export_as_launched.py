@@ -20,6 +20,7 @@ from labkit.protocol.pickling import dumps
 from tests.conftest import LONG_S
 from tests.exporting.test_export import exported, notebook, split  # noqa: F401 - fixtures
 from tests.support.random_notebooks import cells_of
+from tests.support.tiers import few
 
 
 def run_in(text):
@@ -117,7 +118,7 @@ FORMS = {
 """Cells, what `train` returns, a cell that changes something then, and what the launched `train` returns."""
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", few(FORMS, 3))
 def test_what_has_changed_since_is_written_as_it_is_now(form, exported):  # noqa: F811
     cells, seen, change, expected = FORMS[form]
     text = exported(textwrap.dedent(cells), change, f"def train(worker):\n    return {seen}")

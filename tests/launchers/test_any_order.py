@@ -22,7 +22,7 @@ from labkit.launchers.run_directory.records import CUT, decoded, encoded, plain
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.session.directory import SessionDirectory
-from tests.launchers.test_directory_engine import a_job
+from tests.support.fake_engine import a_job
 
 MANY = settings(
     deadline=None,

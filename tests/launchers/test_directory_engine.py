@@ -18,21 +18,9 @@ from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.protocol.job import Job
-from labkit.protocol.pickling import pack_call
 from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
-
-
-@pytest.fixture
-def directory(tmp_path):
-    made = RunDirectory(tmp_path / "run")
-    made.create(a_job(), {"launcher": "slurm"})
-    return made
-
-
-def a_job():
-    return Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, time.time(), {}, {})
+from tests.support.fake_engine import a_job
 
 
 def log(rank, *steps, value=1.0):
@@ -58,56 +46,12 @@ class Rank:
             file.write(f'\n["Exit", {self.rank}, {code}, "", {str(ended).lower()}, {time.time()}]\n')
 
 
-EVERY_KIND = [
-    events.Started(1),
-    events.Expect(1, 100),
-    events.Log(
-        1, ("loss", "näme"), array("q", [0, 2**62]), array("d", [0.1, 1e300]), array("d", [math.inf, -math.inf, 0.0, 5])
-    ),
-    events.Result(1, bytes(range(256))),
-    events.Stopped(1),
-    events.Failure(1, 1.5, "running", "ValueError: \udc80 \n", "Traceback", (("cell", 3, "train"), ("x.py", 1, "f"))),
-    events.Memory(1, 2**40, 0),
-    events.Exit(1, -9, "killed", False, 12.5),
-]
-
-
-def test_every_record_of_a_rank_comes_as_it_was_sent(directory):
-    rank = Rank(directory, 1)
-    for record in EVERY_KIND:
-        rank.send(record)
-    assert DirectoryReader(directory).read() == EVERY_KIND
-
-
 def test_values_that_are_no_numbers_come_too(directory):
     Rank(directory, 0).send(log(0, 1, value=math.nan))
     (read,) = DirectoryReader(directory).read()
     assert read.names == ("loss",)
     assert read.steps == array("q", [1])
     assert math.isnan(read.values[0])
-
-
-def test_a_line_is_read_once_it_is_whole(directory):
-    rank, reader = Rank(directory, 0), DirectoryReader(directory)
-    rank.send(log(0, 0))
-    whole = rank.files[0].read_bytes()
-    rank.files[0].write_bytes(whole[:20])
-    assert reader.read() == []
-    with rank.files[0].open("ab") as file:
-        file.write(whole[20:])
-    assert reader.read() == [log(0, 0)]
-    assert reader.read() == []
-
-
-def test_a_line_cut_short_by_the_end_of_its_rank_hides_nothing(directory):
-    rank = Rank(directory, 0)
-    rank.send(log(0, 0))
-    with rank.files[0].open("a") as file:
-        file.write('["Log", 0, ["lo')
-    rank.end(-9)
-    *read, warned = DirectoryReader(directory).read()
-    assert [type(record) for record in read] == [events.Log, events.Exit]
-    assert warned.text == "rank 0: a record is damaged or cut short, and left out"
 
 
 def test_what_a_rank_printed_comes_before_what_it_then_reported_and_all_of_it_before_its_end(directory, monkeypatch):
@@ -133,13 +77,6 @@ def test_a_character_cut_in_two_is_one(directory):
     with rank.files[1].open("ab") as file:
         file.write("ä".encode()[1:])
     assert reader.read() == [events.Output(0, "ä")]
-
-
-def test_strange_files_among_the_ranks_are_not_theirs(directory):
-    (directory.ranks / ".nfs000000000000cafe").touch()
-    (directory.ranks / "notes.txt").touch()
-    Rank(directory, 0).send(events.Started(0))
-    assert DirectoryReader(directory).read() == [events.Started(0)]
 
 
 # Attempts
@@ -337,10 +274,6 @@ def test_a_run_attached_to_later_ends_when_its_ranks_did(launched):
 # The directory
 
 
-def test_only_the_user_can_look_into_the_folder(directory):
-    assert directory.path.stat().st_mode & 0o077 == 0
-
-
 def test_a_folder_that_cannot_be_made_says_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"the run's folder .*file/run cannot be made: Not a directory\. It must be"):
@@ -353,15 +286,6 @@ def test_what_is_no_runs_folder_is_not_read(tmp_path, directory, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
         directory.about()
-
-
-def test_a_job_that_somebody_else_has_written_is_not_read(directory, monkeypatch):
-    mine, read = os.fstat, []
-    monkeypatch.setattr(cloudpickle, "load", read.append)
-    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*mine(file)[:4], os.getuid() + 1, *mine(file)[5:])))
-    with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
-        directory.job()
-    assert not read
 
 
 def test_a_runs_name_becomes_part_of_its_folders(tmp_path):

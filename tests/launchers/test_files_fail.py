@@ -33,7 +33,8 @@ from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.run import Run
-from tests.launchers.test_directory_engine import Launcher, a_job, log
+from tests.launchers.test_directory_engine import Launcher, log
+from tests.support.fake_engine import a_job
 from tests.support.tiers import few
 
 PACKAGE = str(Path(labkit.__file__).parent)

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 
-import cloudpickle
 import pytest
 
 from labkit.launchers.run_directory import files, sender
@@ -17,9 +16,9 @@ from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.sender import FileSender, printing_never_fails
 from labkit.protocol import events
 from labkit.protocol.events import Warned
-from labkit.protocol.pickling import loads
 from tests.conftest import wait_until
-from tests.launchers.test_directory_engine import a_job, log
+from tests.launchers.test_directory_engine import log
+from tests.support.fake_engine import a_job
 
 
 class Disk:
@@ -45,13 +44,6 @@ def disk(monkeypatch):
     monkeypatch.setattr(sender, "SETTLED_S", 0.05)
     monkeypatch.setattr(sender, "LAST_TRIAL_S", 0.1)
     return Disk(monkeypatch)
-
-
-@pytest.fixture
-def directory(tmp_path):
-    made = RunDirectory(tmp_path / "run")
-    made.create(a_job(), {})
-    return made
 
 
 @pytest.fixture
@@ -107,15 +99,6 @@ def test_what_waits_is_bounded_and_what_is_lost_is_counted(rank, directory, disk
         in (warnings(found)[-1])
     )
     assert warnings(found)[-1].endswith(f"written later, {100 - len(late)} lost")
-
-
-def test_a_rank_on_a_full_disk_goes_on_and_ends(rank, disk):
-    disk.room = 0
-    for step in range(10):
-        rank.send(log(0, step))
-    rank.send(events.Started(0))
-    rank.send(events.Exit(0, 0), is_last=True)
-    rank.send(log(0, 11))
 
 
 def test_of_a_rank_that_logs_without_end_the_last_of_each_batch_is_kept(directory, monkeypatch):
@@ -244,14 +227,3 @@ def test_a_supervisor_frees_the_reserve_of_a_rank_that_was_killed(small_disk):
     assert files.append(records, ["Exit", 0, -9, "", False, 1.0])
     assert files.has_exit(records)
     assert not records.with_suffix(".reserve").exists()
-
-
-def test_a_large_result_crosses_the_folder_in_a_file_of_its_own(directory):
-    value = {"weights": b"x" * 1_000_000}
-    rank = FileSender(directory.file(0, 0, "records"))
-    rank.send(events.Result(0, cloudpickle.dumps(value)))
-    rank.close()
-    assert directory.file(0, 0, "records").stat().st_size < 100
-    (result,) = DirectoryReader(directory).read()
-    assert loads(result.blob) == value
-    assert sorted(path.name for path in directory.ranks.iterdir()) == ["0.0.1.blob", "0.0.records", "0.0.reserve"]

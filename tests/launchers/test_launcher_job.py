@@ -22,21 +22,11 @@ from labkit.launchers.slurm import queue as slurm_queue
 from labkit.launchers.slurm.commands import SlurmError
 from labkit.launchers.slurm.job import SlurmJob
 from labkit.launchers.torchrun import TorchrunJob
-from labkit.protocol.job import Job
-from labkit.protocol.pickling import pack_call
 from labkit.run import Run
 from labkit.session.cluster_reserve import ClusterReserve
 from tests.conftest import LONG_S, wait_until
 from tests.support import workloads
-
-A_JOB = Job(pack_call(print, (), {}), 2, None, None, None, 0, 0, 0.0, {}, {})
-
-
-@pytest.fixture
-def directory(tmp_path):
-    made = RunDirectory(tmp_path / "run")
-    made.create(A_JOB, {"launcher": "test"})
-    return made
+from tests.support.fake_engine import A_JOB
 
 
 @pytest.fixture

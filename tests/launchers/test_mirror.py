@@ -19,11 +19,10 @@ from labkit.launchers.ray.orders import Orders
 from labkit.launchers.ray.placement import Place, asked_for, can_be_placed, places, there_is
 from labkit.launchers.run_directory import files
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.session.directory import SessionDirectory
-from tests.launchers.test_directory_engine import a_job
+from tests.support.fake_engine import a_job
 
 
 @pytest.fixture
@@ -47,24 +46,6 @@ def begin(directory, node, rank=1):
     return side, RankSide(node, side.for_rank(rank))
 
 
-def test_a_rank_finds_the_job_and_what_it_writes_comes_to_the_notebook(notebook, tmp_path):
-    node = tmp_path / "node"
-    side, rank = begin(notebook, node)
-    there = RunDirectory(node)
-    assert there.job().world_size == notebook.job().world_size
-    there.file(1, 0, "records").write_bytes(b"")
-    assert side.take(rank.news()) == []
-    assert notebook.file(1, 0, "records").read_bytes() == b"", "that it is there says that the rank has begun"
-    for text in ("a\n", "b\n", "", "c\n"):
-        with open(there.file(1, 0, "records"), "a") as records, open(there.file(1, 0, "out"), "a") as out:
-            records.write(text)
-            out.write(text.upper())
-        side.take(rank.news())
-    assert notebook.file(1, 0, "records").read_text() == "a\nb\nc\n"
-    assert notebook.file(1, 0, "out").read_text() == "A\nB\nC\n"
-    assert rank.news() == []
-
-
 def test_a_record_comes_after_all_that_was_printed_before_and_no_piece_is_large(notebook, tmp_path, monkeypatch):
     monkeypatch.setattr(mirror, "BLOCK_BYTES", 10)
     node = tmp_path / "node"
@@ -79,19 +60,6 @@ def test_a_record_comes_after_all_that_was_printed_before_and_no_piece_is_large(
         side.take(pieces)
         assert notebook.file(1, 0, "out").stat().st_size == printed
         assert notebook.file(1, 0, "records").stat().st_size == reported
-
-
-def test_what_ranks_publish_for_each_other_is_passed_on_once(notebook, tmp_path):
-    side, first = begin(notebook, tmp_path / "first", 0)
-    _, second = begin(notebook, tmp_path / "second", 1)
-    RunDirectory(tmp_path / "first").write("rendezvous...0.json", b"{}")
-    (tmp_path / "first" / "failed.0").touch()
-    needed = side.take(first.news())
-    assert [piece.name for piece in needed] == ["failed.0", "rendezvous...0.json"]
-    second.take(needed)
-    assert (tmp_path / "second" / "rendezvous...0.json").read_bytes() == b"{}"
-    assert (tmp_path / "second" / "failed.0").exists()
-    assert first.news() == second.news() == []
 
 
 def test_words_come_whole_in_order_and_after_the_job_that_they_speak_of(session, tmp_path):
@@ -156,25 +124,6 @@ def test_what_no_rank_writes_is_not_taken(piece, notebook):
 
 
 # What is large, and disks that are full
-
-
-def test_a_large_value_comes_in_pieces_whole_and_before_the_record_that_names_it(notebook, tmp_path, monkeypatch):
-    monkeypatch.setattr(mirror, "BLOCK_BYTES", 30_000)
-    node = tmp_path / "node"
-    side, rank = begin(notebook, node)
-    event = events.Result(1, bytes(range(250)) * 400)
-    sender = FileSender(node / "ranks" / "1.0.records")
-    sender.send(event)
-    looks, seen = DirectoryReader(notebook), []
-    while not seen:
-        pieces = rank.news()
-        assert pieces
-        assert sum(len(piece.data) for piece in pieces) <= 30_000
-        side.take(pieces)
-        seen = looks.read()
-    assert [(each.rank, each.blob.to_bytes()) for each in seen] == [(1, event.blob)]
-    assert len(list(notebook.ranks.glob(".*"))) == 0
-    sender.close()
 
 
 def test_of_jobs_that_are_over_large_values_stay_with_the_notebook_only(session, tmp_path):

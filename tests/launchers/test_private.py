@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cloudpickle
@@ -18,13 +17,9 @@ from labkit.launchers.ray.mirror import NotebookSide, RankSide
 from labkit.launchers.run_directory import private
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
-from labkit.protocol.job import Job
 from labkit.session.directory import SessionDirectory
 from labkit.system import host, linux
-
-
-def a_job():
-    return Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, time.time(), {}, {})
+from tests.support.fake_engine import a_job
 
 
 def made_in(folder):

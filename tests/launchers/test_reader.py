@@ -19,14 +19,8 @@ from labkit.launchers.run_directory.records import decoded, encoded
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from tests.conftest import LONG_S, wait_until
-from tests.launchers.test_directory_engine import Launcher, Rank, a_job, follow, log
-
-
-@pytest.fixture
-def directory(tmp_path):
-    made = RunDirectory(tmp_path / "run")
-    made.create(a_job(), {"launcher": "test"})
-    return made
+from tests.launchers.test_directory_engine import Launcher, Rank, follow, log
+from tests.support.fake_engine import a_job
 
 
 def result(rank, size):

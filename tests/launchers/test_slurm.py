@@ -17,9 +17,11 @@ import torch
 
 import labkit
 from labkit.failures.evidence import LOST_PEER
-from labkit.launchers.run_directory.directory import RunDirectory
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
+from tests.support.tiers import few
+
+pytestmark = pytest.mark.cluster
 
 REPOSITORY = str(Path(__file__).parents[2])
 
@@ -47,8 +49,6 @@ def logged(run):
 # A run
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_run_on_two_nodes_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     monkeypatch.setenv("SLURM_JOB_ID", "77777")  # as in a notebook that itself runs in a job
@@ -90,8 +90,6 @@ def test_a_run_on_two_nodes_is_seen_live_and_equals_a_local_one_bit_for_bit(laun
     wait_until(lambda: not slurm.jobs(), LONG_S)
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm):
     run = launch(workloads.spin)
     logged(run)
@@ -114,8 +112,6 @@ def test_stop_stacks_and_a_second_notebook_while_a_node_is_drained(launch, slurm
 
 
 @pytest.mark.wide
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path):
     runs = [launch(elsewhere.fit_and_show, tmp_path / "go", name=name) for name in ("first", "second")]
     for run in runs:
@@ -135,26 +131,6 @@ def test_two_jobs_at_once_and_one_cancelled_from_outside(launch, slurm, tmp_path
 # Failures
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
-def test_a_rank_that_raises_ends_the_job_though_the_other_waits_for_nothing(launch, slurm, tmp_path):
-    run = launch(elsewhere.fail, "raises", tmp_path / "go")
-    logged(run)
-    (tmp_path / "go").touch()
-    error = end_of(run)
-    assert error.rank == 1
-    assert str(error).startswith("rank 1 failed: ValueError: bad batch (after logging step 0)")
-    assert 'throw(ValueError("bad batch"))' in error.cause
-    assert "rank 0 was still running and was ended after logging step 0" in str(error)
-    assert error.frames[0].rank == 1
-    assert "worker" in error.frames[-1].variables
-    assert run.states == ["ended", "failed"]
-    with pytest.raises(labkit.WorkerFailed, match="rank 1 failed: ValueError: bad batch"):
-        run.wait()
-
-
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_victims(launch, slurm, tmp_path):
     run = launch(elsewhere.fail, "SIGKILL", tmp_path / "go")
     logged(run)
@@ -165,9 +141,7 @@ def test_a_rank_killed_by_sigkill_is_named_and_those_that_wait_for_it_are_its_vi
     assert "rank 0" in str(error)
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
-@pytest.mark.parametrize("late_s", [0, LONG_S], ids=["meet", "begin"])
+@pytest.mark.parametrize("late_s", few([0, LONG_S], 2), ids=["meet", "begin"])
 def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, late_s):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
@@ -187,8 +161,6 @@ def test_a_rank_that_died_ends_those_that_are_yet_to(launch, slurm, tmp_path, la
     assert run.states == ["failed", "ended"]
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
     run = launch(workloads.go_astray, "sleeps", stall_s=2)
     error = end_of(run)
@@ -202,8 +174,6 @@ def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch, slurm):
 
 
 @pytest.mark.wide
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_the_time_limit_is_named(launch, slurm):
     run = launch(workloads.spin, time="00:01:00")
     logged(run)
@@ -215,8 +185,6 @@ def test_the_time_limit_is_named(launch, slurm):
     assert len(run.history) > 0
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_node_that_is_lost_is_named(launch, slurm):
     run = launch(workloads.spin, requeue=False)
     logged(run)
@@ -228,8 +196,6 @@ def test_a_node_that_is_lost_is_named(launch, slurm):
 
 
 @pytest.mark.wide
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
     run = launch(workloads.spin)
     logged(run)
@@ -245,8 +211,6 @@ def test_a_node_that_crashes_fails_its_peers_but_not_the_run(launch, slurm):
         slurm.start_node("node2")
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(launch, slurm, tmp_path):
     run = launch(elsewhere.save_when_stopped, tmp_path)
     wait_for_step(run, 5)
@@ -260,8 +224,6 @@ def test_ranks_keep_a_last_checkpoint_before_slurm_takes_their_machines_away(lau
 
 
 @pytest.mark.wide
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(launch, slurm, tmp_path):
     go = tmp_path / "go"
     run = launch(elsewhere.resume, tmp_path / "kept", go, 12, (4, 7, 10))
@@ -292,9 +254,7 @@ def test_a_run_goes_on_after_requeue_node_failure_and_preemption_bit_for_bit(lau
 # The notebook
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
-@pytest.mark.parametrize("how", ["ends", "is killed"])
+@pytest.mark.parametrize("how", few(["is killed", "ends"], 2))
 def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, how):
     script = f"""
         import os, signal, time
@@ -322,8 +282,6 @@ def test_a_run_goes_on_without_its_notebook_and_is_found_again(slurm, tmp_path, 
 # The queue
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
     slurm.update(NodeName="node2", State="DRAIN", Reason="bad disk")
     first = launch(workloads.fit, stall_s=0.1)
@@ -339,8 +297,6 @@ def test_a_job_that_waits_says_why_and_can_be_stopped(launch, slurm):
     wait_until(lambda: not slurm.jobs())
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
     run = launch(workloads.fit, setup="echo the module is not there; exit 3")
     error = end_of(run)
@@ -349,8 +305,6 @@ def test_a_job_that_never_began_says_what_slurm_wrote(launch, slurm):
     assert "the module is not there" in str(error)
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     python = tmp_path / "python"
     elsewhere_there = '[ "$SLURMD_NODENAME" = node2 ] && set -- "$1" /not/shared'
@@ -364,8 +318,6 @@ def test_a_folder_that_one_node_does_not_see(launch, slurm, tmp_path):
     assert "rank 1: /not/shared cannot be seen on" in str(error)
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_a_folder_that_is_deleted_before_any_rank_begins(launch, slurm):
     slurm.update(NodeName="node1,node2", State="DRAIN", Reason="wait")
     run = launch(workloads.fit)
@@ -376,8 +328,6 @@ def test_a_folder_that_is_deleted_before_any_rank_begins(launch, slurm):
     assert str(error).startswith(f"the run's folder {run.folder} has gone")
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tmp_path):
     with pytest.raises(
         RuntimeError, match=r"SLURM did not take the job: .*invalid partition.*\. The partitions are: de"
@@ -399,8 +349,6 @@ def test_what_slurm_refuses_is_said_with_what_there_is_instead(launch, slurm, tm
 # attach
 
 
-@pytest.mark.spawns
-@pytest.mark.cluster
 def test_attach_says_what_it_cannot_find(slurm, tmp_path):
     with pytest.raises(ValueError, match=r"SLURM does not say where job 4242 keeps its files .*Give the run's folder"):
         labkit.attach(4242)
@@ -410,15 +358,3 @@ def test_attach_says_what_it_cannot_find(slurm, tmp_path):
     wait_until(lambda: not slurm.jobs())
     with pytest.raises(ValueError, match="is not the folder of a run"):
         labkit.attach(tmp_path)
-
-
-def test_attach_to_a_folder_of_another_kind(tmp_path, monkeypatch):
-    folder = RunDirectory(tmp_path / "run")
-    folder.path.mkdir()
-    folder.note({"launcher": "torchrun"})
-    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
-        labkit.attach(folder.path)
-    folder.note({"launcher": "slurm"})
-    monkeypatch.setattr("labkit.launchers.attaching.job_of", lambda path: "")
-    with pytest.raises(ValueError, match="is not known to have been given to SLURM: .*squeue does not list it"):
-        labkit.attach(folder.path)

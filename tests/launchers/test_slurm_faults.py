@@ -18,8 +18,9 @@ from labkit.launchers.slurm import commands, job
 from tests.conftest import LONG_S, end_of, wait_until
 from tests.launchers.test_slurm import job_of, logged
 from tests.support import elsewhere, workloads
+from tests.support.tiers import few
 
-pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ def test_a_signal_that_slurm_was_asked_for_is_the_functions_own(launch, slurm):
     assert (run.status, run.results) == ("finished", [10, 10])
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGHUP", "SIGALRM", "SIGINT"])
+@pytest.mark.parametrize("name", few(["SIGUSR1", "SIGHUP", "SIGALRM", "SIGINT"], 4))
 def test_any_signal_that_a_user_sends_reaches_the_function(name, launch, slurm):
     run = launch(elsewhere.wait_for_signal, name)
     logged(run)
@@ -92,13 +93,16 @@ TIMED_OUT = 'echo "sbatch: error: Batch job submission failed: Socket timed out 
 
 @pytest.mark.parametrize(
     ("script", "said"),
-    [
-        (f'"$REAL" "$@" >/dev/null; {TIMED_OUT}', "Socket timed out on send/recv operation"),
-        ('"$REAL" "$@" >/dev/null; sleep 100', "sbatch did not answer within 3 s"),
-        (f'(sleep 2; "$REAL" "$@") >/dev/null 2>&1 & {TIMED_OUT}', "Socket timed out"),
-        ('"$REAL" "$@" >/dev/null; echo "welcome to the cluster"', "sbatch answered 'welcome to the cluster"),
-        ('echo "quota: 17 % used"; "$REAL" "$@"', None),
-    ],
+    few(
+        [
+            (f'"$REAL" "$@" >/dev/null; {TIMED_OUT}', "Socket timed out on send/recv operation"),
+            ('"$REAL" "$@" >/dev/null; sleep 100', "sbatch did not answer within 3 s"),
+            (f'(sleep 2; "$REAL" "$@") >/dev/null 2>&1 & {TIMED_OUT}', "Socket timed out"),
+            ('"$REAL" "$@" >/dev/null; echo "welcome to the cluster"', "sbatch answered 'welcome to the cluster"),
+            ('echo "quota: 17 % used"; "$REAL" "$@"', None),
+        ],
+        3,
+    ),
     ids=["taken, but sbatch failed", "sbatch hangs", "taken after sbatch failed", "no number", "a site's words before"],
 )
 def test_a_job_that_slurm_has_taken_is_taken_up_whatever_sbatch_says(script, said, launch, replace, monkeypatch):
@@ -162,7 +166,7 @@ def test_a_job_is_cancelled_though_scancel_fails_at_first(launch, replace, slurm
 # Other notebooks
 
 
-@pytest.mark.parametrize("fn", [workloads.spin, workloads.stuck])
+@pytest.mark.parametrize("fn", few([workloads.stuck, workloads.spin], 2))
 def test_a_run_that_another_notebook_stops_says_so_and_by_which_process(fn, launch):
     run = launch(fn)
     wait_until(lambda: run.states == ["running"] * 2, LONG_S)
@@ -242,7 +246,7 @@ def test_with_export_none_ranks_have_what_setup_has_set(launch, monkeypatch):
 # Folders
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted"])
+@pytest.mark.parametrize("how", few(["deleted", "moved"], 2))
 def test_a_folder_that_goes_in_mid_run_is_named_and_its_ranks_are_ended(how, launch, slurm, tmp_path):
     run = launch(workloads.spin)
     logged(run)
@@ -256,7 +260,7 @@ def test_a_folder_that_goes_in_mid_run_is_named_and_its_ranks_are_ended(how, lau
     wait_until(lambda: not slurm.jobs(), LONG_S)
 
 
-@pytest.mark.parametrize("name", ["runs %j of 100%", "it's $HOME & `more`", "ä→", "#1"])
+@pytest.mark.parametrize("name", few(["it's $HOME & `more`", "runs %j of 100%", "ä→", "#1"], 4))
 def test_a_job_is_found_by_its_number_whatever_its_folder_is_called(name, launch, tmp_path):
     run = launch(workloads.fit, folder=tmp_path / name, comment=name, nodelist=["node1", "node2"])
     run.wait(LONG_S)

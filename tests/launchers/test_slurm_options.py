@@ -23,7 +23,6 @@ def test_no_option_is_in_the_table_twice():
     assert "--nodelist             passed on, also as a list" in lines
 
 
-@pytest.mark.spawns
 @pytest.mark.cluster
 def test_every_option_that_sbatch_has_is_in_the_table_which_is_current():
     said, version = make_sbatch_options.sbatch("--help"), make_sbatch_options.sbatch("--version").strip()
@@ -126,7 +125,6 @@ VALUES = [
 ]
 
 
-@pytest.mark.spawns
 @pytest.mark.cluster
 def test_what_is_written_arrives(slurm, tmp_path):
     for value in VALUES:

@@ -157,3 +157,15 @@ def test_what_was_cancelled_by_this_notebook_was_not_cancelled_from_outside():
         "SLURM job 5 was ended (FAILED)"
     ), "a run is not finished because nobody is to blame"
     assert ended("FAILED", [events.Exit(0, 1), events.Exit(1, -15, ended=True)]) is None, "a rank explains it"
+
+
+def test_attach_to_a_folder_of_another_kind(tmp_path, monkeypatch):
+    folder = RunDirectory(tmp_path / "run")
+    folder.path.mkdir()
+    folder.note({"launcher": "torchrun"})
+    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
+        labkit.attach(folder.path)
+    folder.note({"launcher": "slurm"})
+    monkeypatch.setattr("labkit.launchers.attaching.job_of", lambda path: "")
+    with pytest.raises(ValueError, match="is not known to have been given to SLURM: .*squeue does not list it"):
+        labkit.attach(folder.path)

@@ -12,15 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-import cloudpickle
 import psutil
 import pytest
 
 import labkit
 from labkit.launchers import launcher_job, supervisor
 from labkit.launchers.rank_entry import SIGCONT_SINCE_S
-from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.protocol.job import Job
 from labkit.session import cluster_reserve
 from tests.conftest import LONG_S, wait_until
 from tests.support import fake_system
@@ -48,14 +45,6 @@ for word in sys.stdin:
         for number in range(100_000):
             print("line", number)
 """
-
-
-@pytest.fixture
-def directory(tmp_path):
-    made = RunDirectory(tmp_path / "run")
-    job = Job(cloudpickle.dumps((print, (), {})), 2, None, None, None, 0, 0, 0.0, {}, {})
-    made.create(job, {"launcher": "test"})
-    return made
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import signal
 import socket
@@ -25,6 +24,8 @@ from labkit.launchers.launcher_job import SUPERVISOR
 from labkit.rank.private_folder import remove_left_behind
 from tests.conftest import LONG_S, command_of, end_of, lives, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
+
+pytestmark = pytest.mark.spawns
 
 REPOSITORY = str(Path(__file__).parents[2])
 
@@ -72,7 +73,6 @@ def agent_elsewhere(notice):
         agent.wait()
 
 
-@pytest.mark.spawns
 def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path):
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     go = tmp_path / "go"
@@ -93,38 +93,12 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     assert run.history["loss"].tolist() == local.history["loss"].tolist()
     assert [f"hello from {rank}\n" in output for rank, output in enumerate(run.output)] == [True, True]
     assert {number: signal.getsignal(number) for number in handlers} == handlers, "the agent would take them"
-    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
-        labkit.attach(run.folder)
 
 
-@pytest.mark.spawns
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("raises", r"rank 1 failed: ValueError: bad batch \(after logging step 0\)"),
-        ("SIGKILL", r"rank 1 died \(SIGKILL\) and left no traceback, after logging step 0"),
-    ],
-)
-def test_a_rank_that_fails_is_named(launch, tmp_path, how, said):
-    run = launch(elsewhere.fail, how, tmp_path / "go")
-    wait_until(lambda: len(run.history) == 2, LONG_S)
-    (tmp_path / "go").touch()
-    error = end_of(run)
-    assert error.rank == 1
-    assert re.match(said, str(error))
-    assert run.attempt == 0
-    if how == "raises":
-        assert 'throw(ValueError("bad batch"))' in error.cause
-        assert run.states == ["ended", "failed"]
-        assert "rank 0 was still running and was ended" in str(error)
-
-
-@pytest.mark.spawns
 @pytest.mark.cold  # a process that is forked takes no notice of sitecustomize
-@pytest.mark.parametrize(("off_s", "how"), [(3600, "3,600 s ahead of"), (-7200, "7,200 s behind")])
-def test_a_rank_whose_clock_is_off_is_named_and_its_times_are_the_notebooks(launch, tmp_path, monkeypatch, off_s, how):
+def test_a_rank_whose_clock_is_off_is_named_and_its_times_are_the_notebooks(launch, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os, time\nreal, off_s = time.time, {off_s} * (os.environ.get('RANK') == '0')\n"
+        "import os, time\nreal, off_s = time.time, -7200 * (os.environ.get('RANK') == '0')\n"
         "time.time = lambda: real() + off_s\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
@@ -132,7 +106,7 @@ def test_a_rank_whose_clock_is_off_is_named_and_its_times_are_the_notebooks(laun
     error = end_of(run)
     assert error.rank == 1
     assert run.warnings == [
-        f"the clock of {os.uname().nodename} is {how} the notebook's; times from there are corrected"
+        f"the clock of {os.uname().nodename} is 7,200 s behind the notebook's; times from there are corrected"
     ]
     assert run.warnings[0] in run.notice
     assert run.warnings[0] in str(error)
@@ -140,7 +114,6 @@ def test_a_rank_whose_clock_is_off_is_named_and_its_times_are_the_notebooks(laun
     assert 0 < run.elapsed_s < LONG_S
 
 
-@pytest.mark.spawns
 def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
     tracker = Mock(spec=["log", "close"])
     run = launch(elsewhere.resume, tmp_path / "kept", tmp_path / "go", 12, (5, 7), max_restarts=3, log_to=tracker)
@@ -159,16 +132,6 @@ def test_a_killed_worker_restarts_and_resumes_bit_for_bit(launch, tmp_path):
     assert tracker.log.call_args_list == [call(step, {"loss": mean}) for step, mean in means.items()], "there, too"
 
 
-@pytest.mark.spawns
-def test_the_last_attempt_of_all_that_fail_says_why(launch):
-    run = launch(workloads.fit, 4, 1, "raises", max_restarts=1)
-    error = end_of(run)
-    assert (error.rank, run.attempt) == (1, 1)
-    assert str(error).startswith("rank 1 failed: ValueError: bad batch")
-    assert run.history["step"].tolist() == [0, 1] * 2
-
-
-@pytest.mark.spawns
 def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_path):
     endpoint = free_endpoint()
     run = launch(
@@ -189,7 +152,6 @@ def test_two_agents_share_a_run_restart_together_and_stop_together(launch, tmp_p
         assert agent.wait(LONG_S) == 0
 
 
-@pytest.mark.spawns
 def test_stop_while_another_machine_is_waited_for(launch):
     run = launch(workloads.fit, nodes=2, rdzv_endpoint=free_endpoint(), stall_s=0.1)
     assert run.status == "queued"
@@ -200,20 +162,13 @@ def test_stop_while_another_machine_is_waited_for(launch):
     assert (run.status, run.error) == ("stopped", None)
 
 
-@pytest.mark.spawns
-def test_ranks_under_an_agent_stop_by_the_same_rules_as_others(launch):
-    run = launch(workloads.slow_steps, 0.9)
-    wait_until(lambda: len(run.history) >= 4, LONG_S)
-    run.stop()
-    assert (run.status, run.states, run.stop_outcome) == ("stopped", ["finished"] * 2, "")
-    assert run.results[0] == run.results[1] > 0
+def test_stuck_ranks_under_an_agent_are_ended_as_others_are(launch):
     run = launch(workloads.stuck)
     wait_until(lambda: len(run.history) == 2, LONG_S)
     run.stop(grace_s=LONG_S)
     assert (run.status, run.states, run.stop_outcome) == ("stopped", ["ended"] * 2, "deadlock")
 
 
-@pytest.mark.spawns
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)
@@ -223,17 +178,6 @@ def test_an_agent_that_dies_says_so(launch):
     assert str(error).startswith("torchrun was ended by SIGKILL, and its ranks with it")
 
 
-@pytest.mark.spawns
-def test_a_hang_is_reported_with_the_rank_that_stands_apart(launch):
-    run = launch(workloads.go_astray, "sleeps", stall_s=2)
-    error = end_of(run)
-    assert error.rank == 1
-    assert "rank 1 is in time.sleep" in str(error)
-    assert "rank 0 waits in all_reduce" in str(error)
-    assert "rank 1 has not entered all_reduce #2 (float32 [1], default group; rank 0 waits in it at" in str(error)
-
-
-@pytest.mark.spawns
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the agent with the notebook")
 def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
     script = f"""
@@ -261,7 +205,6 @@ def test_nothing_is_left_when_the_notebook_is_killed(tmp_path):
 # Sessions
 
 
-@pytest.mark.spawns
 def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path, capsys):
     with labkit.Session(on=labkit.Torchrun(folder=tmp_path)) as session:
         local = labkit.launch(workloads.fit, live=False)
@@ -279,12 +222,9 @@ def test_reserved_ranks_do_job_after_job_and_one_that_dies_is_replaced(tmp_path,
         assert session.values("'x' in globals()") == [True, False]
         assert "rank 1 is new (its process had ended: SIGKILL)" in capsys.readouterr().out
         assert session.pids[0] == pids[0]
-        with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
-            labkit.attach(session.folder)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-@pytest.mark.spawns
 def test_two_agents_share_a_session_and_leave_together(tmp_path):
     on = labkit.Torchrun(nodes=2, ranks_per_node=1, rdzv_endpoint=free_endpoint(), folder=tmp_path)
     with labkit.Session(on=on) as session:
@@ -298,7 +238,6 @@ def test_two_agents_share_a_session_and_leave_together(tmp_path):
             assert agent.wait(LONG_S) == 0
 
 
-@pytest.mark.spawns
 def test_an_agent_that_dies_ends_run_and_session(tmp_path):
     with labkit.Session(on=labkit.Torchrun(ranks_per_node=1, folder=tmp_path)) as session:
         run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)

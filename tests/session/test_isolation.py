@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import multiprocessing
 import os
 import random
@@ -11,14 +10,12 @@ import signal
 import sys
 import tempfile
 import threading
-import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import labkit
-from labkit.rank import isolation
 
 pytestmark = pytest.mark.spawns
 
@@ -56,22 +53,7 @@ UNSEEN = {
     "seed of torch": (lambda: torch.manual_seed(7), lambda: torch.rand(1).item()),
     "seed of Python": (lambda: random.seed(7), random.random),
     "threads": (lambda: torch.set_num_threads(7), torch.get_num_threads),
-    "default device": (lambda: torch.set_default_device("meta"), lambda: str(torch.zeros(1).device)),
     "default type": (lambda: torch.set_default_dtype(torch.float64), lambda: str(torch.zeros(1).dtype)),
-    "gradients": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
-    "anomaly detection": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
-    "deterministic algorithms": (
-        lambda: torch.use_deterministic_algorithms(True),
-        torch.are_deterministic_algorithms_enabled,
-    ),
-    "precision of float32": (
-        lambda: torch.set_float32_matmul_precision("medium"),
-        torch.get_float32_matmul_precision,
-    ),
-    "cuDNN": (
-        lambda: setattr(torch.backends.cudnn, "benchmark", True),
-        lambda: torch.backends.cudnn.benchmark,
-    ),
     "environment": (
         lambda: os.environ.update(LABKIT_TEST="seen", MASTER_ADDR="elsewhere"),
         lambda: (os.environ.get("LABKIT_TEST"), os.environ["MASTER_ADDR"], os.environ["RANK"]),
@@ -79,15 +61,8 @@ UNSEEN = {
     "working folder": (remove_working_folder, os.getcwd),
     "module path": (lambda: sys.path.append("/somewhere"), lambda: list(sys.path)),
     "arguments": (lambda: sys.argv.append("--more"), lambda: list(sys.argv)),
-    "file mode mask": (lambda: os.umask(0o077), isolation.host.umask),
     "signal handlers": (set_alarm_handler, lambda: (signal.getsignal(signal.SIGALRM), signal.getitimer(0))),
     "streams": (lambda: setattr(sys, "stdout", open(os.devnull, "w")), lambda: sys.stdout.name),  # noqa: SIM115
-    "warning filters": (lambda: warnings.simplefilter("error"), lambda: len(warnings.filters)),
-    "logging": (
-        lambda: logging.basicConfig(level=logging.DEBUG),
-        lambda: (logging.root.level, len(logging.root.handlers)),
-    ),
-    "recursion limit": (lambda: sys.setrecursionlimit(5000), sys.getrecursionlimit),
     "garbage collector": (gc.disable, gc.isenabled),
     "start method": (
         lambda: multiprocessing.set_start_method("forkserver", force=True),

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import rank_processes
 from tests.ui.test_kernel import Notebook, ranks_alive
 
-pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
+pytestmark = pytest.mark.kernel
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,20 +55,6 @@ def test_a_cell_may_choose_the_backend_of_its_ranks(notebook):
     assert "mpi" in plain(cell)
 
 
-def test_a_failed_cell_names_rank_and_line_and_the_variables_live_on(notebook):
-    notebook.run("%%ranks 2\nkept = rank")
-    helper = notebook.run("def check(value):\n    assert value < 1, 'too great'")
-    cell = notebook.run("%%ranks --send check\n\ncheck(rank)", fails=True)
-    assert cell.error["ename"] == "WorkerFailed"
-    assert f"Cell In[{cell.number}], line 3, in <cell>\n    check(rank)" in plain(cell)
-    assert f"Cell In[{helper.number}], line 2, in check" in plain(cell)
-    assert "rank 1 failed: AssertionError: too great" in plain(cell)
-    assert "rank 0 ran the cell to its end" in plain(cell)
-    assert "labkit" not in plain(cell).replace("labkit.failures.pages", "")
-    notebook.run("values = %ranks kept")
-    assert notebook.value("values") == [0, 1]
-
-
 def test_a_syntax_error_shows_the_line_and_sends_nothing(notebook):
     notebook.run("%%ranks 2\nkept = 1")
     cell = notebook.run("%%ranks\nkept = 2\nif rank:\nprint(1)", fails=True)
@@ -111,15 +97,6 @@ def test_an_interrupt_frees_the_cell_and_says_what_is_lost(notebook, start_s):
     assert cell.stderr == ""
     notebook.run("values = %ranks rank")
     assert notebook.value("values") == [0, 1]
-
-
-def test_a_hang_is_reported_and_the_next_cell_runs(notebook):
-    cell = notebook.run("%%ranks 2 --stall 1\nif rank == 1:\n    dist.barrier()", fails=True)
-    assert f"rank 1 waits in barrier at Cell In[{cell.number}], line 3" in plain(cell)
-    assert "so rank 1 is replaced: its variables are gone" in plain(cell)
-    assert notebook.run("%%ranks\nrank").stdout == (
-        "rank 1 is new (its process had been ended with its run): its variables are gone\n[rank 0] 0\n[rank 1] 1\n"
-    )
 
 
 def test_another_number_or_the_end_takes_the_ranks_away(notebook):

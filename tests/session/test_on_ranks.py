@@ -31,10 +31,10 @@ from labkit.protocol.job import Cell
 from labkit.protocol.modules import Search
 from labkit.rank import hints, isolation, settings
 from labkit.rank import import_effects as imports
-from tests.conftest import shared_session
-from tests.support import carried
 from tests.support.fake_engine import A_JOB
 from tests.support.repository import ROOT
+
+SESSION_RANKS = 1
 
 # Settings
 
@@ -446,17 +446,6 @@ def test_a_module_that_was_edited_is_imported_anew_with_those_that_use_it(folder
         sys.modules.pop(name)
 
 
-@pytest.mark.usefixtures("watched")
-def test_the_traceback_of_an_import_that_fails_shows_no_frame_of_labkits(folder, monkeypatch):
-    import traceback
-
-    (folder / "a" / "fails_to_import.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(folder / "a")
-    with pytest.raises(ZeroDivisionError) as failure:
-        import fails_to_import  # noqa: F401
-    assert not [frame for frame in traceback.extract_tb(failure.value.__traceback__) if "imports.py" in frame.filename]
-
-
 # What is said
 
 
@@ -513,12 +502,6 @@ def test_shared_memory_that_cannot_be_shared_is_said(monkeypatch):
 # On real ranks
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(1) as ranks:
-        yield ranks
-
-
 @pytest.mark.spawns
 def test_reserved_ranks_have_a_module_as_it_was_edited(ranks, folder, monkeypatch):
     file = folder / "a" / "edited_module.py"
@@ -560,67 +543,3 @@ def test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fai
 
     with pytest.raises(labkit.WorkerFailed, match="the notebook has imported registers_things, and this rank has not"):
         labkit.launch(asks, on=ranks, live=False)
-
-
-@pytest.mark.spawns
-def test_what_a_cell_has_patched_is_as_it_was_on_a_rank(ranks, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "total", lambda self: self.sum().item(), raising=False)
-
-    def totals(worker):
-        return hasattr(torch.ones(1), "total")
-
-    assert labkit.launch(totals, on=ranks, live=False).results == [False] * ranks.world_size
-
-
-# The table
-
-ROWS = {
-    "what the function uses": ("twins", "counts in a global variable"),
-    "other functions and classes from cells": ("twins", "loads a file with a class that it does not mention"),
-    "other data": ("pickling", "test_data_stay_in_the_notebook_and_who_asks_for_them_is_told"),
-    "tensors that share memory": ("twins", "keeps its weights in one flat buffer"),
-    "tensors in shared memory": ("twins", "trains one model in shared memory on all ranks"),
-    "tensors on a GPU": ("pickling", "test_a_tensor_of_another_device_goes_to_that_of_who_receives_it"),
-    "hooks on weights": ("twins", "has hooks on weights and steps, and weights that are computed"),
-    "`.grad` of a tensor": ("pickling", "test_a_tensor_comes_without_its_gradient_and_its_history"),
-    "arrays of NumPy": ("pickling", "test_views_of_an_array_come_apart_and_those_of_a_tensor_do_not"),
-    "functions with decorators": ("twins", "decorates functions with what pickles by name"),
-    "imported modules": ("twins", "uses a module that was loaded from a path"),
-    "your own modules, on Ray": (
-        "ray",
-        "test_the_notebooks_packages_come_along_to_nodes_that_do_not_have_its_files",
-    ),
-    "a module that was edited": ("on_ranks", "test_reserved_ranks_have_a_module_as_it_was_edited"),
-    "what cells have changed in modules": ("on_ranks", "test_what_a_cell_has_patched_is_as_it_was_on_a_rank"),
-    "modules imported for effect": (
-        "on_ranks",
-        "test_what_the_notebook_has_imported_for_its_effect_is_named_where_a_rank_fails_for_it",
-    ),
-    "working folder": ("twins", "finds modules by a relative path and changes the folder"),
-    "PyTorch's default type": ("twins", "has chosen PyTorch's settings for the whole process"),
-    "deterministic algorithms": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
-    "how tensors and arrays are printed": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
-    "file mode mask": ("twins", "has chosen Python's settings for the whole process"),
-    "classes that `torch.load` may make": ("twins", "lets torch.load make objects of its own class"),
-    "`logging`: levels": ("twins", "has set up logging"),
-    "`logging`: filters": ("on_ranks", "test_logging_that_was_set_up_in_the_notebook_writes_on_a_rank"),
-    "warning filters": ("on_ranks", "test_a_category_of_warnings_that_the_rank_has_not_loaded_is_not_loaded"),
-    "random states": ("launch", "test_seeds_differ_by_rank_and_repeat_by_run"),
-    "number of threads": ("launch", "test_every_rank_knows_its_place"),
-    "current CUDA device": ("launch", "test_every_rank_knows_its_place"),
-    "settings of other libraries": ("on_ranks", "test_a_rank_takes_over_a_setting_of_the_notebook"),
-    "open files": ("launch", "test_a_bad_argument_is_refused_before_any_process"),
-}
-"""What the table says, by how its rows begin, and where that is tested."""
-
-TESTS = Path(__file__).parents[1]
-
-
-def test_each_row_of_the_table_has_a_test():
-    rows = [line[2:] for line in labkit.rank.on_ranks.__doc__.splitlines() if line.startswith("| ")][1:]
-    assert [next((begin for begin in ROWS if row.startswith(begin)), row) for row in rows] == list(ROWS)
-    for where, name in ROWS.values():
-        if where == "twins":
-            assert name in [twin.name for twin in carried.CARRIED]
-        else:
-            assert f"def {name}(" in next(TESTS.rglob(f"test_{where}.py")).read_text(encoding="utf-8"), name

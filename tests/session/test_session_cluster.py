@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -15,9 +14,8 @@ import labkit
 from labkit.session import job_engine, view
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
-from tests.ui.test_kernel import Notebook
 
-pytestmark = [pytest.mark.spawns, pytest.mark.cluster]
+pytestmark = pytest.mark.cluster
 
 REPOSITORY = str(Path(__file__).parents[2])
 
@@ -76,94 +74,6 @@ def test_launches_follow_each_other_in_the_same_processes_and_equal_a_local_one_
     assert runs[1].notice == f"SLURM job {job_of(ranks)} on node[1-2]"
     assert launch(ranks, elsewhere.pid).results == launch(ranks, elsewhere.pid).results == ranks.pids
     assert slurm.jobs() == before == [job_of(ranks)]
-
-
-def test_each_launch_has_a_place_output_and_records_of_its_own(ranks):
-    launch(ranks, workloads.talk, 3)
-    first, second = launch(ranks, elsewhere.fit_and_show), launch(ranks, workloads.talk, 3)
-    for rank, (_, place, _) in enumerate(first.results):
-        assert (place["rank"], place["local_rank"], place["world_size"], place["sum"]) == (rank, 0, 2, 2)
-        assert place["environment"]["RANK"] == str(rank)
-        assert place["heavy"] == []
-    assert first.output == [f"hello from {rank}\n" for rank in range(2)]
-    assert ["native 1\n" in output for output in second.output] == [False, True]
-    assert all(peak > 2**20 for peak in second.peak_bytes)
-
-
-def test_a_launch_sees_the_notebooks_folder_of_now_and_nothing_that_a_cell_has_set(ranks, tmp_path, monkeypatch):
-    ranks.run("import os, random\nos.environ['LEFT'] = 'by a cell'\ntorch.set_default_dtype(torch.float64)")
-    monkeypatch.chdir(tmp_path)
-    said = launch(ranks, lambda worker: (os.getcwd(), os.environ.get("LEFT"), torch.get_default_dtype())).results
-    assert said == [(str(tmp_path), None, torch.float32)] * 2
-    assert ranks.values("(os.environ['LEFT'], torch.get_default_dtype())") == [("by a cell", torch.float64)] * 2
-    ranks.run("torch.set_default_dtype(torch.float32)")
-
-
-def test_fewer_ranks_are_the_first(ranks):
-    run = launch(ranks, workloads.where_am_i, world_size=1)
-    assert [place["rank"] for place in run.results] == [0]
-    assert run.results[0]["world_size"] == 1
-    assert run.results[0]["pid"] == ranks.pids[0]
-    with pytest.raises(ValueError, match="world_size=3, but this session has 2 ranks"):
-        launch(ranks, workloads.fit, world_size=3)
-
-
-def test_a_second_run_is_refused_and_the_first_can_be_stopped(ranks):
-    run = begin(ranks, workloads.spin, name="the first")
-    with pytest.raises(RuntimeError, match="run 'the first' holds these ranks"):
-        launch(ranks, workloads.fit)
-    with pytest.raises(RuntimeError, match="run 'the first' holds these ranks"):
-        ranks.run("1")
-    assert "spin" in str(run.stacks())
-    run.stop()
-    assert (run.status, run.states) == ("stopped", ["finished"] * 2)
-    assert run.results[0] == run.results[1] > 0, "ranks that catch Stopped return what they have"
-    assert launch(ranks, workloads.fit).status == "finished"
-
-
-# Failing
-
-
-def test_a_rank_that_raises_keeps_its_process(ranks):
-    pids = ranks.pids
-    run = begin(ranks, workloads.fit, 20, 3, "raises")
-    error = end_of(run)
-    assert error.rank == 1
-    assert str(error).startswith("rank 1 failed: ValueError: bad batch (after logging step 3)")
-    assert launch(ranks, elsewhere.pid).results == pids
-
-
-def test_a_rank_that_is_killed_is_named_and_replaced_and_the_next_launch_says_so(ranks):
-    pids = ranks.pids
-    error = end_of(begin(ranks, workloads.fit, 20, 3, "SIGKILL"))
-    assert error.rank == 1
-    assert str(error).startswith("rank 1 died (SIGKILL) and left no traceback, after logging step")
-    run = launch(ranks, elsewhere.pid, wait=False)
-    assert run.notice == "rank 1 is new (its process had ended: SIGKILL): the launch waits until it is ready"
-    run.wait(LONG_S)
-    assert run.notice == f"SLURM job {job_of(ranks)} on node[1-2]"
-    assert [now == before for now, before in zip(run.results, pids, strict=True)] == [True, False]
-    assert ranks.ranks[1].note.endswith(", after SIGKILL")
-
-
-def test_a_run_that_is_stuck_is_ended_and_only_those_at_it_are_replaced(ranks):
-    pids = ranks.pids
-    run = begin(ranks, workloads.stuck)
-    wait_for_step(run, 0)
-    run.stop(grace_s=0.5)
-    assert run.status == "stopped"
-    assert run.states == ["ended"] * 2
-    run = launch(ranks, elsewhere.pid, wait=False)
-    assert run.notice.startswith("ranks 0 and 1 are new (their process had been ended with their run)")
-    assert not set(run.wait(LONG_S).results) & set(pids)
-
-
-def test_a_hang_is_reported_with_the_rank_that_stands_apart(ranks):
-    error = end_of(begin(ranks, workloads.go_astray, "sleeps", stall_s=2))
-    assert error.rank == 1
-    assert "rank 1 is in time.sleep" in str(error)
-    assert "rank 0 waits in all_reduce" in str(error)
-    assert "rank 1 has not entered all_reduce #2 (float32 [1], default group; rank 0 waits in it at" in str(error)
 
 
 # Cells
@@ -247,35 +157,6 @@ def test_a_restarted_kernel_finds_the_ranks_their_variables_and_what_is_going_on
     assert labkit.attach(ranks.folder).last.name == "%ranks z"
 
 
-def test_a_run_that_another_notebook_stops_says_so_and_by_which_process(ranks):
-    run = begin(ranks, workloads.spin)
-    (pid,) = in_another_notebook(f"""
-        import labkit, os
-        labkit.attach({str(ranks.folder)!r}).last.stop()
-        print(os.getpid())
-    """)
-    assert end_of(run) is None
-    assert run.status == "stopped"
-    assert [text.partition(" on ")[0] for text in run.warnings] == [f"stopped by process {pid}"]
-
-
-def test_cells_of_a_notebook_run_on_ranks_that_it_has_attached_to(ranks, tmp_path):
-    ranks.run("w = 5 + rank")
-    notebook = Notebook(tmp_path)
-    try:
-        notebook.run(f"%load_ext labkit\nimport labkit\nranks = labkit.attach({job_of(ranks)})")
-        notebook.run("lr = 0.5")
-        cell = notebook.run("%%ranks --send lr\n(rank, world_size, w, lr)")
-        assert cell.stdout == "[rank 0] (0, 2, 5, 0.5)\n[rank 1] (1, 2, 6, 0.5)\n"
-        notebook.run("def double(worker):\n    worker.log(loss=2 * worker.rank)\n    return lr")
-        notebook.run("results = labkit.launch(double, on=ranks, live=False).results")
-        assert notebook.value("results") == [0.5, 0.5]
-    finally:
-        notebook.close()
-    assert not ranks.over, "they outlive the notebook"
-    assert ranks.values("w") == [5, 6]
-
-
 # Nodes
 
 
@@ -308,6 +189,7 @@ def test_a_node_that_is_lost_ends_the_run_with_its_name_and_the_session_goes_on(
     assert launch(ranks, workloads.fit).status == "finished"
 
 
+@pytest.mark.wide
 def test_a_node_that_crashes_is_named_though_slurm_does_not_know_yet(ranks, slurm, monkeypatch):
     monkeypatch.setattr(job_engine, "KILL_S", 1.0)
     run = begin(ranks, workloads.spin)
@@ -342,6 +224,7 @@ def small(slurm, tmp_path):
         wait_until(lambda: job_of(session) not in slurm.jobs())  # noqa: B023
 
 
+@pytest.mark.wide
 def test_an_idle_session_gives_its_nodes_back_by_itself(small, slurm):
     session = small(idle_s=1.5)
     assert launch(session, workloads.sleep_and_return, 2.5).results == [0], "who works is not idle"
@@ -350,12 +233,6 @@ def test_an_idle_session_gives_its_nodes_back_by_itself(small, slurm):
     wait_until(lambda: job_of(session) not in slurm.jobs())
     with pytest.raises(RuntimeError, match="these ranks are gone, and their variables with them: nothing had run"):
         session.run("1")
-
-
-def test_what_slurm_refuses_is_said(slurm, tmp_path):
-    with pytest.raises(RuntimeError, match=r"SLURM did not take the job: .*invalid partition"):
-        labkit.Session(on=labkit.Slurm(folder=tmp_path, partition="gpu"))
-    assert list(tmp_path.iterdir()) == [], "no folder without a session"
 
 
 def test_closing_stops_what_runs_and_ends_the_job(small, slurm):
@@ -371,6 +248,7 @@ def test_closing_stops_what_runs_and_ends_the_job(small, slurm):
     assert (again.over, again.why_over, again.last.status) == (True, "they were closed", "stopped")
 
 
+@pytest.mark.wide
 def test_a_node_that_is_not_given_back_ends_the_session(small, slurm):
     session = small(requeue=False, nodelist="node1", exclusive=False)
     run = begin(session, workloads.spin, False)
@@ -381,6 +259,7 @@ def test_a_node_that_is_not_given_back_ends_the_session(small, slurm):
     assert session.why_over.startswith(f"SLURM job {job_of(session)} was cancelled from outside (CANCELLED)")
 
 
+@pytest.mark.wide
 def test_a_rank_that_cannot_start_ends_the_session_and_says_why(small, slurm, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
@@ -394,15 +273,3 @@ def test_a_rank_that_cannot_start_ends_the_session_and_says_why(small, slurm, tm
     assert "rank 0 died (exit code 5)" in str(error)
     session.ended.wait(LONG_S)
     assert session.why_over == "rank 0 died (exit code 5) before it was ready; it wrote: no memory left"
-
-
-def test_a_session_that_waits_says_why_and_what_is_launched_on_it_can_be_stopped(small, slurm, tmp_path):
-    with labkit.Session(on=labkit.Slurm(3, 1, folder=tmp_path)) as session:
-        wait_until(lambda: "PartitionConfig" in " ".join(session.notices), LONG_S)
-        assert {each.state for each in session.ranks} == {"queued"}
-        assert session.idle_left_s == float("inf"), "who waits is not idle"
-        run = launch(session, workloads.fit, wait=False, stall_s=0.1)
-        wait_until(lambda: run.status == "queued" and "waits, place" in run.notice, LONG_S)
-        run.stop()
-        assert (run.status, run.error) == ("stopped", None)
-    wait_until(lambda: job_of(session) not in slurm.jobs())

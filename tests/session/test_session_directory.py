@@ -310,13 +310,6 @@ def test_another_notebooks_run_holds_the_ranks_too(launch, reserve, folder, held
         rank.end(4)
 
 
-def test_a_jobs_file_of_somebody_else_is_not_read(folder, monkeypatch):
-    job = add_job(folder, 1)
-    monkeypatch.setattr("os.getuid", lambda: 12345)
-    with pytest.raises(ValueError, match="belongs to another user; what lies there would be run as code"):
-        job.job()
-
-
 @pytest.mark.parametrize(
     ("rank", "local_rank", "world_size", "here"), [(0, 0, 6, 4), (5, 1, 6, 2), (3, 3, 4, 4), (1, 1, 3, 3)]
 )
@@ -339,9 +332,3 @@ def test_attach_to_one_job_of_a_session_says_where_the_session_is(launch, folder
         labkit.attach(run.folder)
     for rank in ranks:
         rank.end(1)
-
-
-def test_attach_to_a_session_under_torchrun(folder):
-    folder.note({"launcher": "torchrun", "session": {}})
-    with pytest.raises(ValueError, match="is a run under torchrun, which ended with its notebook"):
-        labkit.attach(folder.path)

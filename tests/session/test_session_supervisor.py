@@ -21,6 +21,8 @@ from labkit.session.processes import read_process
 from tests.conftest import wait_until
 from tests.support.session_files import a_session, add_job, write
 
+pytestmark = pytest.mark.spawns
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -105,7 +107,6 @@ def exit_of(job, rank=0):
     return found
 
 
-@pytest.mark.spawns
 def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_supervisor):
     process = start_supervisor()
     for number, only in ((1, "0"), (2, "1"), (3, "0,1")):
@@ -120,7 +121,6 @@ def test_words_come_in_order_and_to_those_they_are_meant_for(folder, start_super
     assert (first.node, first.is_ready, first.exit_code) == ("node7", True, 0)
 
 
-@pytest.mark.spawns
 def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_supervisor):
     start_supervisor()
     job = add_job(folder, 1, "dies")
@@ -134,7 +134,6 @@ def test_a_rank_that_dies_is_told_of_and_replaced(folder, start_supervisor):
     assert received(folder) == ["0 job:1", "1 job:2"]
 
 
-@pytest.mark.spawns
 def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(folder, start_supervisor):
     start_supervisor()
     job = add_job(folder, 1, "dies before it begins")
@@ -144,7 +143,6 @@ def test_a_rank_that_dies_before_it_knows_of_a_job_leaves_it_to_its_successor(fo
     assert received(folder) == ["0 job:1", "1 job:1"]
 
 
-@pytest.mark.spawns
 def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_supervisor):
     start_supervisor()
     add_job(folder, 1, "ends")
@@ -161,7 +159,6 @@ def test_only_who_is_still_at_a_job_is_ended_with_it(folder, start_supervisor):
     assert exit_of(folder.of_job(1)).code == 0
 
 
-@pytest.mark.spawns
 def test_a_job_that_comes_while_a_rank_is_being_ended_is_its_successors(folder, start_supervisor):
     start_supervisor()
     stuck, after = add_job(folder, 1, "is stuck"), add_job(folder, 2, "ends")
@@ -174,7 +171,6 @@ def test_a_job_that_comes_while_a_rank_is_being_ended_is_its_successors(folder, 
     assert received(folder) == ["0 job:1", "1 job:2"]
 
 
-@pytest.mark.spawns
 def test_a_rank_that_cannot_start_is_not_started_again(folder, start_supervisor):
     (folder.path / "cannot start").touch()
     assert start_supervisor().wait(10) == 5
@@ -182,7 +178,6 @@ def test_a_rank_that_cannot_start_is_not_started_again(folder, start_supervisor)
     assert read_process(folder, 0, 0).exit_code == 5
 
 
-@pytest.mark.spawns
 def test_a_later_supervisor_takes_up_what_nobody_has_begun_and_ends_what_another_had(folder, start_supervisor):
     """As after a node was lost, when the launcher starts all again."""
     for number, text in ((1, "ends"), (2, "is stuck"), (3, "ends"), (4, "ends")):
@@ -202,7 +197,6 @@ def test_a_later_supervisor_takes_up_what_nobody_has_begun_and_ends_what_another
     assert (lost.exit_code, lost.was_ended) == (-9, True)
 
 
-@pytest.mark.spawns
 def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, start_supervisor):
     folder.note({"session": {"idle_s": 0.5}})
     (folder.path / "slow start").touch()
@@ -220,7 +214,6 @@ def test_the_first_rank_ends_an_idle_session_and_who_works_is_not_idle(folder, s
     assert folder.asked.read_text().split() == ["job:1:0", "idle"]
 
 
-@pytest.mark.spawns
 def test_a_job_is_asked_to_stop_when_slurm_takes_the_machines_and_then_the_rank_goes(folder, start_supervisor):
     process = start_supervisor()
     job = add_job(folder, 1, "is stuck")
@@ -236,7 +229,6 @@ def test_a_job_is_asked_to_stop_when_slurm_takes_the_machines_and_then_the_rank_
     assert received(folder) == ["0 job:1", "0 stop"]
 
 
-@pytest.mark.spawns
 def test_a_rank_goes_when_the_sessions_folder_is_deleted(folder, start_supervisor):
     process = start_supervisor()
     wait_until(lambda: read_process(folder, 0, 0).is_ready)
@@ -244,7 +236,6 @@ def test_a_rank_goes_when_the_sessions_folder_is_deleted(folder, start_superviso
     assert process.wait(60) == 128 + signal.SIGKILL
 
 
-@pytest.mark.spawns
 def test_a_rank_with_nothing_to_do_goes_at_once_when_slurm_takes_the_machines(folder, start_supervisor):
     process = start_supervisor()
     wait_until(lambda: read_process(folder, 0, 0).is_ready)
