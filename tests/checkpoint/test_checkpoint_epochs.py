@@ -263,55 +263,6 @@ def of_a_trainer(name):
     return fabric.setup_dataloaders
 
 
-@pytest.mark.parametrize("name", ["Accelerate", "Fabric"])
-def test_loaders_of_trainers_give_the_same_samples(name, tmp_path):
-    prepare = of_a_trainer(name)
-
-    def make(own):
-        return prepare(DataLoader(range(SAMPLES), BATCH, shuffle=True, generator=own))
-
-    whole = train(tmp_path / "whole", make)
-    for stop_at in itertools.islice(range(1, len(whole)), 5):
-        first = train(tmp_path / f"{stop_at}", make, stop_at=stop_at)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rest = train(tmp_path / f"{stop_at}", make, resumes=True)
-        assert first + rest == whole or any("has other samples" in str(each.message) for each in caught)
-
-
-def train_all(worker, folder, **how):
-    """Train with each kind of loader in turn; return what each rank saw, and what it was warned of."""
-    found = {}
-    for kind in LOADERS:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            seen = train(folder / kind, LOADERS[kind], seed=5 + worker.rank, **how)
-        found[kind] = seen, [str(each.message) for each in caught]
-    return found
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("stop_at", [2, 7])
-def test_ranks_go_on_as_uninterrupted_and_another_number_of_them_is_warned_of(stop_at, tmp_path):
-    def launch(folder, world_size, **how):
-        return labkit.launch(train_all, tmp_path / folder, world_size=world_size, on=ranks, live=False, **how).results
-
-    with labkit.Session(3) as ranks:
-        whole = launch("whole", 2)
-        first = launch("stopped", 2, stop_at=stop_at)
-        rest = launch("stopped", 2, resumes=True)
-        launch("other", 2, stop_at=stop_at)
-        others = {world_size: launch("other", world_size, resumes=True) for world_size in (3, 1)}
-    for rank, kind in itertools.product(range(2), LOADERS):
-        seen, said = first[rank][kind][0] + rest[rank][kind][0], rest[rank][kind][1]
-        is_named = any("has other samples" in each for each in said)
-        assert (seen == whole[rank][kind][0] and not is_named) or (is_named and kind not in EXACT)
-    for world_size, found in others.items():
-        assert len(found) == world_size
-        for kind in LOADERS:
-            assert any("goes on with" in each and "samples and random numbers" in each for each in found[0][kind][1])
-
-
 # Trainings at random
 
 

@@ -536,7 +536,6 @@ def test_cells_on_reserved_ranks_say_it_too(reserved):
     assert run.results == [0, 1, 2]
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_the_cell_that_waits_asks_and_is_free_when_the_run_has_ended(tmp_path):
     notebook = Notebook(tmp_path, watched=True)
@@ -598,7 +597,6 @@ def test_the_cell_that_waits_asks_and_is_free_when_the_run_has_ended(tmp_path):
         notebook.close()
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 @pytest.mark.parametrize("launches", ["run = labkit.launch(train)", "run.wait()"])
 def test_where_the_front_end_opens_no_subshell_the_cell_that_waits_asks(tmp_path, launches):

@@ -23,8 +23,11 @@ from labkit.rank.recorder import Collectives
 from labkit.rank.report_collectives import ReportCollectives
 from labkit.rank.waiting import ReportWaits
 from labkit.system import host
-from tests.conftest import shared_session, wait_for_step
+from tests.conftest import wait_for_step
 from tests.support import hangs, workloads
+from tests.support.tiers import few
+
+SESSION_RANKS = 3
 
 WORLD = ("0", "default_pg", (0, 1, 2))
 HALF = ("1", "undefined", (1, 2))
@@ -352,20 +355,18 @@ def test_what_a_rank_says_crosses_a_file_whole(tmp_path, monkeypatch):
 # With real ranks
 
 
-@pytest.fixture(scope="module")
-def three_ranks():
-    with shared_session(3) as session:
-        yield session
-
-
 @needs_recorder
 @pytest.mark.spawns
 @pytest.mark.parametrize(
-    "row", ["a collective hidden in DDP", "uneven inputs", "sleeps", "two groups", "a ring of receivers"]
+    "row",
+    few(
+        hangs.ROWS,
+        lambda row: row in ("a collective hidden in DDP", "uneven inputs", "two groups", "a ring of receivers"),
+    ),
 )
-def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, three_ranks):
-    error = hangs.report(row, 3, odd=2, before=7, on=three_ranks)
-    assert all(hangs.judge(row, 3, 2, 7, error)), str(error)
+def test_a_planted_hang_is_told_with_its_rank_its_collective_and_its_number(row, ranks):
+    error = hangs.report(row, 3, odd=2, before=7, on=ranks)
+    assert hangs.is_right(row, 3, 2, 7, error), str(error)
 
 
 def asked_when_a_call_has_failed(worker):
@@ -377,17 +378,15 @@ def asked_when_a_call_has_failed(worker):
 
 
 @pytest.mark.spawns
-def test_a_question_for_stacks_leaves_the_reason_alone_why_a_call_has_failed(three_ranks):
+def test_a_question_for_stacks_leaves_the_reason_alone_why_a_call_has_failed(ranks):
     """Else what looks for a file that is not there gets "OSError: [Errno 0] Error" now and then, and fails."""
-    assert labkit.launch(asked_when_a_call_has_failed, on=three_ranks, live=False).results == [errno.ENOENT] * 3
+    assert labkit.launch(asked_when_a_call_has_failed, on=ranks, live=False).results == [errno.ENOENT] * 3
 
 
 @pytest.mark.spawns
-def test_ranks_that_are_asked_again_and_again_live(three_ranks):
+def test_ranks_that_are_asked_again_and_again_live(ranks):
     """While a thread reads the recorder a signal has the main thread's stack written: only that one's."""
-    run = labkit.launch(
-        workloads.go_astray, "sleeps", world_size=3, on=three_ranks, wait=False, live=False, backend="gloo"
-    )
+    run = labkit.launch(workloads.go_astray, "sleeps", world_size=3, on=ranks, wait=False, live=False, backend="gloo")
     wait_for_step(run, 0)
     for _ in range(1000):  # of all threads' stacks, one in some hundreds crashed a rank
         run.engine.ask_for_stacks()

@@ -11,10 +11,12 @@ import pytest
 import labkit
 from labkit.monitor import memory as memory
 from labkit.system.out_of_memory import OutOfMemoryKills
-from tests.conftest import shared_session
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import failures, fake_system
 from tests.support.failures import ROWS, trial
+from tests.support.tiers import few
+
+SESSION_RANKS = 4
 
 FAILING_RANK = {2: 1, 3: 0, 4: 2}
 """By world size; `tests/benchmarks/failures.py` tries every rank, many times."""
@@ -26,12 +28,6 @@ RACES = {"other collective", "DataLoader worker dies", "returns early"}
 """Rows of which one of several true things is said, as ranks or a DataLoader's processes notice first."""
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(4) as ranks:
-        yield ranks
-
-
 AFTER: list[float] = []
 """Time from each failure on new ranks to its error, as a share of what this machine takes to start some."""
 
@@ -39,9 +35,9 @@ AFTER: list[float] = []
 COLD = ["raises", "SIGKILL", "function cannot be unpacked"]
 """Rows that two ranks fail also if they begin as a reader's do."""
 
+ANYWHERE = [(row, place, size) for place in ("reserved ranks", "new ranks") for size in (3, 2, 4) for row in ROWS]
 PLACES = [
-    *((row, place, world_size) for place in ("new ranks", "reserved ranks") for world_size in (2, 4) for row in ROWS),
-    *((row, "reserved ranks", 3) for row in ROWS),
+    *few(ANYWHERE, lambda case: case[1:] == ("reserved ranks", 3) or (case[1] == "new ranks" and case[0] in COLD)),
     *(pytest.param(row, "cold ranks", 2, marks=pytest.mark.cold) for row in COLD),
     *(pytest.param(row, "cold ranks", 3, marks=[pytest.mark.cold, pytest.mark.long]) for row in ROWS),
 ]
@@ -122,12 +118,6 @@ def test_a_rank_killed_while_its_cgroup_is_out_of_memory_is_said_to_be(counts):
     assert 0.05 < float(peak.group(1)) < 8, "torch alone takes 0.2"
     assert len(error.diagnosis.others) == 1
     assert "memory" not in error.diagnosis.others[0], "the victim was not killed"
-
-
-@pytest.mark.spawns
-def test_a_rank_killed_while_other_programs_are_out_of_memory_is_not_blamed_on_that(counts):
-    with pytest.raises(labkit.WorkerFailed, match=r"^rank 1 died \(SIGKILL\) and left no traceback"):
-        labkit.launch(dies, "SIGKILL", counts, host=3, world_size=2, live=False)
 
 
 @pytest.mark.spawns

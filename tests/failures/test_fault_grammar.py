@@ -12,9 +12,10 @@ import pytest
 
 from labkit.failures.ledger import QUIET_S
 from tests.benchmarks import fault_grammar, healthy_programs
-from tests.conftest import shared_session
 from tests.support.hangs import is_recorded
 from tests.support.tiers import few
+
+SESSION_RANKS = 4
 
 SEED, COUNT = 43, 60
 
@@ -25,12 +26,6 @@ def drawn():
     return [fault_grammar.draw(chance, elsewhere.get(number % 20, ("reserved",))) for number in range(COUNT)]
 
 
-@pytest.fixture(scope="module")
-def four_ranks():
-    with shared_session(4) as session:
-        yield session
-
-
 def test_every_program_of_the_grammar_can_be_pasted_and_marks_its_lines():
     chance = random.Random(SEED)
     for case in (fault_grammar.draw(chance) for _ in range(1000)):
@@ -39,14 +34,6 @@ def test_every_program_of_the_grammar_can_be_pasted_and_marks_its_lines():
         assert case.right <= set(case.members)
         marks = [mark for mark in ("FAULT", "WAIT") if f"# {mark}\n" in case.source]
         assert fault_grammar.FAULTS[case.fault].line in (*marks, "")
-
-
-@pytest.mark.spawns
-@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
-@pytest.mark.parametrize("case", drawn(), ids=str)
-def test_a_fault_is_blamed_on_its_rank_and_line(case, four_ranks, tmp_path):
-    found = fault_grammar.try_out(case, four_ranks, tmp_path)
-    assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
 
 
 ROWS = [
@@ -77,14 +64,14 @@ def of_each_transport():
 
 @pytest.mark.spawns
 @pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
-@pytest.mark.parametrize("case", of_each_transport(), ids=str)
-def test_each_fault_is_blamed_rightly_whatever_carries_the_messages(case, four_ranks, tmp_path):
-    found = fault_grammar.try_out(case, four_ranks, tmp_path)
+@pytest.mark.parametrize("case", [*drawn(), *of_each_transport()], ids=str)
+def test_a_fault_is_blamed_on_its_rank_and_line_whatever_carries_the_messages(case, ranks, tmp_path):
+    found = fault_grammar.try_out(case, ranks, tmp_path)
     assert (found.rank, found.line) == (True, True), f"{case.source}\n{found.said}"
 
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_said_of_a_healthy_program_whatever_pauses_it_makes(seed, four_ranks):
+def test_nothing_is_said_of_a_healthy_program_whatever_pauses_it_makes(seed, ranks):
     plan = healthy_programs.Plan(random.Random(seed), 3, longest_s=2 * QUIET_S)
-    assert healthy_programs.try_out(plan, four_ranks) == ""
+    assert healthy_programs.try_out(plan, ranks) == ""

@@ -16,6 +16,7 @@ from tests.conftest import LONG_S, lives, start_of, wait_until
 from tests.failures.messages import assert_as_kept, said_in
 from tests.support import workloads
 from tests.support.hangs import is_recorded
+from tests.support.tiers import few
 
 pytestmark = pytest.mark.spawns
 
@@ -78,7 +79,7 @@ def stacks_when(run, words):
 # A time limit
 
 
-@pytest.mark.parametrize("how", ASTRAY)
+@pytest.mark.parametrize("how", few(ASTRAY, lambda how: how in ("sleeps", "holds the lock", "is suspended")))
 def test_at_the_timeout_the_odd_rank_is_named_with_its_place_and_that_of_the_others(how):
     with pytest.raises(labkit.WorkerFailed) as failure:
         labkit.launch(workloads.go_astray, how, world_size=3, stall_s=1.5, live=False)
@@ -119,7 +120,7 @@ def test_a_run_that_logs_now_and_then_is_not_ended():
 # While it goes on
 
 
-@pytest.mark.parametrize("how", ["sleeps", "holds the lock"])
+@pytest.mark.parametrize("how", few(["holds the lock", "sleeps"], 2))
 def test_a_hung_run_says_where_its_ranks_stand_and_can_be_stopped(how):
     run = launched(workloads.go_astray, how, world_size=3)
     stacks = stacks_when(run, f"rank 1 {ASTRAY[how]}; {OTHERS}")
@@ -178,18 +179,6 @@ def test_a_run_that_is_starting_says_so():
 # Stop
 
 
-@pytest.mark.parametrize("time_of_three", range(3))
-def test_a_run_that_logs_stops_by_itself_and_keeps_what_it_returns(time_of_three):
-    run = launched(workloads.spin, logged=20 * (1 + time_of_three))
-    run.stop()
-    assert (run.status, run.stop_outcome) == ("stopped", "")
-    assert run.results[0] == run.results[1] > 0, "both have taken equally many steps"
-    # Each logs once more than it counts: the call that said "stop".
-    steps = run.history.groupby("rank")["step"]
-    assert steps.max().tolist() == run.results
-    assert steps.count().tolist() == [steps_taken + 1 for steps_taken in run.results], "complete"
-
-
 KEPT = {
     "long steps": ([0.9], "computes"),
     "longer steps": ([2.0], "computes"),
@@ -200,7 +189,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("what", KEPT)
+@pytest.mark.parametrize("what", few(KEPT, lambda what: what in ("long steps", "one rank sleeps as it never did")))
 def test_ranks_that_go_on_logging_end_at_a_common_step_however_long_it_takes(what):
     steps, how = KEPT[what]
     run = launched(workloads.slow_steps, steps, how, logged=2 * len(steps) + 1)
@@ -228,7 +217,7 @@ def test_ranks_that_wait_for_what_cannot_come_are_ended_at_once_and_not_for_want
     assert len(run.history) == 2
 
 
-@pytest.mark.parametrize("how", ["loops", "holds the lock", "is suspended", "polls", "waits for a thread"])
+@pytest.mark.parametrize("how", few(["loops", "holds the lock", "is suspended", "polls", "waits for a thread"], 2))
 def test_ranks_of_which_something_could_still_come_are_given_all_of_the_grace(how):
     run = launched(workloads.go_astray, how)
     run.engine.stop_grace_s = 1.0

@@ -10,11 +10,9 @@ import signal
 import threading
 import time
 from array import array
-from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.distributed as dist
 
 import labkit
@@ -22,7 +20,7 @@ from labkit.failures import ledger, mismatch
 from labkit.failures.evidence import is_only_evidence, limit_s, watchdog_call
 from labkit.failures.facts import Diagnosis, Left, RankFacts
 from labkit.failures.first_to_fail import diagnose
-from labkit.failures.ledger import CONFIRM_S, QUIET_S, Quiet, gone, stuck
+from labkit.failures.ledger import QUIET_S, Quiet, gone, stuck
 from labkit.failures.missed import RankCalls
 from labkit.failures.stacks import Frame, RankStack
 from labkit.failures.threads import name_dead_threads
@@ -34,7 +32,7 @@ from labkit.rank import recorder
 from labkit.rank.failure import describe
 from labkit.rank.recorder import NO_GROUP, Collectives
 from labkit.rank.report_collectives import look_at_threads
-from tests.conftest import LONG_S, shared_session
+from tests.conftest import LONG_S
 from tests.support import transports
 from tests.support.hangs import is_recorded
 
@@ -350,115 +348,6 @@ def test_patience_is_four_median_steps_of_the_rank():
 
 # With real ranks
 
-LIMIT_S = 2.0
-
-
-def leaves(worker, group):
-    dist.destroy_process_group()
-    time.sleep(1e6)
-
-
-def returns(worker, group):
-    return
-
-
-def ends(worker, group):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def computes(worker, group):
-    until_s = time.monotonic() + 60
-    while time.monotonic() < until_s:
-        torch.ones(100, 100) @ torch.ones(100, 100)
-
-
-FAULTS = {
-    "returns": (returns, r"rank 0 returned while (rank \d was|ranks 1 and 2 were) still in {call} with it: .*"),
-    "leaves": (
-        leaves,
-        r"rank 0 left its process group \(destroy_process_group at test_ledger.py, line {line}\) while "
-        r"(rank \d was|ranks 1 and 2 were) still in {call} with it",
-    ),
-    "ends": (ends, r"rank 0 died \(SIGKILL\) and left no traceback, after logging step 0 or later"),
-    "computes": (
-        computes,
-        r"rank 0 did not come to {call} within 2 s, where rank \d waited at test_ledger.py, line \d+; "
-        r"rank 0 is .* at test_ledger.py, line \d+",
-    ),
-}
-
-
-def miss(worker, how, path, has_watchdog):
-    """Meet once, over a transport; then rank 0 is not where the others wait for it."""
-    group = dist.new_group(timeout=timedelta(seconds=LIMIT_S)) if how == "computes" and not has_watchdog else None
-    dist.barrier(group)
-    if path:
-        transports.keep_open(path)
-    worker.log(loss=1.0)
-    if worker.rank == 0:
-        return FAULTS[how][0](worker, group)
-    if has_watchdog:
-        transports.abort_after(worker.rank, LIMIT_S, 2, "BARRIER")
-    dist.barrier(group)
-    return None
-
-
-def told(how, transport, ranks, **options):
-    """The error of a launch with this fault, and the words that are expected."""
-    with transports.holding() as path:
-        held = path if transport != "TCP" else None
-        with pytest.raises(labkit.WorkerFailed) as failure:
-            labkit.launch(miss, how, held, transport == "as NCCL", on=ranks, live=False, **options)
-    call = r"barrier #2( \(group of ranks 0, 1 and 2\))?" if is_recorded() else "a collective"
-    line = FAULTS[how][0].__code__.co_firstlineno + 1
-    return failure.value, FAULTS[how][1].format(call=call, line=line)
-
-
-@pytest.fixture(scope="module")
-def three_ranks():
-    with shared_session(3) as session:
-        yield session
-
-
-@pytest.mark.spawns
-@pytest.mark.parametrize("how", FAULTS)
-@pytest.mark.parametrize("transport", ["TCP", "as libuv", "as NCCL"])
-def test_whatever_carries_the_messages_the_rank_that_was_not_there_is_blamed(how, transport, three_ranks):
-    error, headline = told(how, transport, three_ranks)
-    assert error.rank == 0, str(error)
-    assert re.fullmatch(headline, error.diagnosis.headline), error.diagnosis.headline
-    lasted_s = error.run.elapsed_s - error.run.history["time_s"].max()
-    assert lasted_s < 20 * (QUIET_S + CONFIRM_S + LIMIT_S), "long before the ten minutes of a time limit"
-
-
-def one_of_a_pair(worker, path, has_watchdog):
-    """Rank 2 returns at once and rank 0 soon, while rank 1 waits for rank 0 in a group of the two."""
-    pair = dist.new_group([0, 1])
-    if worker.rank != 2:
-        dist.all_reduce(torch.ones(4), group=pair)
-    if path:
-        transports.keep_open(path)
-    worker.log(loss=1.0)
-    if worker.rank == 1:
-        if has_watchdog:
-            transports.abort_after(1, LIMIT_S, 2, "ALLREDUCE", str(pair.group_name), "undefined")
-        dist.all_reduce(torch.ones(4), group=pair)
-
-
-@pytest.mark.spawns
-@pytest.mark.skipif(not is_recorded(), reason="only PyTorch 2.15 or newer records calls of gloo")
-@pytest.mark.parametrize("transport", ["TCP", "as libuv", "as NCCL"])
-def test_of_ranks_that_have_returned_only_members_of_the_group_are_blamed(transport, three_ranks):
-    options = {"on": three_ranks, "live": False}
-    with transports.holding() as path, pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(one_of_a_pair, path if transport != "TCP" else None, transport == "as NCCL", **options)
-    assert failure.value.rank == 0
-    assert re.fullmatch(
-        r"rank 0 returned while rank 1 was still in all_reduce #2 \((float32 \[4\], )?group of ranks 0 and 1\) with it"
-        r": every rank must take part in the same collectives",
-        failure.value.diagnosis.headline,
-    )
-
 
 def cell_shows(ranks, code, monkeypatch, until):
     """Run a cell until something like this is printed, then interrupt it; give what was printed."""
@@ -486,27 +375,6 @@ def test_in_a_cell_too_a_rank_that_has_returned_early_is_named(monkeypatch):
         "rank 0 returned while ranks 1 and 2 were still in barrier #3 with it: every rank must take part in the same "
         "collectives"
     )
-
-
-def works_on_alone(worker):
-    """Rank 0 returns; the others compute, sleep, or wait for each other, for longer than the ledger is patient."""
-    pair = dist.new_group([1, 2])
-    dist.barrier()
-    worker.log(loss=1.0)
-    if worker.rank == 0:
-        return "early"
-    if worker.rank == 1:
-        time.sleep(2 * QUIET_S)
-    dist.barrier(pair)
-    time.sleep(QUIET_S)
-    return "late"
-
-
-@pytest.mark.spawns
-def test_ranks_that_go_on_without_one_that_has_returned_are_left_alone(three_ranks):
-    run = labkit.launch(works_on_alone, on=three_ranks, live=False)
-    assert run.results == ["early", "late", "late"]
-    assert run.notice == ""
 
 
 def ends_slowly(worker, path):

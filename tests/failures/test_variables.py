@@ -24,7 +24,6 @@ from labkit.rank import describe as describing
 from labkit.rank.capture_locals import KIND
 from labkit.rank.describe import CHARACTERS, LEFT_OUT, describe, named, of_frames
 from labkit.ui import summary
-from tests.conftest import shared_session
 
 NAN, INF = float("nan"), float("inf")
 
@@ -268,12 +267,6 @@ def test_a_failure_crosses_a_file_as_plain_data(tmp_path):
 # With real ranks
 
 
-@pytest.fixture(scope="module")
-def two_ranks():
-    with shared_session(2) as session:
-        yield session
-
-
 def normalise(batch):
     scale = batch.std(0)
     if not (batch / scale).isfinite().all():
@@ -288,9 +281,9 @@ def train(worker, password):
 
 
 @pytest.mark.spawns
-def test_a_failure_of_a_real_rank_carries_its_variables(two_ranks):
+def test_a_failure_of_a_real_rank_carries_its_variables(ranks):
     with pytest.raises(labkit.WorkerFailed) as failure:
-        labkit.launch(train, "hunter2", on=two_ranks, live=False)
+        labkit.launch(train, "hunter2", on=ranks, live=False)
     error = failure.value
     assert [(frame.rank, frame.function) for frame in error.frames.of(1)] == [(1, "normalise"), (1, "train")]
     inner, outer = error.frames[:2]

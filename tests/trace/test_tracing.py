@@ -19,9 +19,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import labkit
-from labkit.launchers.run_directory.records import decoded
-from labkit.launchers.run_directory.sender import FileSender
-from labkit.monitor.state import RunState
 from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
@@ -29,7 +26,6 @@ from labkit.trace import clocks, intervals, reading, recording
 from labkit.trace.findings import by_line, steps_of
 from labkit.trace.lines import LineClock
 from labkit.trace.meeting import RankTime
-from labkit.trace.phases import Phases
 from labkit.trace.reading import Places
 from labkit.trace.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
 from labkit.trace.trace import Trace
@@ -490,22 +486,6 @@ def test_memory_by_part_is_followed_over_a_step():
         Trace.of([found]).memory(3)
 
 
-def test_phases_are_watched_until_their_end_alone():
-    marks, stepped = [], []
-    phases = Phases(lambda: 0.0, lambda part, _: marks.append(part), stepped.append)
-    model = nn.Sequential(nn.Linear(2, 2))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with phases.watching():
-        for number in range(3):
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-            if number == 1:
-                phases.end()
-        assert torch.nn.modules.module._global_forward_pre_hooks == {}
-    assert marks == ["forward", "backward", "optimizer"] * 2
-    assert stepped == [optimizer] * 2
-
-
 # Clocks
 
 
@@ -672,16 +652,6 @@ def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp
     assert (first["ts"], first["dur"]) == pytest.approx((6000, 20000))
     waits = next(event for event in found if event["name"] == "waiting")
     assert (waits["ts"], waits["dur"], waits["args"]) == (6000, pytest.approx(2000), {"for rank": 2})
-
-
-def test_a_record_travels_through_a_run_directory_as_through_a_queue(tmp_path):
-    event = events.Attached(1, "trace", pack(planted(2, late=1)[1]))
-    FileSender(tmp_path / "records").send(event, is_last=True)
-    (line,) = (tmp_path / "records").read_bytes().splitlines()
-    assert decoded(line) == event
-    state = RunState(2, 1.0, 0.0)
-    state.take(event, 0.0, 0.0)
-    assert Trace.of([unpack(rank.attached["trace"]) for rank in state.ranks if rank.attached]).ranks[0].rank == 1
 
 
 # With ranks
