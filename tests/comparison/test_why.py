@@ -125,5 +125,5 @@ def test_batch_norm_is_found_by_running_both_without_it():
         assert compared.table().data.loc["DDP", "weights, compared with one"].startswith("off by")
         assert compared.why("DDP").reason == why.CHANGES[BATCH_NORM][1]
         assert compared.why("other").reason.startswith("other samples")
-        with pytest.raises(ValueError, match="'mine' is none that this comparison has launched"):
+        with pytest.raises(ValueError, match=r"known are one, DDP \(ddp\), other; got 'mine'"):
             compared.why("mine")
