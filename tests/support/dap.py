@@ -71,8 +71,8 @@ class Client:
         return self.ask("evaluate", expression=expression, frameId=frame["id"], context="watch")["result"]
 
     def go_on(self, thread):
-        """Let the rank go on."""
-        self.ask("continue", threadId=thread)
+        """Let the rank go on. It may have ended before it answers."""
+        self.send("continue", threadId=thread)
 
     def close(self):
         """Vanish, without a word."""
