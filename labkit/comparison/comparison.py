@@ -228,29 +228,29 @@ class Comparison:
         """
         return break_even(self.runs[titled(title, self.runs)], next(iter(self.runs.values())), self.devices)
 
-    def notes(self) -> list[str]:
+    def notes(self, titles: Sequence[str] | None = None) -> list[str]:
         """Say for which ideal devices a ranking holds, and what they leave out; [] where steps were timed."""
-        first, *others = self._measured_titles() or [""]
+        first = next(iter(self._measured_titles()), "")
         if not first or not self.is_simulated:
             return []
-        said = []
-        for title in others:
-            gflops = self.break_even(title)
+        link, limits, left_out = self.devices.link_gbytes_s, [], []
+        for title in self._measured_titles(titles):
+            gflops = 0.0 if title == first else self.break_even(title)
             if gflops == math.inf:
-                said.append(f"{title}: a shorter step than {first} on devices of any speed")
+                limits.append(f"{title} on any device")
             elif 0 < gflops < math.inf:
-                link = self.devices.link_gbytes_s
-                said.append(
-                    f"{title}: a shorter step than {first} on devices of up to {gflops:,.3g} GFLOP/s, with links of "
-                    f"{link:,.3g} GB/s ({gflops / link:,.3g} operations a byte)"
-                )
-        for title in self._measured_titles():
+                limits.append(f"{title} up to {gflops:,.3g} GFLOP/s ({gflops / link:,.3g} operations a byte)")
             shares = uncounted(self.runs[title])
-            if shares.pop("all", 0.0) > MUCH:
-                most = ", ".join(f"{name} {share:.0%}" for name, share in list(shares.items())[:3])
-                said.append(
-                    f"{title}: without a formula, and so without time on ideal devices, of the time here: {most}"
-                )
+            if (together := shares.pop("all", 0.0)) > MUCH:
+                left_out.append(f"{title} {together:.0%} ({next(iter(shares))} {next(iter(shares.values())):.0%})")
+        said = []
+        if limits:
+            said.append(f"A shorter step than {first}, with links of {link:,.3g} GB/s: {', '.join(limits)}.")
+        if left_out:
+            said.append(
+                "Operators without a formula take no time on ideal devices. Their share of the time in operators "
+                f"here, and the greatest: {', '.join(left_out)}."
+            )
         return said
 
     # Pictures
@@ -375,7 +375,9 @@ class Comparison:
         cells, forms = self._cells(titles)
         readers: dict[Any, Any] = {column: _reader(*form) for column, form in forms.items()}
         style = cells.style.format(readers, escape="html")
-        style = style.format_index(escape="html").set_caption("<br>".join(map(html.escape, self.notes())))
+        style = style.format_index(escape="html").set_caption("<br>".join(map(html.escape, self.notes(titles))))
+        left = "caption-side:bottom; text-align:left"
+        style = style.set_table_styles([{"selector": "caption", "props": left}], overwrite=False)
         return sortable(style.relabel_index([HEADINGS.get(each, each) for each in map(str, cells)], axis=1))
 
     def texts(self, titles: Sequence[str] | None = None) -> pd.DataFrame:

@@ -308,14 +308,15 @@ def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
             Piece("wait", number=0),
         )
     )
-    compared.runs = {"one": measured_run(one), "two": measured_run(half, half)}
+    compared.titles, compared.runs = ["one", "two"], {"one": measured_run(one), "two": measured_run(half, half)}
     compared.devices = Devices(1.0, 1.0, 0.0)
     # Two save 1.5 s at 1 GFLOP/s and send for 1 s.
     assert compared.break_even("two") == pytest.approx(1.5, rel=0.02)
     first, second = compared.notes()
-    assert first.startswith("two: a shorter step than one on devices of up to 1.5")
-    assert first.endswith("operations a byte)")
-    assert second.endswith("aten.fft 40%, aten.relu 10%")
+    assert first.startswith("A shorter step than one, with links of 1 GB/s: two up to 1.5")
+    assert first.endswith("operations a byte).")
+    assert second.endswith("and the greatest: one 50% (aten.fft 40%).")
+    assert compared.notes(["one"]) == [second], "only of the chosen"
 
 
 def test_columns_name_their_clock_and_how_much_steps_differ():
