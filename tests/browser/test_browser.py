@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 
 import pytest
 
-from tests.support.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
-from tests.tools.run_notebooks import FOLDER, LIMIT_BYTES
+from tests.support.browser import LONG_S, SCREENSHOTS, write
+from tests.tools.run_notebooks import LIMIT_BYTES
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 STAYS = ".jp-RenderedPlotly.js-plotly-plot .scatterlayer .trace"
 """A curve of a chart that needs no kernel."""
@@ -29,16 +28,6 @@ SLOWLY = {
     "batch_size = 48": "batch_size = 480",
     "optimizer.step()": "optimizer.step(), __import__('time').sleep(0.2)",
 }
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    for notebook in FOLDER.glob("*.ipynb"):
-        shutil.copy(notebook, folder)
-    with lab_and_its_end(folder) as jupyterlab:
-        jupyterlab.folder = folder
-        yield jupyterlab
 
 
 def screenshot(page, name):
@@ -162,64 +151,6 @@ def test_a_background_run_and_a_failure_are_shown_readably(page):
     shown.locator("li", has_text=became).wait_for()
     shown.scroll_into_view_if_needed()
     screenshot(page, "4_failure")
-    assert page.real_errors() == []
-
-
-STUCK = """
-import time, labkit, torch.distributed as dist
-
-def train(worker):
-    for step in range(20):
-        worker.log(loss=1 / (1 + step))
-    if worker.rank == 0:
-        print("rank 0 never joins the others")
-        time.sleep(1e6)
-    dist.barrier()
-"""
-
-
-def test_stop_frees_a_cell_whose_ranks_are_stuck_in_a_collective(page):
-    write(page.folder, "stuck.ipynb", STUCK.strip(), "labkit.launch(train, world_size=2)")
-    page.open("stuck.ipynb")
-    page.run_cell(0)
-    page.wait_until_run(0)
-    launched = time.monotonic()
-    page.run_cell(1)
-    shown = page.cell(1)
-    shown.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
-    drawn_s = time.monotonic() - launched
-    shown.locator("pre", has_text="rank 0 never joins").wait_for()
-    assert page.is_running(1)
-    asked = time.monotonic()
-    shown.locator("button.jupyter-button", has_text="Stop").click()
-    page.wait_until_run(1)
-    assert time.monotonic() - asked < drawn_s, "sooner than ranks start and their first curves are drawn"
-    shown.locator("b", has_text="train: stopped").wait_for()
-    shown.locator(STAYS).first.wait_for()
-    assert shown.locator("button.jupyter-button", has_text="Stop").count() == 0
-    screenshot(page, "5_stop_stuck")
-    assert page.real_errors() == []
-
-
-def test_a_hang_that_the_time_limit_ends_says_who_waits_where(page):
-    write(page.folder, "hang.ipynb", STUCK.strip(), "labkit.launch(train, world_size=3, stall_s=2)")
-    page.open("hang.ipynb")
-    page.run_cell(0)
-    page.wait_until_run(0)
-    page.run_cell(1)
-    page.wait_until_run(1)
-    shown = page.cell(1)
-    shown.locator("b", has_text="train: failed").wait_for()
-    text = shown.inner_text()
-    assert "rank 0 has not entered barrier #1 (default group; ranks 1 and 2 wait in it at Cell In[1], line 9)" in text
-    assert "rank 0 is in time.sleep at Cell In[1], line 8" in text
-    assert "time.sleep(1e6)" in text
-    assert "Rank 0 stood apart" in text
-    assert "labkit/monitor/run.py" not in text
-    shown.locator("summary", has_text="what became of the other 2 ranks").click()
-    shown.locator("li", has_text="rank 1 waits in barrier at Cell In[1], line 9").wait_for()
-    shown.scroll_into_view_if_needed()
-    screenshot(page, "6_hang")
     assert page.real_errors() == []
 
 

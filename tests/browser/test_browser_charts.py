@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.browser import LATE, LONG_S, SCREENSHOTS, lab_and_its_end, write
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 SETTLED_S = 15
 """How long charts may take to fit a window that has changed, on a machine that is busy."""
 
@@ -256,6 +256,8 @@ def hover(page, index):
     return False
 
 
+@pytest.mark.wide
+@pytest.mark.wide
 def test_a_chart_for_which_plotly_came_too_late_is_made_again(page):
     """anywidget gives a model two seconds to load; here none, as on a machine that is busy, until there is another.
     Such a chart has no curve and does not hear of any."""

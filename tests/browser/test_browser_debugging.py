@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.browser import SCREENSHOTS, lab_and_its_end, write
+from tests.support.browser import SCREENSHOTS
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 FUNCTION = """import os, time, torch, labkit
 import torch.distributed as dist
@@ -24,14 +24,7 @@ def train(worker):
 """Asked before a busy browser has made the view, it would write to its console that parts of it have gone."""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    sources = [FUNCTION, "run = labkit.launch(train, world_size=2)", "run.results"]
-    write(folder, "debugged.ipynb", *sources)
-    with lab_and_its_end(folder) as jupyterlab:
-        jupyterlab.folder = folder
-        yield jupyterlab
+NOTEBOOKS = {"debugged.ipynb": [FUNCTION, "run = labkit.launch(train, world_size=2)", "run.results"]}
 
 
 def test_five_commands_are_typed_under_the_cell_that_runs(page):

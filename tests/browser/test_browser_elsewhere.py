@@ -9,11 +9,12 @@ import pytest
 
 from tests.browser.test_browser_stays import opened, says, screenshot
 from tests.support.browser import lab_and_its_end
+from tests.support.tiers import few
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(params=["anywidget and plotly", "plotly", "all widgets"])
+@pytest.fixture(params=few(["anywidget and plotly", "plotly", "all widgets"], 3))
 def another(request, tmp_path_factory):
     """JupyterLab in an environment that lacks what the kernel's has."""
     lacks = {

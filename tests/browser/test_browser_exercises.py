@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import nbformat
 import pytest
 
 from course import exercises
 from course.exercises.progress import FILE
-from tests.support.browser import SCREENSHOTS, lab_and_its_end, write
-from tests.tools.run_notebooks import FOLDER
+from tests.support.browser import SCREENSHOTS
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 NAME = "average_gradients"
 START = "00_start_here.ipynb"
@@ -21,12 +19,8 @@ STATEMENT, ANSWER, CHECK, QUESTION, REVEAL = range(1, 6)
 """Places of the notebook's cells."""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    for notebook in FOLDER.glob("*.ipynb"):
-        shutil.copy(notebook, folder)
-    sources = [
+NOTEBOOKS = {
+    "exercise.ipynb": [
         "import course\nanswers = None",
         f'course.exercises.statement("{NAME}")',
         exercises.starter(NAME).rstrip("\n"),
@@ -34,10 +28,7 @@ def page(tmp_path_factory):
         'guess = course.predict("Which rank is first?", "rank 0", "rank 1", "no one knows")\nguess',
         'guess.reveal("no one knows")',
     ]
-    write(folder, "exercise.ipynb", *sources)
-    with lab_and_its_end(folder) as jupyterlab:
-        jupyterlab.folder = folder
-        yield jupyterlab
+}
 
 
 def screenshots(page, name, cell):
@@ -104,6 +95,7 @@ def test_a_prediction_is_made_by_a_click_and_answered_by_the_run(page):
     assert page.real_errors() == []
 
 
+@pytest.mark.wide
 def test_the_strip_of_the_first_notebook_shows_what_was_solved(page):
     page.open(START)
     page.run_cell(1)

@@ -1,6 +1,6 @@
 """Lesson 10 as a learner has it, in a real JupyterLab: the pictures come, a cell is spoilt, seen, mended, and again.
 
-How long that takes is measured by tests/benchmarks/lesson_10.py. Screenshots are kept in build/screenshots.
+Screenshots are kept in build/screenshots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from tests.support.browser import LONG_S, SCREENSHOTS, lab_and_its_end
 from tests.tools.run_notebooks import FOLDER
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 LESSON = FOLDER / "10_compare.ipynb"
 CODE = [cell for cell in nbformat.read(LESSON, as_version=4).cells if cell.cell_type == "code"]

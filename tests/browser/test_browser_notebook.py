@@ -10,7 +10,7 @@ from tests.browser.test_browser import LAST_STEP, SCREENSHOTS, STAYS, screenshot
 from tests.conftest import rank_processes
 from tests.support.browser import LONG_S, lab
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 ITS_OWN = "Cannot read properties of undefined (reading 'schema')"
 """What Notebook 7.6 says now and then while it opens: its menus ask for `plugins[name].schema` of settings to come."""

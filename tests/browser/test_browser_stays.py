@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.browser import LONG_S, SCREENSHOTS, lab_and_its_end, write
+from tests.support.browser import LONG_S, SCREENSHOTS, write
 
-pytestmark = [pytest.mark.browser, pytest.mark.spawns]
+pytestmark = pytest.mark.browser
 
 PREPARE = """
 import time, labkit, course
@@ -44,14 +44,6 @@ WHOLE = [[[60, "lines"]] * 3]
 """One chart: two ranks and their mean, all points of each, and no markers."""
 
 IDLE = "text=/\\| Idle/"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    with lab_and_its_end(folder) as jupyterlab:
-        jupyterlab.folder = folder
-        yield jupyterlab
 
 
 def opened(page, name, *cells):
@@ -221,6 +213,7 @@ def test_within_other_widgets_a_run_leaves_what_stays(page):
     assert page.real_errors() == []
 
 
+@pytest.mark.wide
 def test_controls_work_after_a_reload(page):
     """Boxes to tick, sliders, predictions, the views of a session and of processes; nothing old stays in sight."""
     opened(

@@ -1,61 +1,32 @@
-import time
-from array import array
-
 import cloudpickle
 import numpy as np
 import pandas as pd
 import pytest
 
 import labkit
-from labkit.engines.base import Engine
-from labkit.protocol.events import Exit, Log, Memory, Result
+from labkit.protocol.events import Exit, Memory, Result
 from labkit.run import Run
 from labkit.ui import kernel
 from tests.conftest import LONG_S
-from tests.support.fake_engine import A_JOB
+from tests.support import logs
+from tests.support.fake_engine import FakeEngine, a_job
 
 MIB = 2**20
 
 
-class Recorded(Engine):
-    """An engine without processes: what its ranks send is known beforehand."""
-
-    pids: list[int] = []
-    stacks_s = 1.0
-
-    def __init__(self, records):
-        self._records = records
-
-    def start(self, job): ...
-
-    def poll(self, timeout_s):
-        records, self._records = self._records, []
-        return records
-
-    def ask_to_stop(self): ...
-
-    def ask_for_stacks(self):
-        return []
-
-    def kill(self): ...
-
-    def killed(self, rank):
-        return False
-
-    def close(self): ...
-
-
 def log(rank, times_s, **columns):
-    rows = np.column_stack([np.asarray(values, dtype=float) for values in columns.values()])
-    return Log(rank, tuple(columns), array("q", range(len(times_s))), array("d", times_s), array("d", rows.ravel()))
+    return logs.log(rank, range(len(times_s)), times_s=times_s, **columns)
 
 
 def run_of(*records, world_size=2, codes=(0, 0)):
     codes = codes[:world_size]
     returned = [Result(rank, cloudpickle.dumps(None)) for rank, code in enumerate(codes) if code == 0]
     ends = [Exit(rank, code) for rank, code in enumerate(codes)]
-    run = Run(Recorded([*records, *returned, *ends]), world_size, "test")
-    run.start(A_JOB._replace(start_s=time.time()))
+    engine = FakeEngine(world_size)
+    for event in (*records, *returned, *ends):
+        engine.arrived.put(event)
+    run = Run(engine, world_size, "test")
+    run.start(a_job())
     assert run.over.wait(LONG_S)
     return run
 
@@ -95,10 +66,6 @@ def test_the_table_has_a_row_per_run_in_the_order_given(two_ranks, one_rank):
     # The first call's samples were worked on before the span began: 9 × 32 in 0.9 s, on two ranks.
     assert table["samples_per_s"].tolist() == pytest.approx([2 * 9 * 32 / 0.9, float("nan")], nan_ok=True)
     assert table["peak_mib"].tolist() == [500, 100]  # the greatest of a rank; on the GPU if it has one
-
-
-def test_accuracy_is_a_column_only_if_it_was_logged(two_ranks):
-    assert "accuracy" not in labkit.compare({"DDP": two_ranks}).frame()
 
 
 def test_another_name_may_be_compared(one_rank):

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import labkit
 from course.strategies.data_parallel import ThreadedDataParallel
-from labkit.comparison import comparison as comparison_of_runs
 from labkit.comparison import launching
 from labkit.comparison import reading as comparing
 from labkit.comparison.comparison import Comparison
@@ -270,13 +269,6 @@ def test_what_fails_leaves_no_hook_behind():
 )
 def test_bytes_by_the_formula(kind, ranks, share):
     assert expected_bytes(kind, 400, ranks) == 400 * share
-
-
-@pytest.mark.parametrize(
-    ("value", "said"), [(1380.4, "1,380"), (1.5, "1.5"), (0.012, "0.012"), (12_275_000.0, "12,275,000")]
-)
-def test_numbers_in_charts_have_no_powers_of_ten(value, said):
-    assert comparison_of_runs._short(value) == said
 
 
 def test_what_is_not_known_is_no_number():

@@ -28,9 +28,12 @@ from course.strategies import ALL
 from labkit.comparison import benchmark
 from labkit.rank.device import OWN_GPU
 from labkit.rank.private_folder import remove_left_behind
-from tests.conftest import LONG_S, lives, shared_session, wait_for_step, wait_until
+from tests.conftest import LONG_S, lives, wait_for_step, wait_until
 from tests.support import resumable
+from tests.support.tiers import few
 from tests.support.weights import whole_weights
+
+SESSION_RANKS = 4
 
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
 
@@ -48,12 +51,6 @@ SHARE = {"backend": "gloo", **({"device": "cuda"} if GPUS else {})}
 
 needs_gpu = pytest.mark.skipif(not GPUS, reason="found no GPU: this test is about one")
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"found {GPUS} GPUs: this test needs two")
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(4) as ranks:
-        yield ranks
 
 
 def used_mib():
@@ -263,7 +260,7 @@ def one_process(ranks):
     return labkit.launch(run_one, "one process", on=ranks, world_size=1, **SHARE, live=False).results[0]
 
 
-@pytest.mark.parametrize("title", ALL)
+@pytest.mark.parametrize("title", few(ALL, 5))
 def test_a_strategy_runs_on_the_device_as_one_process_does(ranks, one_process, title, found):
     world_size = next((n for n in (2, 1, 4) if ALL[title].ranks(n) == n), None)
     assert world_size, f"{title} runs on none of 1, 2, 4 ranks"

@@ -19,7 +19,7 @@ from torch import nn
 import labkit
 from labkit.rank import device as devices
 from tests.conftest import LONG_S, wait_for_step
-from tests.gpu.test_gpu import DEVICE, GPUS, MIB, SHARE, needs_gpu, needs_two
+from tests.gpu.test_gpu import DEVICE, GPUS, MIB, SHARE, needs_gpu, needs_two, train
 from tests.pretended_gpu import is_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.spawns]
@@ -124,22 +124,6 @@ def test_a_notebook_that_only_gets_results_makes_no_context(found):
 # Errors
 
 
-def out_of_range(worker):
-    torch.nn.Embedding(4, 2).to(worker.device)(torch.tensor([5], device=worker.device)).sum().item()
-
-
-@needs_gpu
-def test_a_device_side_assert_in_a_cell_replaces_the_rank(found):
-    with labkit.Session(1) as alone:
-        with pytest.raises(Exception, match="device-side assert"):
-            alone.run(
-                "import torch\n"
-                "torch.nn.Embedding(4, 2).to(worker.device)(torch.tensor([5], device=worker.device)).sum().item()"
-            )
-        assert alone.values("torch.ones(1, device=worker.device).item()") == [1.0]
-    found("named, and the next cell computes")
-
-
 @needs_real
 def test_out_of_memory_on_a_session_leaves_its_ranks(found):
     with labkit.Session(1) as alone:
@@ -242,20 +226,9 @@ def test_the_driver_says_that_the_gpus_can_be_used(found):
     found(f"{GPUS} of {GPUS}")
 
 
-def trained(worker, steps):
-    model = nn.parallel.DistributedDataParallel(nn.Linear(512, 512).to(worker.device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for step in range(steps):
-        loss = model(torch.randn(64, 512, device=worker.device)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        worker.log(step=step, loss=loss)
-
-
 @needs_real
 def test_a_trace_has_nccls_calls(found):
-    run = labkit.launch(trained, 8, world_size=1, trace=3, live=False)
+    run = labkit.launch(train, world_size=1, trace=3, live=False, steps=8, width=512)
     kinds = {call.kind for call in run.trace.ranks[0].calls}
     assert any("all_reduce" in kind or "allreduce" in kind for kind in kinds), kinds
     found(", ".join(sorted(kinds)))

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import course
 import labkit
-from tests.conftest import LONG_S, shared_session
+from tests.conftest import LONG_S
+from tests.support.tiers import few
 from tests.tools.run_notebooks import FOLDER, LESSONS
 
 PLAIN = sorted((FOLDER / "plain").glob("*.py"))
@@ -44,12 +45,6 @@ def is_plain(statement):
         return isinstance(statement, ast.Assign) and ast.literal_eval(statement.value) is not ...
     except ValueError:
         return False
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as session:
-        yield session
 
 
 @pytest.fixture
@@ -118,7 +113,7 @@ def test_a_script_that_shares_out_a_batch_refuses_one_that_does_not_divide(scrip
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("script", "by_torchrun"), [("ddp_spawn.py", 0), ("ddp_torchrun.py", 2)])
+@pytest.mark.parametrize(("script", "by_torchrun"), few([("ddp_torchrun.py", 2), ("ddp_spawn.py", 0)], 2))
 def test_ddp_ends_with_the_weights_of_lesson_06(script, by_torchrun, run, ranks):
     options = () if by_torchrun else ("--world-size", 2)
     assert "epoch 0: loss" in run(script, "--epochs", 1, *options, by_torchrun=by_torchrun)

@@ -63,13 +63,14 @@ def on_linux(uvlike):
     return scenarios("linux", uvlike)
 
 
-@pytest.mark.parametrize("system", few(emulation.EMULATED, 2))
+@pytest.mark.wide
+@pytest.mark.parametrize("system", emulation.EMULATED)
 def test_a_reader_sees_word_for_word_what_linux_shows(system, on_linux, uvlike):
     there = scenarios(system, uvlike)
     assert there == on_linux
 
 
-@pytest.mark.parametrize("system", emulation.EMULATED)
+@pytest.mark.parametrize("system", few(emulation.EMULATED, 2))
 def test_the_tests_that_are_to_be_tried_there_can_be_imported_there(system, monkeypatch):
     """Also what tests themselves ask of the system: for once their modules find the other one, too."""
     monkeypatch.setenv("LABKIT_EMULATE_ALSO", "tests")

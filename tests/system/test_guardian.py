@@ -13,6 +13,7 @@ import pytest
 from labkit.system import guardian, host
 from tests.conftest import LONG_S, wait_until
 from tests.support.repository import ROOT
+from tests.support.tiers import few
 from tests.system import emulation
 
 pytestmark = pytest.mark.spawns
@@ -107,7 +108,7 @@ time.sleep(1000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems are emulated on Linux")
-@pytest.mark.parametrize("system", emulation.EMULATED)
+@pytest.mark.parametrize("system", few(emulation.EMULATED, 2))
 def test_ranks_whose_native_code_keeps_pythons_lock_end_with_a_killed_notebook(system, tmp_path):
     """They do not notice that their inbox has closed. Where they met stays: the next notebook removes it, on a system
     with locks."""

@@ -8,7 +8,6 @@ import importlib.util
 import pytest
 
 from tests.support.repository import ROOT
-from tests.system import resolves
 
 
 @pytest.fixture
@@ -83,9 +82,3 @@ def test_systems_for_which_there_is_no_pytorch_are_named(lab, monkeypatch):
 def test_the_oldest_python_that_people_have_reads_it_as_far_as_that():
     """macOS brings 3.9."""
     ast.parse((ROOT / "lab.py").read_text(encoding="utf-8"), feature_version=(3, 9))
-
-
-def test_what_is_looked_up_at_night_is_what_make_lab_installs():
-    assert any(requirement.startswith("jupyterlab") for requirement in resolves.needed())
-    assert not any("ray" in requirement for requirement in resolves.needed())
-    assert set(resolves.RELIES_ON) <= set(resolves.SYSTEMS)

@@ -22,6 +22,7 @@ from labkit.engines import arguments as checks
 from labkit.ui import charts, kernel
 from tests.conftest import LONG_S
 from tests.support.repository import beside_the_course
+from tests.support.tiers import few
 from tests.ui.test_kernel import PLOTLY, SPIN, WIDGET, Notebook, statuses
 
 TPU = {"TPU_NAME": "local", "PJRT_DEVICE": "TPU"}
@@ -75,7 +76,6 @@ SENT = {
 }
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 @pytest.mark.parametrize("front_end", SENT)
 def test_a_cell_is_known_by_what_the_front_end_says_of_it(notebook, front_end):
@@ -90,7 +90,6 @@ def test_a_cell_is_known_by_what_the_front_end_says_of_it(notebook, front_end):
     notebook.run("for run in (kept, run_3): run.stop()")
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
     """A kernel may have subshells and the front end none, as any but JupyterLab and Notebook: then nobody hears it."""
@@ -111,7 +110,6 @@ def test_the_stop_button_says_whether_a_click_would_be_heard(notebook):
     assert (cell.error["ename"], notebook.value("labkit.runs[-1].status")) == ("RunInterrupted", "stopped")
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_without_widgets_there_are_text_and_pictures(notebook):
     notebook.run("labkit.ui.prewarm.wait()")
@@ -128,7 +126,6 @@ def test_without_widgets_there_are_text_and_pictures(notebook):
     assert not any(WIDGET in data for data in notebook.ever_shown)
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_a_front_end_that_does_not_know_widgets_has_words_instead(notebook):
     notebook.ever_shown.clear()
@@ -157,7 +154,6 @@ def hosted(notebook, request, tmp_path):
     """)
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 @pytest.mark.parametrize("hosted", HOSTED, indirect=True)
 def test_in_a_hosted_notebook_a_run_is_shown_live_stopped_and_kept_as_a_picture(hosted, request):
@@ -228,7 +224,6 @@ def test_a_watched_chart_has_a_picture_where_the_page_may_not_draw_plotlys_data(
 # nbclient and papermill: real (papermill also runs every lesson, in test_notebooks.py)
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkeypatch):
     """With what Kaggle says of itself in Save & Run All, where nobody watches either."""
@@ -258,7 +253,6 @@ def test_headless_there_are_lines_a_picture_ranks_and_exercises(tmp_path, monkey
     assert "local_indices: wrong" in checked[0].data["text/plain"], "the reader's function, not the reference"
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
 def test_a_time_limit_that_interrupts_a_run_is_no_success(tmp_path):
     """`jupyter nbconvert --execute` with `interrupt_on_timeout`, on a run that hangs."""
@@ -323,9 +317,8 @@ class Terminal:
         self._child.close()
 
 
-@pytest.mark.spawns
 @pytest.mark.kernel
-@pytest.mark.parametrize("program", ["IPython", "Python"])
+@pytest.mark.parametrize("program", few(["IPython", "Python"], 2))
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal of POSIX's kind")
 def test_in_a_terminal_there_are_lines_and_ctrl_c_stops_the_run(program, tmp_path):
     options = (

@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import queue
-import re
-import signal
 import textwrap
 import time
 
@@ -18,11 +16,12 @@ from jupyter_client import KernelManager
 
 from tests.conftest import LONG_S, command_of, lives
 from tests.support import prefork
+from tests.support.tiers import few
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PLOTLY = "application/vnd.plotly.v1+json"
 
-pytestmark = [pytest.mark.spawns, pytest.mark.kernel]
+pytestmark = pytest.mark.kernel
 
 
 class Cell:
@@ -278,49 +277,7 @@ def test_what_earlier_cells_define_travels_and_an_edited_cell_is_what_goes_next(
     assert notebook.value("[result[:2] for result in run.results]") == [(20, "x"), (24, "x")]
 
 
-def test_a_lambda_is_sent_after_multithreaded_work_in_an_earlier_cell(notebook):
-    notebook.run("""
-        a = torch.randn(2000, 2000)
-        for _ in range(3):
-            a = (a @ a) / 2000
-    """)
-    notebook.run("run = labkit.launch(lambda worker: (torch.randn(900, 900) @ torch.randn(900, 900)).shape[0])")
-    assert notebook.value("run.results") == [900, 900]
-
-
-def test_an_async_function_is_refused(notebook):
-    cell = notebook.run(
-        """
-        import asyncio
-        async def train(worker):
-            await asyncio.sleep(0)
-        labkit.launch(train)
-        """,
-        fails=True,
-    )
-    assert cell.error["ename"] == "TypeError"
-    assert "train is an async function" in cell.error["evalue"]
-
-
 # Failing
-
-
-@pytest.mark.parametrize("watched", [False, True])
-def test_an_error_with_half_a_surrogate_pair_is_shown_like_any_other(notebook, watched):
-    code = r"""
-        def train(worker):
-            worker.log(**{"loss \ud800": 1.0})
-            print("printed \udce9")
-            raise ValueError("no file \udce9 for \ud800")
-
-        run = labkit.launch(train, world_size=1, name="run \ud800", wait=WAIT)
-    """
-    cell = notebook.run(code.replace("WAIT", "True"), watched, fails=True)
-    assert r"rank 0 failed: ValueError: no file \udce9 for \ud800" in "\n".join(cell.error["traceback"])
-    cell = notebook.run(code.replace("WAIT", "False"), watched)
-    notebook.listen_until(lambda: "failed" in cell.html)
-    assert r"no file \udce9 for \ud800" in cell.html
-    assert r"run \ud800: failed" in cell.html
 
 
 def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook):
@@ -351,33 +308,6 @@ def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook
 
 
 # Nobody watches
-
-
-def test_without_a_front_end_there_are_lines_of_text_and_then_a_picture(notebook):
-    notebook.ever_shown.clear()
-    notebook.comm_messages.clear()
-    cell = notebook.run("""
-        def train(worker):
-            print("hello from", worker.rank)
-            for step in range(100):
-                worker.log(loss=1 / (1 + step), samples=64)
-                time.sleep(0.01)
-            print(f"bye from {worker.rank}", end="")
-        labkit.launch(train, world_size=2)
-    """)
-    lines = cell.stdout.splitlines()
-    for rank in range(2):
-        assert f"[rank {rank}] hello from {rank}" in lines
-        assert f"[rank {rank}] bye from {rank}" in lines
-    progress = [line for line in lines if line.startswith("train: ")]
-    assert re.match(r"train: (starting|running) · 2 ranks .*\d\.\d s", progress[0])
-    assert cell.stderr == ""
-    summary, chart = cell.data  # and the run is not shown once more as the cell's last value
-    assert "train: finished · 2 ranks · step 99 · loss 0.01" in summary["text/html"]
-    assert set(chart) == {PLOTLY, "image/png", "text/plain"}
-    assert not any(WIDGET in data for data in notebook.ever_shown)
-    assert notebook.comm_messages == []
-    assert text_html_is_small([cell])
 
 
 def test_a_later_cell_shows_the_run_again(notebook):
@@ -474,7 +404,7 @@ def test_the_stop_button_works_while_its_cell_is_waiting(notebook, start_s):
 # In the background
 
 
-@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("watched", few([True, False], 2))
 @pytest.mark.cold
 def test_a_background_run_goes_on_while_later_cells_run(cold_notebook, watched):
     notebook = cold_notebook
@@ -643,22 +573,6 @@ def test_an_interrupt_stops_a_stuck_run_and_keeps_what_was_logged(notebook, star
     assert notebook.value("run.results") == [0], "the kernel can launch again"
 
 
-def test_an_interrupt_ends_a_loop_of_launches(notebook):
-    notebook.run("""
-        def spin(worker):
-            print("spins", flush=True)
-            while True:
-                worker.log(x=1)
-                time.sleep(0.01)
-    """)
-    cell = notebook.start("for _ in range(9):\n    labkit.launch(spin)")
-    notebook.listen_until(lambda: cell.stdout.count("spins") == 2)
-    notebook.interrupt()
-    notebook.finish(cell)
-    assert cell.error["ename"] == "RunInterrupted"
-    assert cell.html.count("spin: stopped by an interrupt") == 1
-
-
 def test_an_interrupt_that_comes_before_launch_waits_stops_the_run(notebook):
     """The first live view imports the widgets, which takes a while; the ranks are on their way by then."""
     notebook.run(SPIN)
@@ -715,32 +629,6 @@ def test_an_interrupt_of_another_cell_does_not_reach_ranks_that_are_starting(col
     assert "KeyboardInterrupt" not in cell.stderr + waited.stderr, "of a rank"
 
 
-# The kernel goes
-
-
-@pytest.mark.parametrize("end", [pytest.param("killed", marks=pytest.mark.cold), "shut down"])
-def test_no_rank_outlives_its_kernel(fresh_notebook, start_s, end):
-    notebook = fresh_notebook
-    notebook.run("""
-        def stuck(worker):
-            worker.log(loss=1.0)
-            if worker.rank == 0:
-                time.sleep(1e6)
-            dist.barrier()
-        run = labkit.launch(stuck, wait=False)
-        while len(run.history) < 2:
-            time.sleep(0.05)
-    """)
-    kernel, *ranks = map(psutil.Process, notebook.value("[os.getpid(), *run.engine.pids]"))
-    assert len(ranks) == 2
-    assert all(rank.is_running() for rank in ranks)
-    if end == "killed":
-        kernel.send_signal(signal.SIGKILL)
-    else:
-        notebook.shut_down()
-    notebook.wait_until_gone(ranks, deadline_s=2 * start_s)
-
-
 # Ahead of the first launch
 
 
@@ -773,7 +661,7 @@ def test_where_a_person_works_ranks_stand_by_for_the_first_launch_and_mind_what_
         notebook.close()
 
 
-@pytest.mark.parametrize(("watched", "switch"), [(False, "on"), (True, "off")])
+@pytest.mark.parametrize(("watched", "switch"), few([(False, "on"), (True, "off")], 2))
 @pytest.mark.cold
 def test_none_stands_by_before_the_first_launch_where_nobody_looks_or_wants_it(tmp_path, watched, switch):
     notebook = Notebook(tmp_path, watched=watched, LABKIT_STANDBY=switch)
@@ -810,10 +698,3 @@ def test_the_processes_that_labkit_holds_have_a_button_each_and_then_a_still_tab
     notebook.close_unshown()
     stays = ["HTMLModel", "HTMLStyleModel", "LayoutModel", "LayoutModel", "VBoxModel"]
     notebook.listen_until(lambda: sorted(notebook.open_comms.values()) == stays)  # for pages that keep the widget
-
-
-@pytest.mark.cold
-def test_where_nobody_looks_the_processes_are_a_plain_table(cold_notebook):
-    notebook = cold_notebook
-    cell = notebook.run("labkit.processes()")
-    assert cell.data == [{"text/html": "labkit holds no process", "text/plain": "labkit holds no process"}]

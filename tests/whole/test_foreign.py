@@ -19,7 +19,7 @@ import tempfile
 import pytest
 
 import labkit
-from tests.conftest import LONG_S, shared_session, wait_until
+from tests.conftest import LONG_S, wait_until
 
 ACCELERATES = "accelerate.test_utils.scripts."
 SCRIPTS = {
@@ -27,12 +27,6 @@ SCRIPTS = {
     "test_script": ("Num processes: 2", "**Test reinstantiated state**"),
 }
 """Those that Accelerate tests itself with, what each says of two ranks that work together, and towards its end."""
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with shared_session(2) as ranks:
-        yield ranks
 
 
 # Functions are made in functions: so they travel by value, as from a cell.

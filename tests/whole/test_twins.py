@@ -29,19 +29,19 @@ WAYS = [
 ]
 
 
-ALSO_ELSEWHERE = (
-    "sends objects of its own class to all ranks",
-    "has set up logging",
-    "finds modules by a relative path and changes the folder",
-    "joins with init_process_group() by its environment",
-)
-"""Twins that `make test` runs on every engine; `make test-long` runs all."""
+ALSO_ELSEWHERE = {
+    "sends objects of its own class to all ranks": (),
+    "has set up logging": pytest.mark.wide,
+    "finds modules by a relative path and changes the folder": pytest.mark.wide,
+    "joins with init_process_group() by its environment": pytest.mark.wide,
+}
+"""Twins that run on every engine, and their markers; `make test-long` runs all."""
 
 
 def cells_of(way):
     """Return the twins that have such a cell, to be run as one of another kind."""
     return [
-        pytest.param(twin, id=twin.name, marks=() if twin.name in ALSO_ELSEWHERE else pytest.mark.long)
+        pytest.param(twin, id=twin.name, marks=ALSO_ELSEWHERE.get(twin.name, pytest.mark.long))
         for twin in [*CARRIED, *IDIOMS, *PROGRAMS]
         if way in twin.cells
     ]
@@ -56,7 +56,7 @@ def agrees(script: Outcome, twin: Twin, got: Outcome, with_after: bool = True) -
 
 
 @pytest.mark.spawns
-@pytest.mark.parametrize(("twin", "way"), few(WAYS, 6))
+@pytest.mark.parametrize(("twin", "way"), few(WAYS, 13))
 def test_a_cell_does_what_a_script_does(twin, way, as_a_script, tmp_path):
     script = as_a_script(twin)
     got = outcome(twin, way, tmp_path / way)
