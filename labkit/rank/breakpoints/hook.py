@@ -76,6 +76,13 @@ def hold_timeouts() -> None:
             process_group.set_timeout(HELD, group)
 
 
+def _end_stepping(before: Any) -> None:
+    """Put back what traced this thread before, if Python's debugger does now: another's tracer is left alone."""
+    bdb = sys.modules.get("bdb")
+    if bdb is not None and isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+        sys.settrace(before)
+
+
 class _Installed:
     """The hooks, in place for one job."""
 
@@ -89,7 +96,7 @@ class _Installed:
 
     def __enter__(self) -> None:
         tracer = sys.gettrace()
-        self._undo.append(lambda: sys.settrace(tracer))  # stepping ends with the function
+        self._undo.append(lambda: _end_stepping(tracer))
         self._put(sys, "breakpointhook", self._breakpoint)
         self._put(builtins, "input", self._input)
         self._put(getpass, "getpass", self._getpass)
