@@ -9,6 +9,7 @@
     reference, steps, replay  lesson 01's training run, the loop of the lessons on sharding, pipelines on ideal devices
     pictures, scaling_plots, explore, tables      what lessons draw
     formulas, facts, mistakes     what several lessons use, and each text's mistakes with their places
+    batch_scripts, launch_environments      what batch scripts start, and what launchers tell a process
     overview      where the reader is, and the same training without labkit
     hangs         runs that are meant to hang, of the lessons on deadlocks
     needs         what a lesson needs that not every system has

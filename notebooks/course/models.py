@@ -65,6 +65,13 @@ def pairs(inputs: int = 28 * 28) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
+def resnet18(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
+    """ResNet-18 from torchvision with `classes` outputs, untrained; otherwise like `resnet50`."""
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    return _with_stem(torchvision_resnet18(weights=None, num_classes=classes), cifar_stem)
+
+
 def resnet50(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
     """ResNet-50 from torchvision with `classes` outputs, untrained: (batch, 3, height, width) → (batch, classes).
 
@@ -74,7 +81,10 @@ def resnet50(classes: int = 10, cifar_stem: bool = False) -> nn.Module:
     """
     from torchvision.models import resnet50 as torchvision_resnet50
 
-    model = torchvision_resnet50(weights=None, num_classes=classes)
+    return _with_stem(torchvision_resnet50(weights=None, num_classes=classes), cifar_stem)
+
+
+def _with_stem(model: nn.Module, cifar_stem: bool) -> nn.Module:
     if cifar_stem:
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
         model.maxpool = nn.Identity()

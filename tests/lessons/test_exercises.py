@@ -38,6 +38,9 @@ TABLE = exercises.table()
 ON_RANKS = [name for name, exercise in TABLE.items() if exercise.needs_ranks]
 BY_THEMSELVES = [name for name in TABLE if name not in ON_RANKS]
 
+RUN_BASH = {"mended_line"}
+"""Exercises whose answers are tried in a shell."""
+
 PATIENCE_S = 0.25
 """How long mutants may wait for each other: many of them hang."""
 
@@ -48,6 +51,11 @@ EQUIVALENT = {
     "local_indices": {"line 3: Add → Sub": "epochs differ as well if they are taken off the seed"},
 }
 """Mutants that change nothing that was asked for, and why."""
+
+
+def tried_here(name):
+    """A case for an exercise whose answers are tried in this process; but some start a shell."""
+    return pytest.param(name, marks=[pytest.mark.spawns] if name in RUN_BASH else [])
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +143,7 @@ def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
 # Answers that are tried in the notebook's own process
 
 
-@pytest.mark.parametrize("name", BY_THEMSELVES)
+@pytest.mark.parametrize("name", map(tried_here, BY_THEMSELVES))
 def test_a_plain_function_is_tried_without_ranks(name):
     exercise = TABLE[name]
     assert try_answer(exercise, exercise.solution).passed
@@ -378,7 +386,7 @@ def _body_of(exercise):
 # Handing out
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", map(tried_here, TABLE))
 def test_a_handed_out_exercise_has_all_but_the_solution_and_the_wrong_answers(name):
     exercise = TABLE[name]
     source = handout.without_reference(inspect.getsource(inspect.getmodule(exercise.solution)))

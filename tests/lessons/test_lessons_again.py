@@ -34,7 +34,7 @@ OTHER = {
     "14c_when_ranks_differ": {"seed": 1, "world_size": 4, "odd": 2},
     "15_launchers": {"seed": 1},
     "15b_export": {"seed": 1, "world_size": 3},
-    "15c_resnet_at_scale": {"seed": 1, "batch_size": 5},
+    "15c_resnet_at_scale": {"seed": 1, "batch_size": 65, "epochs": 2, "trials": 2},
     "16_pitfalls": {"seed": 1},
     "16a_pitfalls_starting": {"seed": 1, "world_size": 3, "predictions": {"no_address": "a"}},
     "16b_pitfalls_machines": {"seed": 1, "world_size": 3},

@@ -72,12 +72,13 @@ def test_the_first_loss_is_near_that_of_guessing(make):
 
 
 # Height and width after the stem, and after the last block, for 32 × 32 images.
+@pytest.mark.parametrize(("make", "channels"), [(models.resnet18, 512), (models.resnet50, 2048)])
 @pytest.mark.parametrize(("cifar_stem", "stem_size", "last_size"), [(False, 8, 1), (True, 32, 4)])
 @torch.no_grad()
-def test_the_cifar_stem_of_resnet50_keeps_the_size_of_the_image(cifar_stem, stem_size, last_size):
-    model = models.resnet50(classes=7, cifar_stem=cifar_stem).eval()
+def test_the_cifar_stem_of_a_resnet_keeps_the_size_of_the_image(make, channels, cifar_stem, stem_size, last_size):
+    model = make(classes=7, cifar_stem=cifar_stem).eval()
     sizes = {}
     for name in ("maxpool", "layer4"):
         getattr(model, name).register_forward_hook(lambda _, __, out, name=name: sizes.update({name: out.shape}))
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
-    assert sizes == {"maxpool": (2, 64, stem_size, stem_size), "layer4": (2, 2048, last_size, last_size)}
+    assert sizes == {"maxpool": (2, 64, stem_size, stem_size), "layer4": (2, channels, last_size, last_size)}

@@ -1,0 +1,127 @@
+"""Exercise: six batch scripts with a wrong line each."""
+
+from __future__ import annotations
+
+from course.batch_scripts import SCRIPTS, symptom
+from course.exercises.base import Exercise
+from course.exercises.trial import Trial
+
+EXERCISE = Exercise(
+    lesson="15",
+    title="What is wrong in this script?",
+    statement="""
+    Each of the scripts A to F is for two nodes with four GPUs each, and eight ranks. `train.py` finds its place as in
+    the exercise above, needs `MASTER_PORT` as well, and handles no signal. Each script has one wrong line.
+
+    Return, for a script's letter, the number of that line and the line as it should be. Your line is put in its place,
+    and the script is run in bash, where `srun`, `torchrun` and `python` only note with what they were called. There is
+    more than one right line for most.
+    """,
+    hints=(
+        "A and D: how many processes start, and on which node? B and E: who replaces `$…` by a value: the batch "
+        "script, once, or a shell in every task? C: who is `localhost`? F: to whom does SLURM send the signal?",
+        "What differs by task goes in single quotes, `srun bash -c '…'`; what all must see alike is exported "
+        "before `srun`.",
+        "With `--rdzv-backend=c10d --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT` nobody needs a `--node-rank`. For `B:`, "
+        "see `--signal` in `man sbatch`.",
+    ),
+    why="A batch script runs once, on the first node; only what follows `srun` runs in every task.",
+    world_sizes=(),
+    imports=(),
+    cases=tuple({"script": letter} for letter in SCRIPTS),
+)
+
+
+@EXERCISE.reference
+def mended_line(script):
+    """Return (number of the wrong line, the line as it should be) of the script "A", "B", … or "F"."""
+    return {
+        "A": (3, "#SBATCH --ntasks-per-node=4"),
+        "B": (
+            7,
+            "srun torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d"
+            " --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+        ),
+        "C": (5, "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"),
+        "D": (
+            7,
+            "srun torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d"
+            " --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
+        ),
+        "E": (6, "srun bash -c 'MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) python train.py'"),
+        "F": (6, "#SBATCH --signal=B:USR1@120"),
+    }[script]
+
+
+@EXERCISE.trial
+def trial(t: Trial, script: str) -> None:
+    """Put the line in its place, and see what would come of the script."""
+    found = t.call(script)
+    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
+    t.require(is_pair, f"returned a {type(found).__name__}, expected (number, line)")
+    number, line = found
+    lines = SCRIPTS[script].splitlines()
+    t.require(number in range(1, len(lines) + 1), f"there is no line {number!r}; there are 1 to {len(lines)}")
+    t.require(isinstance(line, str), f"the line is a {type(line).__name__}, expected a text")
+    said = symptom("\n".join([*lines[: number - 1], line, *lines[number:], ""]))
+    t.require(not said, f"with your line {number}, {said}")
+
+
+def _with(letter, *found):
+    """The right lines, but for one script."""
+    return lambda script: found if script == letter else mended_line(script)
+
+
+@EXERCISE.wrong("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
+def with_a_space(script):
+    """SLURM takes it for a comment."""
+    return _with("A", 3, "# SBATCH --ntasks-per-node=4")(script)
+
+
+@EXERCISE.wrong("SLURM may place 8 tasks on 2 nodes as it likes")
+def eight_tasks(script):
+    """Seven on one node and one on the other, perhaps."""
+    return _with("A", 3, "#SBATCH --ntasks=8")(script)
+
+
+@EXERCISE.wrong("torchrun refuses --node-rank=$SLURM_NODEID: that is no number")
+def nobody_replaces_it(script):
+    """Neither the batch script nor a task has a shell that does."""
+    line = SCRIPTS["B"].splitlines()[6].replace("$SLURM_NODEID", r"\$SLURM_NODEID")
+    return _with("B", 7, line)(script)
+
+
+@EXERCISE.wrong("rank 4, on gpu08, looks for rank 0 at 127.0.0.1, which is gpu08; rank 0 is on gpu07")
+def another_name_for_localhost(script):
+    """The same machine."""
+    return _with("C", 5, "export MASTER_ADDR=127.0.0.1")(script)
+
+
+@EXERCISE.wrong("8 agents of torchrun run")
+def an_agent_for_each_gpu(script):
+    """Ranks of ranks."""
+    return _with("D", 7, SCRIPTS["D"].splitlines()[6].replace("torchrun", "srun --ntasks-per-node=4 torchrun"))(script)
+
+
+@EXERCISE.wrong("rank 1 looks for port 20001, and rank 0 listens on another, 20000")
+def a_port_for_each_rank(script):
+    """No longer random, and still not the same."""
+    return _with("E", 6, "srun bash -c 'MASTER_PORT=$((20000 + SLURM_PROCID)) python train.py'")(script)
+
+
+@EXERCISE.wrong("the batch script gets a signal for which it has no trap")
+def another_signal(script):
+    """The trap is for USR1."""
+    return _with("F", 6, "#SBATCH --signal=B:USR2@120")(script)
+
+
+@EXERCISE.wrong("SLURM signals the tasks, which end at once")
+def as_it_was(script):
+    """Nothing mended in F."""
+    return _with("F", 6, "#SBATCH --signal=USR1@300")(script)
+
+
+@EXERCISE.wrong("returned a str, expected (number, line)")
+def line_only(script):
+    """Half of the answer."""
+    return mended_line(script)[1]
