@@ -77,6 +77,8 @@ class Comparison:
         self.launching: Any = None
         """How functions are launched (`labkit.comparison.launching.Launching`), where some were: `add` launches others
         so."""
+        self.reasons: dict[str, Why] = {}
+        """What `why` has found, by title."""
         self._metric = metric
         self._shown_in: kernel.Execution | None = None
         self._first_picture: Any = None
@@ -115,6 +117,7 @@ class Comparison:
         if not given:
             raise ValueError("add() needs at least one function, by title: comparison.add(mine=mine)")
         parameters = {key: each for key, each in named.items() if key not in given}
+        self.reasons = {}
         self._launching().changed(given, world_size, parameters).launch(self, given, live)
         return self
 
@@ -127,7 +130,8 @@ class Comparison:
         Returns what was tried, in words, and the reason, if it is known. Raises ValueError for what was not launched by
         this comparison.
         """
-        found: Why = self._launching().find_why(self, titled(title, self.runs))
+        title = titled(title, self.runs)
+        self.reasons[title] = found = self._launching().find_why(self, title)
         return found
 
     def _launching(self) -> Any:
@@ -237,15 +241,18 @@ class Comparison:
         for title in self._measured_titles(titles):
             gflops = 0.0 if title == first else self.break_even(title)
             if gflops == math.inf:
-                limits.append(f"{title} on any device")
+                limits.append(f"{title} any")
             elif 0 < gflops < math.inf:
-                limits.append(f"{title} up to {gflops:,.3g} GFLOP/s ({gflops / link:,.3g} operations a byte)")
+                limits.append(f"{title} {_short(gflops)} GFLOP/s ({_short(gflops / link)} operations a byte)")
             shares = uncounted(self.runs[title])
             if (together := shares.pop("all", 0.0)) > MUCH:
                 left_out.append(f"{title} {together:.0%} ({next(iter(shares))} {next(iter(shares.values())):.0%})")
         said = []
         if limits:
-            said.append(f"A shorter step than {first}, with links of {link:,.3g} GB/s: {', '.join(limits)}.")
+            said.append(
+                f"With links of {link:,.3g} GB/s, a step is shorter than that of {first} on devices of at most: "
+                f"{', '.join(limits)}."
+            )
         if left_out:
             said.append(
                 "Operators without a formula take no time on ideal devices. Their share of the time in operators "
@@ -386,7 +393,7 @@ class Comparison:
         read = cells.apply(lambda column: column.map(_reader(*forms.get(str(column.name), ("{}", "")))))
         return read.rename(columns=HEADINGS)
 
-    def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "") -> Path:
+    def save(self, path: str | os.PathLike[str], title: str = "", notes: str = "", advice: Any = None) -> Path:
         """Write a file to show: a page (".html", which needs no network), a picture (".png") or all numbers (".csv").
 
         With machine, versions, date, load and settings, and a warning where other programs used the cores meanwhile.
@@ -395,10 +402,12 @@ class Comparison:
             path: of the file; its ending says what it becomes.
             title: above everything; by default the names of the runs.
             notes: your own words below the numbers.
+            advice: what `labkit.advise` said of other devices. A page has its table; the others, its recommendation.
 
-        Returns the path. Raises ValueError for another ending, and where no run has begun.
+        What `why` has found is there, too. Returns the path. Raises ValueError for another ending, and where no run has
+        begun.
         """
-        return save(self, path, title, notes)
+        return save(self, path, title, notes, advice)
 
     def _cells(self, titles: Sequence[str] | None) -> tuple[pd.DataFrame, dict[str, tuple[str, str]]]:
         """Return the table's cells, and by heading how a number is written and what stands for NaN."""

@@ -204,7 +204,7 @@ def _of_one(name: str, first: Sequence[Mapping[str, Portable]], ranks: Sequence[
     try:
         off = _off([rank[name] for rank in first if name in rank], [rank[name] for rank in ranks if name in rank])
     except IntegersDifferError:
-        return Difference(math.nan, name, f"integers differ ({name})")
+        return Difference(math.nan, name, f"off in integers ({name})")
     except Exception as error:
         return Difference(math.nan, name, f"not comparable: {name}: {str(error).partition(chr(10))[0]:.200}")
     return Difference(off, name) if math.isfinite(off) else Difference(math.nan, name, f"not finite ({name})")

@@ -24,7 +24,8 @@ CHANGES = {
     DROPOUT: ("without dropout", "dropout: each rank draws masks of its own"),
     BATCH_NORM: (
         "with BatchNorm's statistics fixed",
-        "BatchNorm: its statistics are those of a rank's part of the batch (torch.nn.SyncBatchNorm takes all of it)",
+        "BatchNorm: its statistics are those of a part of the batch. Of ranks' parts torch.nn.SyncBatchNorm makes one "
+        "batch; of a pipeline's micro-batches and nn.DataParallel's replicas nothing does",
     ),
     SHORT: ("in 64 bits", "rounding: numbers of 32 bits are added up in another order"),
 }
@@ -113,7 +114,11 @@ def find(
         same_samples: whether both saw the same samples in their first step; None if that is not known.
     """
     if same_samples is False:
-        return Why("other samples: the ranks' first batches together are not that of the first run", [])
+        return Why(
+            "other inputs: the ranks' first batches together are not that of the first run. Other samples; or the "
+            "same, augmented with other random numbers",
+            [],
+        )
     # 64 bits first: if they make the weights equal, it was rounding alone, which BatchNorm's statistics enlarge.
     together = tuple(each for each in CHANGES if each in found)
     alone = sorted(together, key=lambda each: each != SHORT)

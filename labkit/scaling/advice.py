@@ -54,7 +54,8 @@ class Row(NamedTuple):
     low_s: float
     high_s: float
     efficiency: float
-    """How much of its speed a device keeps: what one alone takes for its part of the batch, divided by the step."""
+    """The speed-up over one device that had memory enough for the whole batch, divided by the number of devices; as in
+    a comparison."""
     equal: str
     """Whether a step equals one process's, in words."""
     assumes: str
@@ -117,6 +118,14 @@ class Advice:
             f"<p><b>{html.escape(self.title)}</b></p>{table}"
             f"<p>→ {html.escape(self.recommendation)}</p><ul style='font-size:smaller'>{notes}</ul>"
         )
+
+
+def _first_of_each(runs: Sequence[tuple[str, Any]], way_of: Callable[[Any], str]) -> dict[str, str]:
+    """Return, by way, the title of the first run of it: on a CPU `nn.DataParallel` is one process, too."""
+    found: dict[str, str] = {}
+    for title, run in runs:
+        found.setdefault(way_of(run), title)
+    return found
 
 
 def _milliseconds(seconds: float) -> str:
@@ -207,7 +216,7 @@ def advise(
     title = f"{facts.samples:,} samples a step on {gpus} × {computes.name}, {carries.name}" + (
         f", {beyond.name} between machines of {gpus_per_node}" if gpus > gpus_per_node else ""
     )
-    return Advice(title, rows, recommend(rows, gpus), question.notes())
+    return Advice(title, rows, recommend(rows, gpus), question.notes([row.way for row in rows]))
 
 
 class _Question(NamedTuple):
@@ -255,7 +264,8 @@ class _Question(NamedTuple):
         if way in ("GPipe", "1F1B"):
             options["micro_batches"] = self.micro_batches
         each = largest(predict_memory(self.source, self.batch, way, ranks, **options))
-        parts = [f"{name.replace('_', ' ')} {_bytes(size)}" for name, size in each._asdict().items() if size]
+        words = {"optimizer_state": "optimizer state", "communication": "buffers of communication"}
+        parts = [f"{words.get(name, name)} {_bytes(size)}" for name, size in each._asdict().items() if size]
         return each.total, f"counted: {', '.join(parts)}"
 
     def _held_by_comparison(self, way: str, ranks: int) -> tuple[float, str]:
@@ -278,7 +288,7 @@ class _Question(NamedTuple):
         raise ValueError("how a comparison's network could be cut; ask with the model itself")
 
     def _times(self, way: str, ranks: int, recompute: bool) -> tuple[float, float, float, float, str]:
-        """Return a step's seconds, least and most, what a device keeps of its speed, and what that assumes."""
+        """Return a step's seconds, least and most, its efficiency, and what they assume."""
         if ranks > 1 and way in ("GPipe", "1F1B") and self.facts.samples < self.micro_batches:
             raise ValueError(f"{self.facts.samples} samples do not make {self.micro_batches} micro-batches")
         found = [
@@ -286,9 +296,10 @@ class _Question(NamedTuple):
             for factor, overlap in ((1.0, 0.9), (QUICKER, 1.0), (SLOWER, 0.5))
         ]
         step_s, low_s, high_s = found
-        share = self.facts.samples / ranks
-        alone_s = self._alone_s(share, self.device, recompute)
-        about = f"{self.device.name} at {self.device.efficiency:.0%} of its peaks"
+        alone_s = self._alone_s(self.facts.samples, self.device, False)
+        about = (
+            f"{self.device.name} at {self.device.efficiency:.0%} of its peaks, {self.device.launch_us:g} µs a kernel"
+        )
         if ranks > 1:
             slowest = self.network if ranks > self.gpus_per_node else self.link
             about += f", {slowest.name} at {slowest.efficiency:.0%}"
@@ -296,7 +307,7 @@ class _Question(NamedTuple):
             about += f", {ranks} equal stages, {self.micro_batches} micro-batches"
         elif way == "model parallel":
             about += ", one stage computes at a time"
-        return step_s, low_s, high_s, min(1.0, alone_s / step_s), about
+        return step_s, low_s, high_s, min(1.0, alone_s / step_s / ranks), about
 
     def _alone_s(self, share: float, device: Device, recompute: bool) -> float:
         one = max(1, round(share))
@@ -356,19 +367,24 @@ class _Question(NamedTuple):
         return f"no: {', '.join(reasons)}" if reasons else "yes, up to rounding"
 
     def _equal_as_measured(self, way: str) -> str:
-        titles = {known.way_of(run): title for title, run in self.source.runs.items() if measured(run)}
+        runs = [(title, run) for title, run in self.source.runs.items() if measured(run)]
+        titles = _first_of_each(runs, known.way_of)
         title = titles.get({"one process": "one process"}.get(way, STEP_OF.get(way, "pipeline")))
         if title is None or way == "ZeRO-1":
             return "not measured"
         return f"measured, {title}: {self.source.frame().get('weights', {}).get(title, 'not returned')}"
 
-    def notes(self) -> list[str]:
+    def notes(self, ways: Sequence[str] = ()) -> list[str]:
         sources = [f"{self.device.name}: {self.device.source}", f"{self.link.name}: {self.link.source}"]
         if self.gpus > self.gpus_per_node:
             sources.append(f"{self.network.name}: {self.network.source}")
         return [
             f"A row fits if it holds at most {ROOM:.0%} of {self.device.memory_gb:g} GB.",
-            f"Times: from {QUICKER:g} to {SLOWER:g} times that speed, with 100 to 50 % of what is sent hidden.",
+            f"The range of a step: devices and links {QUICKER:g} to {SLOWER:g} times as fast as that, and 100 to 50 % "
+            "of what is sent overlaps with computing.",
+            "Efficiency is the speed-up over one device that holds the whole batch, divided by the number of devices. "
+            "Kernels that are too short for a device make it small.",
+            *(["Recomputed: with activation checkpointing."] if any("recomputed" in way for way in ways) else []),
             "A program that sends gradients only after its backward pass hides nothing, and takes longer.",
             "Not in it: loading, other users of the links, late ranks.",
             *(f"Source: {each}." for each in dict.fromkeys(sources)),
@@ -401,7 +417,7 @@ def recommend(rows: list[Row], gpus: int) -> str:
     if others:
         said += f". {', '.join(others)} cannot be told apart from it (within 10 %)"
     if chosen.way != one.way and chosen.efficiency < 0.7:
-        said += f". A device keeps {chosen.efficiency:.0%} of its speed: a larger batch would keep more"
+        said += f". Its efficiency is {chosen.efficiency:.0%}: a larger batch would raise it"
     if chosen.equal.startswith("no"):
         said += f". It is not equal to one process: {chosen.equal.removeprefix('no: ')}"
     unknown = [row.way for row in rows if row.fits is None or math.isnan(row.step_s)]

@@ -21,7 +21,7 @@ from labkit.comparison.program import Program, Work
 from labkit.comparison.reading import measured, samples_per_step
 from labkit.run import Run
 from labkit.scaling.counting import batch_size, counted, resized
-from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, trained_parameters
+from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, check_optimizer, trained_parameters
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's `bucket_cap_mb`."""
@@ -72,6 +72,7 @@ def of_model(
     """
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
+    check_optimizer(optimizer)
     dtype, autocast, master = (None, False, False) if precision is None else PRECISIONS[precision]
     programs: dict[tuple[int, bool], Program] = {}
 

@@ -88,6 +88,12 @@ CUT = ("model parallel", "GPipe", "1F1B")
 MICRO_BATCHES = 4
 
 
+def check_optimizer(name: str) -> None:
+    """Raise ValueError for an optimizer whose state is not known."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"known for optimizer: {', '.join(OPTIMIZERS)}; got {name!r}")
+
+
 class Asked(NamedTuple):
     """One question to `predict_memory`."""
 
@@ -163,8 +169,7 @@ def _asked(
 ) -> Asked:
     """Return a question, checked."""
     strategy = titled(strategy, WAYS)
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"known for optimizer: {', '.join(OPTIMIZERS)}; got {optimizer!r}")
+    check_optimizer(optimizer)
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
     for name, value in (("world_size", world_size), ("micro_batches", micro_batches)):

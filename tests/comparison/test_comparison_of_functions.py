@@ -305,7 +305,7 @@ def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
     # Two save 1.5 s at 1 GFLOP/s and send for 1 s.
     assert compared.break_even("two") == pytest.approx(1.5, rel=0.02)
     first, second = compared.notes()
-    assert first.startswith("A shorter step than one, with links of 1 GB/s: two up to 1.5")
+    assert first.startswith("With links of 1 GB/s, a step is shorter than that of one on devices of at most: two 1.5")
     assert first.endswith("operations a byte).")
     assert second.endswith("and the greatest: one 50% (aten.fft 40%).")
     assert compared.notes(["one"]) == [second], "only of the chosen"

@@ -16,7 +16,9 @@ from labkit.comparison.program import Piece, Program
 from labkit.comparison.reading import others_cores, speed_up, time_to_come
 from labkit.comparison.replay import LAPTOP, Devices
 from labkit.comparison.timed import Load, Timed
+from labkit.comparison.why import Why
 from labkit.monitor.history import History
+from labkit.scaling.advice import Advice, Row
 from labkit.system import host
 
 
@@ -73,15 +75,27 @@ def test_a_page_says_on_what_it_was_measured_and_when_and_needs_no_network(compa
 
 def test_a_machine_that_others_used_is_said(compared, tmp_path):
     text = compared.save(tmp_path / "page.html").read_text()
-    assert "While DDP was timed, other programs used" in text
-    assert "While one process" not in text
+    assert "(during DDP) of" in text
+    assert "during one process" not in text
     assert others_cores(compared.runs["one process"]) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("ending", "found"),
+    [(".html", ("On other devices", "DDP &lt;3", "→ Take DDP.")), (".csv", ("# advice: 8 samples: Take DDP.",))],
+)
+def test_what_was_advised_and_why_two_differ_stand_with_the_numbers(compared, tmp_path, ending, found):
+    rows = [Row("DDP <3", 1.0, True, 1.0, 0.5, 2.0, 0.9, "yes", "")]
+    compared.reasons["DDP"] = Why("dropout: each rank draws masks of its own", [])
+    text = compared.save(tmp_path / f"a{ending}", advice=Advice("8 samples", rows, "Take DDP.", [])).read_text()
+    for said in (*found, "why DDP differs", "dropout: each rank draws masks of its own"):
+        assert said in text, said
 
 
 def test_a_table_has_all_numbers_and_what_they_are_of(compared, tmp_path):
     text = compared.save(tmp_path / "table.csv", notes="two\nlines").read_text()
     assert "# notes: two lines\n" in text
-    assert "# warning: While DDP" in text
+    assert "# warning: Times on this machine's clock are too long" in text
     table = pd.read_csv(io.StringIO(text), comment="#", index_col="way")
     assert list(table.index) == ["one process", "DDP"]
     assert table.loc["DDP", "speed-up"] == pytest.approx(2)

@@ -51,7 +51,7 @@ def test_no_reason_is_claimed_that_was_not_found():
 
 
 def test_other_samples_are_known_without_another_run():
-    assert find(frozenset((DROPOUT,)), pytest.fail, False).reason.startswith("other samples")
+    assert find(frozenset((DROPOUT,)), pytest.fail, False).reason.startswith("other inputs")
     batch = torch.randn(6, 3, 2)
     parts = [fingerprints(part) for part in batch.chunk(2)]
     assert set().union(*parts) == fingerprints(batch) == fingerprints(batch.flatten(1))
@@ -124,6 +124,6 @@ def test_batch_norm_is_found_by_running_both_without_it():
         )
         assert compared.table().data.loc["DDP", "weights, compared with one"].startswith("off by")
         assert compared.why("DDP").reason == why.CHANGES[BATCH_NORM][1]
-        assert compared.why("other").reason.startswith("other samples")
+        assert compared.why("other").reason.startswith("other inputs")
         with pytest.raises(ValueError, match=r"known are one, DDP \(ddp\), other; got 'mine'"):
             compared.why("mine")

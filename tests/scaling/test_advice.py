@@ -18,7 +18,7 @@ from labkit.comparison.measured import Measured
 from labkit.comparison.program import Piece, Program, Work
 from labkit.comparison.timed import Timed
 from labkit.scaling import CostModel, fit
-from labkit.scaling.advice import ROOM, Row, recommend
+from labkit.scaling.advice import ROOM, Row, _first_of_each, recommend
 from labkit.scaling.known import of_model
 from tests.scaling.models import SIX, ResidualCNN, loss
 
@@ -39,7 +39,7 @@ def row(way, held_gb=1.0, fits=True, step_s=1.0, efficiency=0.9, equal="yes"):
             "FSDP2.*one device would have to hold 99 GB",
         ),
         ([row("one process", step_s=8), row("DDP"), row("ZeRO-1", step_s=0.95)], "DDP: .*ZeRO-1 cannot be told apart"),
-        ([row("one process", step_s=8), row("DDP", efficiency=0.4)], "keeps 40% of its speed: a larger batch"),
+        ([row("one process", step_s=8), row("DDP", efficiency=0.4)], "Its efficiency is 40%: a larger batch"),
         ([row("one process", step_s=8), row("DDP", equal="no: BatchNorm")], "not equal to one process: BatchNorm"),
         ([row("one process", step_s=1), row("DDP", step_s=2)], "^one process: "),
         ([row("one process", fits=False, held_gb=9), row("DDP", fits=False, held_gb=5)], "Nothing fits: DDP.*5 GB"),
@@ -211,3 +211,20 @@ def test_what_is_known_of_a_model_counts_the_optimizer():
     assert of_model(network, batch).optimizer_bytes == 7 * 4e6
     assert of_model(network, batch, optimizer="SGD").optimizer_bytes == 3 * 4e6
     assert of_model(network, batch, precision="bf16").optimizer_bytes == 28 * 1e6
+
+
+def test_efficiency_is_the_speed_up_over_one_device_by_devices_as_in_a_comparison():
+    found = labkit.advise(large(), of_large(512), gpus=8, device="A100", precision="bf16 autocast").frame()
+    one_ms, ddp = found["step ms"]["one process"], found.loc["DDP"]
+    assert ddp["efficiency"] == pytest.approx(min(1, one_ms / ddp["step ms"] / 8))
+    assert found["efficiency"]["model parallel"] < 1 / 4, "one stage computes at a time"
+
+
+def test_an_optimizer_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="known for optimizer: AdamW"):
+        labkit.advise(large(), of_large(8), optimizer="sgd")
+
+
+def test_the_first_run_of_one_rank_is_one_process():
+    runs = [(title, SimpleNamespace()) for title in ("one process", "nn.DataParallel")]
+    assert _first_of_each(runs, lambda run: "one process") == {"one process": "one process"}
