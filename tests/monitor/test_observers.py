@@ -10,6 +10,7 @@ from array import array
 import pytest
 
 import labkit
+from labkit.debugger.attach import AttachObserver
 from labkit.debugger.debugger import Debugger
 from labkit.launcher import show_run
 from labkit.monitor.observers import Observers, RunObserver
@@ -221,7 +222,7 @@ OWN = sorted(
 
 
 def test_every_method_of_an_observer_has_two_users_at_least():
-    assert {each.__name__ for each in OWN} == {"Debugger", "MemoryWatch", "StackQuery", "TraceObserver"}
+    assert {each.__name__ for each in OWN} == {"AttachObserver", "Debugger", "MemoryWatch", "StackQuery", "TraceObserver"}
     users = {method: [each for each in OWN if method in vars(each)] for method in METHODS}
     assert min(map(len, users.values())) >= 2, users
 
@@ -235,7 +236,7 @@ def test_whichever_of_labkits_own_fails_the_run_ends_as_it_would(kind, method, a
     monkeypatch.setattr("labkit.trace.recorded.traced", lambda function, steps: function)
     monkeypatch.setattr(kind, method, raises(RuntimeError("injected")))
     end = OF_ONE[kind][method] if method in OF_ONE.get(kind, ()) else end_with(method, asked)
-    run = run_with([Debugger(live=False, wait=True), TraceObserver(3)], end)
+    run = run_with([AttachObserver([0]), Debugger(live=False, wait=True), TraceObserver(3)], end)
     assert_ended(run, end)
     assert_named(run, kind, "RuntimeError: injected")
 
