@@ -222,7 +222,13 @@ OWN = sorted(
 
 
 def test_every_method_of_an_observer_has_two_users_at_least():
-    assert {each.__name__ for each in OWN} == {"AttachObserver", "Debugger", "MemoryWatch", "StackQuery", "TraceObserver"}
+    assert {each.__name__ for each in OWN} == {
+        "AttachObserver",
+        "Debugger",
+        "MemoryWatch",
+        "StackQuery",
+        "TraceObserver",
+    }
     users = {method: [each for each in OWN if method in vars(each)] for method in METHODS}
     assert min(map(len, users.values())) >= 2, users
 

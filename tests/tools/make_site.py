@@ -112,7 +112,14 @@ def module_page(path: str, module: ModuleType) -> str:
     """Return the page of a public module."""
     shown = [(f"{path}.{name}", thing) for name, thing in members(module) if not inspect.ismodule(thing)]
     text = underlined(path) + f".. automodule:: {path}\n   :no-members:\n\n.. currentmodule:: None\n\n"
-    return text + table(path for path, _ in shown) + "".join(directive(*each) for each in shown)
+    # Some have a page of their own, under a shorter name.
+    names = {path: path.rpartition(".")[2] for path, _ in shown}
+    own = {path: getattr(labkit, name, None) for path, name in names.items()}
+    elsewhere = {
+        path: f"labkit.{names[path]}" for path, thing in shown if inspect.isclass(thing) and own[path] is thing
+    }
+    text += table(elsewhere.get(path, path) for path, _ in shown)
+    return text + "".join(directive(*each) for each in shown if each[0] not in elsewhere)
 
 
 def write_reference(out: Path) -> None:
