@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.debugger.attach import AttachObserver
 from labkit.debugger.debugger import Debugger
-from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, check_debug, naming, parameters_of
+from labkit.engines.arguments import DEFAULT_SEED, OWN, LaunchArgs, check, debugged, naming, parameters_of
 from labkit.engines.base import Target
 from labkit.engines.local import LocalEngine
 from labkit.monitor.active_runs import active_runs
@@ -152,7 +152,7 @@ def launch(
         takes_worker=takes_worker(fn, args, kwargs),
     )
     observers: list[RunObserver] = [Debugger(live, wait), *([] if trace is None else [TraceObserver(trace)])]
-    if waiting := check_debug(debug, on, world_size):
+    if waiting := debugged(debug, world_size):
         observers.append(AttachObserver(waiting))
     trackers = writers(log_to, fn, args, kwargs, world_size)
     name = printable(name or name_of(fn))

@@ -75,7 +75,7 @@ class Comparison:
         self.devices = LAPTOP
         """The ideal devices for which steps are computed. Set others, and everything is drawn for those."""
         self.launching: Any = None
-        """How functions are launched, where some were: `add` launches others so."""
+        """How functions are launched, where some were (`Launching`, in launching.py): `add` launches others so."""
         self.reasons: dict[str, Why] = {}
         """What `why` has found, by title."""
         self._metric = metric

@@ -212,14 +212,19 @@ def check_seconds(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a number of seconds greater than 0, or None; got {value!r}")
 
 
-def check_debug(debug: Any, on: Any, world_size: int) -> tuple[int, ...]:
-    """Return the ranks that are to wait for a debugger.
+def debugged(debug: Any, world_size: int) -> Any:
+    """Return the ranks that `debug` has wait for a debugger."""
+    return range(world_size) if isinstance(debug, str) and debug == "attach" else debug or ()
+
+
+def check_debug(debug: Any, on: Any, world_size: int) -> None:
+    """Refuse ranks that cannot wait for a debugger.
 
     Raises ValueError for what is none and where none can come, ModuleNotFoundError without debugpy.
     """
     if debug is None:
-        return ()
-    ranks = range(world_size) if isinstance(debug, str) and debug == "attach" else debug
+        return
+    ranks = debugged(debug, world_size)
     numbers = isinstance(ranks, (list, tuple, set, range)) and all(type(rank) is int for rank in ranks)
     if not numbers or not ranks or any(rank not in range(world_size) for rank in ranks):
         raise ValueError(
@@ -235,7 +240,6 @@ def check_debug(debug: Any, on: Any, world_size: int) -> tuple[int, ...]:
         raise ModuleNotFoundError(
             f"debug={debug!r:.60} needs debugpy, which ipykernel usually brings: pip install debugpy", name="debugpy"
         )
-    return tuple(ranks)
 
 
 def check_options(seed: Any, name: Any, live: Any, watch: Any) -> None:

@@ -52,7 +52,7 @@ class Torchrun(Launcher):
     """Where to launch: under torchrun, on this machine and perhaps others.
 
     Args:
-        nodes: machines. With more than one, the run says which command to start on each of the others, and whoever
+        nodes: machines. With more than one, the run says which command to start on each of the others. A process that
             reaches the port of `rdzv_endpoint` can run code as you: torchrun unpickles what it finds there.
         ranks_per_node: ranks on each; by default as many as this machine has GPUs, or 2 without GPUs.
         rdzv_endpoint: host:port, on this machine, for the rendezvous of the agents of several machines. Give an

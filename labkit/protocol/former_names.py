@@ -1,4 +1,4 @@
-"""What arguments and functions were called before: whoever writes such a name is told the one that they have now."""
+"""Former names of arguments and functions: using one raises an error with today's name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMER = {
 
 
 def renamed(where: str, names: Iterable[str]) -> str:
-    """Return what to say of the first of these names that is a former one; "" if none is."""
+    """Return the message for the first former name among these; "" if there is none."""
     former = FORMER.get(where, {})
     return next((f"{where} has no {name}: it is called {former[name]} now" for name in names if name in former), "")
 

@@ -44,7 +44,7 @@ def slug(title: object) -> str:
 
 
 def titled(name: str, titles: Collection[str]) -> str:
-    """Return the title that this is, or of which it is the slug. Raises ValueError that lists both where none is."""
+    """Return the title with this name or slug. Raises ValueError, with all titles and slugs, if there is none."""
     if name in titles:
         return name
     found = [title for title in titles if slug(title) == slug(name)]

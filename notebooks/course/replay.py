@@ -28,6 +28,25 @@ def passes(marks: Iterable[Any]) -> list[tuple[str, int]]:
     return order
 
 
+def odd_pass(order: Any, kinds: str, micro_batches: int) -> str:
+    """Return what one stage's list of passes has that it should not have: another type, a pass twice; "" for nothing.
+
+    Args:
+        order: the list, of pairs: kind, and number of the micro-batch.
+        kinds: a letter for each kind of pass.
+        micro_batches: how many of them there are.
+    """
+    if not isinstance(order, list):
+        return f"a {type(order).__name__}, expected a list"
+    wanted = {(kind, index) for kind in kinds for index in range(micro_batches)}
+    for one in order:
+        if one not in wanted:
+            return f"{one!r} is no pass of {micro_batches} micro-batches"
+        if order.count(one) != 1:
+            return f"{one!r} is there {order.count(one)} times"
+    return ""
+
+
 def step_length(orders: Sequence[Sequence[tuple[str, int]]], lasts: Mapping[str, float]) -> float:
     """Return how long a step takes if each pass begins as soon as its stage is free and its input has been computed.
 

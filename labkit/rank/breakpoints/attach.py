@@ -2,15 +2,15 @@
 
     VS Code ── 127.0.0.1:port ──► `_Gate`, a thread of the rank ── a socket of the rank's own ──► debugpy
 
-The problem: whoever reaches debugpy's port runs code as this user, and any user of the machine reaches a port on
-loopback. What does not work: debugpy's access tokens, by which its two halves recognise each other, but no editor has
-one to show; a Unix socket, for no editor connects to one. So debugpy connects out and listens nowhere. labkit listens,
-asks the system whose process is at the other end, and closes the connection of another user before a byte of it is
-passed on. A page in this user's own browser can be made to post something to a port; so what does not begin as the
-protocol does is closed, too. What still fails: a process of the same user gets in, and so do others that it forwards
-the port to (`ssh -R`, say).
+The problem: a process that reaches debugpy's port runs code as this user, and any user of the machine reaches a port
+on loopback. What does not work: debugpy's access tokens, by which its two halves recognise each other, but which no
+editor can show; a Unix socket, for no editor connects to one. So debugpy connects out and listens nowhere. labkit
+listens, asks the system whose process is at the other end, and closes the connection of another user before a byte of
+it is passed on. A page in this user's own browser can be made to post something to a port; so what does not begin as
+the protocol does is closed, too. What still fails: a process of the same user gets in, and so do others that it
+forwards the port to (`ssh -R`, say).
 
-Whole messages are passed on, so that an editor that vanishes in the midst of one leaves nothing behind.
+Whole messages are passed on, so that an editor that vanishes halfway through one leaves nothing behind.
 """
 
 from __future__ import annotations

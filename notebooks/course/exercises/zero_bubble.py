@@ -52,12 +52,9 @@ def zero_bubble(stage, stages, micro_batches):
 
 def _check_alone(t: Trial, stage: int, order: Any, stages: int, micro_batches: int) -> None:
     """Look at one stage's list by itself."""
-    t.require(isinstance(order, list), f"stage {stage}: a {type(order).__name__}, expected a list")
-    wanted = {(kind, i) for kind in "FBW" for i in range(micro_batches)}
-    for one in order:
-        t.require(one in wanted, f"stage {stage}: {one!r} is no pass of {micro_batches} micro-batches")
-        t.require(order.count(one) == 1, f"stage {stage}: {one!r} is there {order.count(one)} times")
-    missing = sorted(wanted - set(order), key=lambda one: ("FBW".index(one[0]), one[1]))
+    odd = replay.odd_pass(order, "FBW", micro_batches)
+    t.require(not odd, f"stage {stage}: {odd}")
+    missing = [(kind, i) for kind in "FBW" for i in range(micro_batches) if (kind, i) not in order]
     t.require(not missing, f"stage {stage}: {missing[0] if missing else None!r} is missing")
     for before, after in ("FB", "BW"):
         for i in range(micro_batches):
