@@ -71,7 +71,7 @@ class Measured:
 
     @staticmethod
     def columns(ranks: Sequence[Measured], first: Sequence[Measured]) -> dict[str, Any]:
-        """Return a run's columns in a comparison. Its ranks' results, and those of the run it is compared with.
+        """Return a run's columns in a comparison: `ranks` are its results, `first` those of the first run.
 
         `difference`, the greatest of any rank's weight to the first run's, as a part of that weight's size (NaN where
         weights were not returned, or are not finite), `buffers off by`, likewise, and `weights`, both in words. Of a

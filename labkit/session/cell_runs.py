@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from labkit.debugger.debugger import Debugger
+from labkit.engines.arguments import check_seconds
 from labkit.engines.base import Engine
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
@@ -113,8 +114,7 @@ class CellRuns:
         asked = list(range(self._world_size)) if only is None else sorted(set(only))
         if not asked or not set(asked) <= set(range(self._world_size)):
             raise ValueError(f"there are ranks 0 to {self._world_size - 1}; cannot run on {list(only or [])}")
-        if stall_s is not None and not stall_s > 0:
-            raise ValueError(f"stall_s is a number of seconds greater than 0, got {stall_s!r}")
+        check_seconds("stall_s", stall_s)
         compile_cell(code, title)
         sent = _pack_variables(send, self._reserve.is_here) if send else None
         file = f"<ranks {next(numbers)}>"
