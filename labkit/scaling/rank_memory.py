@@ -307,7 +307,7 @@ def _stages(asked: Asked) -> list[Memory]:
             # Outputs that wait to be sent are counted with the activations.
             communication = (2 if asked.strategy == "GPipe" else 1) * out + (into if rank else 0)
         else:
-            communication = _messages(asked, rank) * max(into, out)
+            communication = most_messages(asked.strategy, rank, asked.ranks, pieces) * max(into, out)
         whole = trained_parameters(stages[rank])
         size = sum(p.numel() * p.element_size() for p in stages[rank].parameters())
         gradients = sum(p.numel() * p.element_size() for p in whole.values())
@@ -316,7 +316,7 @@ def _stages(asked: Asked) -> list[Memory]:
     return found
 
 
-def _messages(asked: Asked, rank: int) -> int:
+def most_messages(strategy: str, rank: int, ranks: int, micro_batches: int) -> int:
     """Return how many micro-batches' features lie in messages at most, on a rank of a pipeline.
 
     What was received is kept by autograd and counts there, as long as it is. As PyTorch 2.15 waits for what it sends:
@@ -324,10 +324,10 @@ def _messages(asked: Asked, rank: int) -> int:
     middle has one more on its way. 1F1B: with each neighbour one goes while one comes. In both the last stage's inputs
     stay to the end, for the losses hold on to them.
     """
-    pieces, is_first, is_last = asked.micro_batches, rank == 0, rank == asked.ranks - 1
-    if asked.strategy == "GPipe":
-        return 2 * pieces if is_last else pieces + (not is_first)
-    return pieces + 1 if is_last else 2 if is_first else 4
+    is_first, is_last = rank == 0, rank == ranks - 1
+    if strategy == "GPipe":
+        return 2 * micro_batches if is_last else micro_batches + (not is_first)
+    return micro_batches + 1 if is_last else 2 if is_first else 4
 
 
 def sent_by_stages(model: nn.Module, batch: Any, strategy: str, ranks: int, **options: Any) -> list[int]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import NamedTuple
+
+from course.replay import pytorch_schedule
+from labkit.scaling import rank_memory
 
 
 class Action(NamedTuple):
@@ -46,11 +48,8 @@ def orders(schedule: str, ranks: int, micro_batches: int, stages: int) -> list[l
     if schedule not in ("ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble"):
         raise ValueError(f"known are GPipe, 1F1B, interleaved 1F1B and zero bubble of PyTorch, got {schedule!r}")
     import torch
-    from torch.distributed.pipelining import schedules
 
-    # The order does not depend on what the stages compute, so none has to be there.
-    stage = SimpleNamespace(num_stages=ranks * stages, group_size=ranks, group_rank=0, submod=None)
-    made = getattr(schedules, schedule)([stage] * stages, micro_batches, loss_fn=lambda *_: None)
+    made = pytorch_schedule(schedule, ranks, micro_batches, stages)
     if not hasattr(made, "pipeline_order_with_comms"):
         raise ValueError(f"PyTorch {torch.__version__} does not say when {schedule} sends and receives; 2.15 does")
     return [
@@ -89,16 +88,11 @@ def most_kept(order: Sequence[Action], kept: Mapping[int, Kept]) -> int:
 def most_messages(schedule: str, order: Sequence[Action], total: int, micro_batches: int) -> int:
     """Return how many micro-batches' features lie in messages at most, on a rank of a pipeline of `total` stages.
 
-    What was received is kept by autograd and counts there, as long as it is. As PyTorch 2.15 waits for what it sends:
-    GPipe, for outputs when all forward passes are over, for gradients when all backward passes are; a rank in the
-    middle has one more on its way. 1F1B: with each neighbour one goes while one comes. In both, as in interleaved
-    1F1B, the last stage's inputs stay to the end, for the losses hold on to them.
+    What was received is kept by autograd and counts there, as long as it is. As in GPipe and 1F1B, the last stage's
+    inputs stay to the end of interleaved 1F1B, for the losses hold on to them.
     """
-    is_first, is_last = order[0].stage == 0, order[-1].stage == total - 1
-    if schedule == "ScheduleGPipe":
-        return 2 * micro_batches if is_last else micro_batches + (not is_first)
-    if schedule == "Schedule1F1B":
-        return micro_batches + 1 if is_last else 2 if is_first else 4
+    if schedule in ("ScheduleGPipe", "Schedule1F1B"):
+        return rank_memory.most_messages(schedule.removeprefix("Schedule"), order[0].stage, total, micro_batches)
     there: set[Action] = set()
     most = 0
     for action in order:
