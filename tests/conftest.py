@@ -249,13 +249,20 @@ def slurm(shared_slurm):
     """A cluster with nothing to do, which has nothing to do afterwards either."""
     yield shared_slurm
     deadline = time.monotonic() + LONG_S  # what is over takes its leave
-    while (jobs := shared_slurm.jobs()) and time.monotonic() < deadline:
+    while ((jobs := shared_slurm.jobs()) or shared_slurm.processes()) and time.monotonic() < deadline:
         time.sleep(0.05)
+    # What is left is ended, so that it fails this test and none of the next.
     for job in jobs:
         shared_slurm.run("scancel", job)
+    left = []
+    for process in shared_slurm.processes():
+        with contextlib.suppress(psutil.Error):
+            left.append(shlex.join(process.cmdline()))
+            process.kill()
     wait_until(lambda: not shared_slurm.jobs() and not shared_slurm.processes())
     wait_until(shared_slurm.resume)
     assert not jobs, "jobs were left behind"
+    assert not left, "processes were left behind"
 
 
 _rays = contextlib.ExitStack()

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -47,6 +48,8 @@ def test_an_import_that_has_used_cuda_in_the_notebook_does_not_matter(tmp_path, 
     (tmp_path / "uses_cuda.py").write_text("import torch\ntorch.cuda._initialized = True\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(torch.cuda, "_initialized", False)
+    monkeypatch.setitem(sys.modules, "uses_cuda", None)  # not to be there afterwards
+    del sys.modules["uses_cuda"]
     __import__("uses_cuda")
     assert torch.cuda.is_initialized()
     run = labkit.launch(lambda worker: (torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork()), live=False)
