@@ -354,4 +354,5 @@ def test_the_rank_that_failed_is_named_and_what_had_arrived_is_kept(row, kept):
     assert error.run.results[0] == of_others
     if ROWS[row].fails is not None:
         common = error.run.history.dropna(subset="total")
-        assert len(common[common["rank"] == 0]) == 5 or row == "other collective"
+        kept_totals = common[common["rank"] == 0]["total"].tolist()  # its own steps may follow until it is ended
+        assert kept_totals[:5] == [2.0, 4.0, 8.0, 16.0, 32.0] or row == "other collective"
