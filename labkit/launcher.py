@@ -6,6 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from labkit.debugger.attach import AttachObserver
@@ -165,10 +166,7 @@ def launch(
     except KeyboardInterrupt:
         if not run.is_followed:  # nothing has been started, or what was has been ended
             raise
-        run.interrupts += 1
-        run.ask_to_stop()
-    with trackers(run):
-        return show_run(run, live, wait)
+    return show_run(run, live, wait, trackers(run))
 
 
 @naming("bad_argument")
@@ -229,27 +227,25 @@ def _stop_earlier(run: Run) -> None:
         each.wait_until_over()
 
 
-def show_run(run: Run, live: bool | None, wait: bool) -> Run:
-    """Show a run that has just begun, and wait for it if that is wanted."""
-    run.is_watched = kernel.is_interactive()
-    watcher = None
-    try:
-        watcher = present.watch(run, live, wait)
-        run.engine.work(run.interrupt)
-        if wait:
-            run.wait()
-    except RunInterrupted:
-        pass  # raised below, once the end is shown
-    except KeyboardInterrupt:  # before run.wait() could take it
-        run.interrupts += 1
+def show_run(run: Run, live: bool | None, wait: bool, beside: AbstractContextManager[object] | None = None) -> Run:
+    """Show a run that has just begun, and wait for it if that is wanted; `beside` it, trackers take its curves."""
+    with ExitStack() as stack:
+        watcher = None
         try:
-            run.stop()
-        except KeyboardInterrupt:
-            run.interrupts += 1
-            run.stop(0)
-    finally:
-        if watcher is not None and run.over.is_set():
-            watcher.finish()
+            run.is_watched = kernel.is_interactive()
+            if beside is not None:
+                stack.enter_context(beside)
+            watcher = present.watch(run, live, wait)
+            run.engine.work(run.interrupt)
+            if wait:
+                run.wait()
+        except RunInterrupted:
+            pass  # raised below, once the end is shown
+        except KeyboardInterrupt:  # before run.wait() could take it
+            run.stop_interrupted()
+        finally:
+            if watcher is not None and run.over.is_set():
+                watcher.finish()
     if run.interrupts:
         raise RunInterrupted(run)
     return run

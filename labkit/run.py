@@ -184,6 +184,16 @@ class Run(RunRecord):
         self.wait_until_over()
         return self
 
+    def stop_interrupted(self, grace_s: float | None = None) -> None:
+        """Stop a run whose cell was interrupted, and wait until it is over; another interrupt ends it at once."""
+        self.interrupts += 1
+        try:
+            self.ask_where_interrupted()
+            self.stop(grace_s)
+        except KeyboardInterrupt:
+            self.interrupts += 1
+            self.stop(0)
+
     def wait_until_over(self) -> None:
         """Wait until a run that is being stopped is over, but not for ever; see `stop`. An interrupt ends it now."""
         began_s, interrupted = time.monotonic(), False
@@ -243,6 +253,8 @@ class Run(RunRecord):
         except BaseException:
             if not self._follower.has_begun:
                 kill_unmonitored(self.engine)
+            else:
+                self.stop_interrupted(0)
             raise
 
     def follow(self, job: Job, stopping: bool = False) -> None:

@@ -56,7 +56,7 @@ def attach(job: int | str | os.PathLike[str], wait: bool = False, live: bool | N
 
         return Session.attached(directory.path, about)
     launched = SlurmJob(about["world_size"], directory, about)
-    run = Run(LaunchedEngine(launched), about["world_size"], about["name"], about["stall_s"])
+    run = Run(LaunchedEngine(launched), about["world_size"], about["name"], about.get("stall_s"))
     launched.follow(about["job"])
     launched.wait_until_known(KNOWN_S)
     run.follow(directory.job(), stopping=directory.was_asked_to("stop"))

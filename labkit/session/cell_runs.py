@@ -123,19 +123,17 @@ class CellRuns:
             cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
             run = self.last = self._start(engine(asked), asked, pack_call(run_cell, (cell,), {}), title, stall_s)
             try:
+                run.is_watched = kernel.is_interactive()
                 stuck = self._follow(run, asked)
             except KeyboardInterrupt:
-                run.is_watched = kernel.is_interactive()
-                run.ask_where_interrupted()
-                run.stop(STOP_GRACE_S)
+                run.stop_interrupted(STOP_GRACE_S)
                 lost = [rank for rank in asked if run.states[rank] == "ended"]
                 print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
                 raise RunInterrupted(run) from None
             except BaseException:
-                run.kill()  # nobody watches it any longer
+                run.stop(0)  # nobody watches it any longer
                 raise
             finally:
-                run.over.wait()
                 print_output(run)
         if run.error is not None:
             raise self._failed(run, asked, stuck, before)

@@ -185,7 +185,7 @@ class Session(Target):
         job, is_at_it = directory.of_job(number).job(), bool(directory.at_work(number))
         name = directory.of_job(number).about()["name"]
         engine = self._reserve.pick_up(number, self._turns.of(name))
-        run = Run(engine, job.world_size, name, engine.about["stall_s"])
+        run = Run(engine, job.world_size, name, engine.about.get("stall_s"))
         engine.follow()
         run.follow(job, stopping=engine.directory.was_asked_to("stop"))
         self._cells.pick_up(job, run, is_at_it)

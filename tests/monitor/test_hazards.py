@@ -31,6 +31,7 @@ from labkit.monitor import record
 from labkit.monitor import stack_query as question
 from labkit.protocol import events
 from labkit.run import Run, WorkerFailed
+from labkit.session.cell_runs import CellRuns
 from labkit.ui import present
 from tests.conftest import LONG_S, lives, wait_until
 from tests.monitor.test_follower import STACK, logged
@@ -219,6 +220,35 @@ def test_an_interrupt_while_ranks_are_asked_to_stop_ends_the_run(monkeypatch):
     with pytest.raises(labkit.RunInterrupted, match="run 'train' was interrupted and stopped"):
         show_run(run, live=False, wait=True)
     assert run.status == "stopped"
+
+
+@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "wait_until_over"])
+def test_an_interrupt_at_any_step_of_a_stop_ends_the_run(at, monkeypatch):
+    run = begun(FakeEngine(), events.Started(0), events.Started(1))
+    left, call = [KeyboardInterrupt], getattr(run, at)
+    monkeypatch.setattr(run, at, lambda *given: _raise(left.pop()) if left else call(*given))
+    run.stop_interrupted()
+    assert (run.over.is_set(), run.status, run.interrupts) == (True, "stopped", 2)
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("at", ["ask_where_interrupted", "ask_to_stop", "wait_until_over"])
+def test_a_second_interrupt_at_any_step_of_a_stop_ends_a_cell(at, monkeypatch, tmp_path):
+    """It once came while ranks were asked where they were, and the cell waited for ever."""
+
+    def interrupted(runs, run, asked):
+        wait_until(lambda: len(list(tmp_path.glob("[01]"))) == 2)
+        raise KeyboardInterrupt
+
+    with labkit.Session(2) as session:
+        with monkeypatch.context() as patched:
+            left, call = [KeyboardInterrupt], getattr(Run, at)
+            patched.setattr(CellRuns, "_follow", interrupted)
+            patched.setattr(Run, at, lambda run, *given: _raise(left.pop()) if left else call(run, *given))
+            with pytest.raises(labkit.RunInterrupted):
+                session.run(f'open(f"{tmp_path}/{{rank}}", "w").close()\nwhile True:\n    pass')
+        session.run("there = rank")
+        assert session.values("there") == [0, 1]
 
 
 def _raise(error):
