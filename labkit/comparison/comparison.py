@@ -232,10 +232,15 @@ class Comparison:
         return break_even(self.runs[titled(title, self.runs)], next(iter(self.runs.values())), self.devices)
 
     def notes(self, titles: Sequence[str] | None = None) -> list[str]:
-        """Say for which ideal devices a ranking holds, and what they leave out; [] where steps were timed."""
+        """Say which runs are one process after all, on which ideal devices a ranking holds, what those leave out."""
+        said = [
+            f"{title}: nn.DataParallel has no second GPU here, and calls the network as it is in one process."
+            for title in self._measured_titles(titles)
+            if measured(self.runs[title])[0].is_one_replica
+        ]
         first = next(iter(self._measured_titles()), "")
         if not first or not self.is_simulated:
-            return []
+            return said
         link, limits, left_out = self.devices.link_gbytes_s, [], []
         for title in self._measured_titles(titles):
             gflops = 0.0 if title == first else self.break_even(title)
@@ -246,7 +251,6 @@ class Comparison:
             shares = uncounted(self.runs[title])
             if (together := shares.pop("all", 0.0)) > MUCH:
                 left_out.append(f"{title} {together:.0%} ({next(iter(shares))} {next(iter(shares.values())):.0%})")
-        said = []
         if limits:
             said.append(
                 f"With links of {link:,.3g} GB/s, a step is shorter than that of {first} on devices of at most: "

@@ -71,6 +71,7 @@ class Observer:
         """Those that the first step has called, until it is over: some are copies, and nobody else keeps these."""
         self._buffers: frozenset[str] = frozenset()
         self._suspects: frozenset[str] = frozenset()
+        self._is_one_replica = False
         self._samples: set[int] = set()
         self._meter = LoadMeter()
         self._load = Load()
@@ -97,6 +98,9 @@ class Observer:
         modules = list(self._modules.values())
         self._buffers = differences.buffer_names(modules)
         self._suspects = why.suspects(modules, [weight for module in modules for weight in module.parameters(False)])
+        self._is_one_replica = any(
+            isinstance(module, torch.nn.DataParallel) and len(module.device_ids) < 2 for module in modules
+        )
         self._modules.clear()
 
     def _now(self) -> float:
@@ -157,6 +161,7 @@ class Observer:
             is_on_gpu,
             self._buffers,
             self._suspects,
+            self._is_one_replica,
             frozenset(self._samples),
             self._load,
         )

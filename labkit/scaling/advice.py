@@ -35,8 +35,11 @@ SLOWER, QUICKER = 0.6, 1.4
 """By how much the speed of computing is in doubt, as factors: programs that fuse operators are faster than what is
 counted here, one after the other. Published tables lie within (tests/scaling/test_published.py)."""
 
-WAYS = ("DDP", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B")
-"""Several devices' ways, the simplest first."""
+WAYS = ("DDP", "DataParallel", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B")
+"""Several devices' ways. Of those that cannot be told apart the first is recommended."""
+
+SHARED = ("DDP", "DataParallel", "ZeRO-1", "FSDP2")
+"""Those in which every device has a part of the batch."""
 
 STEP_OF = {"DDP": "DDP", "ZeRO-1": "DDP", "FSDP2": "FSDP", "GPipe": "pipeline", "1F1B": "pipeline"}
 """What the cost model calls them."""
@@ -211,7 +214,9 @@ def advise(
     with remembered():
         rows = [question.row("one process")]
         if gpus > 1:
-            rows += [question.row(titled(way, WAYS)) for way in ways]
+            is_one_machine = gpus <= gpus_per_node
+            asked = [way for way in ways if ways is not WAYS or way != "DataParallel" or is_one_machine]
+            rows += [question.row(titled(way, WAYS)) for way in asked]
         rows += [question.row(row.way, True) for row in rows if row.fits is False and not is_compared]
     title = f"{facts.samples:,} samples a step on {gpus} × {computes.name}, {carries.name}" + (
         f", {beyond.name} between machines of {gpus_per_node}" if gpus > gpus_per_node else ""
@@ -273,12 +278,13 @@ class _Question(NamedTuple):
         (rank,), share = measured(run), self.facts.samples / known.samples_of(run)
         had = rank.most_held
         weights, gradients, state = had["parameters"], had["gradients"], had["optimizer state"]
-        activations = had["activations"] * share / (ranks if way in ("DDP", "ZeRO-1", "FSDP2") else 1)
+        activations = had["activations"] * share / (ranks if way in SHARED else 1)
         if way == "one process":
             return weights + gradients + state + activations, "as measured, activations in proportion to the batch"
-        if way == "DDP":
+        if way in ("DDP", "DataParallel"):
+            copy = "buckets" if way == "DDP" else "its replica's gradients"
             held = weights + 2 * gradients + state + activations
-            return held, "as one process, with buckets, and a part of the activations"
+            return held, f"as one process, with {copy}, and a part of the activations"
         if way == "ZeRO-1":
             held = weights + 2 * gradients + state / ranks + activations
             return held, "as DDP, with a part of the optimizer's state"
@@ -289,6 +295,8 @@ class _Question(NamedTuple):
 
     def _times(self, way: str, ranks: int, recompute: bool) -> tuple[float, float, float, float, str]:
         """Return a step's seconds, least and most, its efficiency, and what they assume."""
+        if way == "DataParallel" and ranks > self.gpus_per_node:
+            raise ValueError(f"nn.DataParallel is one process; a machine has {self.gpus_per_node} devices")
         if ranks > 1 and way in ("GPipe", "1F1B") and self.facts.samples < self.micro_batches:
             raise ValueError(f"{self.facts.samples} samples do not make {self.micro_batches} micro-batches")
         found = [
@@ -307,6 +315,8 @@ class _Question(NamedTuple):
             about += f", {ranks} equal stages, {self.micro_batches} micro-batches"
         elif way == "model parallel":
             about += ", one stage computes at a time"
+        elif way == "DataParallel":
+            about += ", one process starts all kernels, and nothing is sent while it computes"
         return step_s, low_s, high_s, min(1.0, alone_s / step_s / ranks), about
 
     def _alone_s(self, share: float, device: Device, recompute: bool) -> float:
@@ -321,7 +331,7 @@ class _Question(NamedTuple):
         )
         if way == "one process":
             return self._alone_s(samples, device, recompute) / factor
-        each = samples // ranks if way in ("DDP", "ZeRO-1", "FSDP2") else samples
+        each = samples // ranks if way in SHARED else samples
         found = known.costs(self.facts, device, link, network, self.gpus_per_node, each, recompute)
         found |= {"overlap": overlap, "stages": ranks, "micro_batches": self.micro_batches}
         if way == "FSDP2":
@@ -336,6 +346,11 @@ class _Question(NamedTuple):
             message_s = slowest.latency_us / 1e6 + samples * found["activation_bytes"] * slowest.byte_s
             sent_s = 2 * (ranks - 1) * message_s  # outputs forward, gradients back
             return self.facts.compute_s(samples, device, recompute) / factor + optimizer_s / ranks + sent_s
+        if way == "DataParallel":
+            # Python's lock lets one thread at a time start kernels. Parameters go out, and gradients come back.
+            started_s = ranks * (cost.fixed_s - optimizer_s) + optimizer_s
+            copied_s = 2 * (link.latency_us / 1e6 + self.facts.parameter_bytes * link.byte_s)
+            return started_s + math.ceil(samples / ranks) * cost.sample_s + copied_s
         step_s = cost.step_s(ranks, samples, STEP_OF[way])
         if way in ("ZeRO-1", "FSDP2"):  # each steps its part
             step_s -= optimizer_s * (1 - 1 / ranks)
@@ -360,7 +375,8 @@ class _Question(NamedTuple):
         cuts_batch = way != "model parallel"
         reasons = []
         if BATCH_NORM in found and cuts_batch:
-            what = "micro-batch" if way in ("GPipe", "1F1B") else "rank's part"
+            parts = {"GPipe": "micro-batch", "1F1B": "micro-batch", "DataParallel": "device's part"}
+            what = parts.get(way, "rank's part")
             reasons.append(f"BatchNorm takes the statistics of a {what}")
         if DROPOUT in found:
             reasons.append("dropout's masks are others")
@@ -370,7 +386,7 @@ class _Question(NamedTuple):
         runs = [(title, run) for title, run in self.source.runs.items() if measured(run)]
         titles = _first_of_each(runs, known.way_of)
         title = titles.get({"one process": "one process"}.get(way, STEP_OF.get(way, "pipeline")))
-        if title is None or way == "ZeRO-1":
+        if title is None or way in ("ZeRO-1", "DataParallel"):
             return "not measured"
         return f"measured, {title}: {self.source.frame().get('weights', {}).get(title, 'not returned')}"
 

@@ -79,7 +79,7 @@ OPTIMIZERS = {"AdamW": 2, "SGD": 0, "SGD, momentum": 1}
 STEP_BYTES = 4
 """AdamW counts the steps of each parameter tensor, in a number of 32 bits."""
 
-WAYS = ("one process", "DDP", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B")
+WAYS = ("one process", "DataParallel", "DDP", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B")
 """Ways to train of which the memory of any module is known."""
 
 CUT = ("model parallel", "GPipe", "1F1B")
@@ -140,7 +140,7 @@ def predict_memory(
         batch: of one step, over all ranks: (inputs, targets), a tensor, or a dict of the model's keywords. Only shapes
             count, so it may be on the meta device, too.
         strategy: one of `WAYS`, or its slug: "fsdp2".
-        world_size: how many ranks.
+        world_size: how many ranks; of "DataParallel", which is one process, how many devices.
         loss: of (outputs, targets); by default what is usual for tensors like these.
         precision: "float64", "float32", "bf16 autocast", or "bf16" with the optimizer in 32 bits; by default numbers
             stay as they are.
@@ -208,6 +208,8 @@ def _alike(asked: Asked) -> list[Memory]:
         gradients = [each * parameters.numbers(part) for part in own]
         states = [_state_bytes(asked, part) for part in own]
         communication = gathered_bytes(asked)
+    elif strategy == "DataParallel" and n > 1:
+        return _replicas(asked, Memory(held[0], gradients[0], states[0], step.kept, 0))
     elif n > 1:
         communication = dense  # DDP's buckets: a second copy of all gradients
         if sparse:
@@ -215,6 +217,16 @@ def _alike(asked: Asked) -> list[Memory]:
     if strategy == "ZeRO-1" and n > 1:
         states = [_state_bytes(asked, part) for part in parameters.owned(shapes(whole), n)]
     return [Memory(held[rank], gradients[rank], states[rank], step.kept, communication) for rank in range(n)]
+
+
+def _replicas(asked: Asked, first: Memory) -> list[Memory]:
+    """Return what each device of `nn.DataParallel` holds; `first` is what the first does before anything is sent.
+
+    Every forward pass copies the parameters, without the optimizer's state; their gradients are added up on the first
+    device, in buffers as large as they are (`torch.nn.parallel.comm.reduce_add_coalesced`).
+    """
+    other = Memory(first.parameters, first.gradients, 0, first.activations, 0)
+    return [first._replace(communication=first.gradients), *[other] * (asked.ranks - 1)]
 
 
 def gathered_bytes(asked: Asked) -> int:

@@ -311,6 +311,19 @@ def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
     assert compared.notes(["one"]) == [second], "only of the chosen"
 
 
+def test_data_parallel_without_a_second_gpu_is_said_to_be_one_process():
+    worker = SimpleNamespace(device=torch.device("cpu"), rank=0, world_size=1, log=lambda **_: None)
+    compared = Comparison({})
+    for title, wrap in (("one", lambda model: model), ("DataParallel", nn.DataParallel)):
+        run = measured_run(Program())
+        run.results = [measure(worker, train, {"steps": 2, "wrap": wrap})]
+        compared.titles, compared.runs = [*compared.titles, title], {**compared.runs, title: run}
+    assert [run.results[0].is_one_replica for run in compared.runs.values()] == [False, True]
+    said = "DataParallel: nn.DataParallel has no second GPU here and calls the network as it is, in one process."
+    assert compared.notes() == [said]
+    assert compared.notes(["one"]) == []
+
+
 def test_columns_name_their_clock_and_how_much_steps_differ():
     row = comparing.columns(measured_run(Program((Piece("forward", flops=3e9),))), Devices(1.0, 1.0, 0.0))
     assert row["device step ms"] == pytest.approx(3000)

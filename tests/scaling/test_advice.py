@@ -115,6 +115,26 @@ def test_over_two_machines_the_network_decides():
     assert slow > 3 * fast
 
 
+def test_data_parallel_is_for_one_machine_and_never_quicker_than_ddp():
+    options = {"device": "A100", "precision": "bf16 autocast"}
+    frame = labkit.advise(large(), of_large(512), gpus=8, **options).frame()
+    ddp, one = frame.loc["DDP"], frame.loc["DataParallel"]
+    assert one["step ms"] > ddp["step ms"]
+    assert one["held GB"] == pytest.approx(ddp["held GB"], rel=0.01), "its replica's gradients, or DDP's buckets"
+    assert "one process starts all kernels" in one["assumes"]
+    assert "DataParallel" not in labkit.advise(large(), of_large(512), gpus=16, **options).frame().index
+    (row,) = labkit.advise(large(), of_large(512), gpus=16, ways=["DataParallel"], **options).rows[1:2]
+    assert "nn.DataParallel is one process; a machine has 8 devices" in row.assumes
+
+
+def test_many_short_kernels_take_data_parallel_as_long_for_each_device():
+    """Python's lock lets one thread at a time start kernels."""
+    network = nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))
+    batch = torch.empty(64, 8), torch.empty(64, 8)
+    step_ms = labkit.advise(network, batch, gpus=8, device="H100").frame()["step ms"]
+    assert 4 < step_ms["DataParallel"] / step_ms["one process"] < 9
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
