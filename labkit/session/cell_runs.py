@@ -125,6 +125,7 @@ class CellRuns:
             try:
                 run.is_watched = kernel.is_interactive()
                 stuck = self._follow(run, asked)
+                run.wait_until_over()  # where some were stuck, they have only been told to end
             except KeyboardInterrupt:
                 run.stop_interrupted(STOP_GRACE_S)
                 lost = [rank for rank in asked if run.states[rank] == "ended"]

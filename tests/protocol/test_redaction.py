@@ -317,7 +317,7 @@ class Target(base.Target):
 def test_a_job_carries_the_cells_that_its_function_reaches_and_no_others(cells):
     target = Target()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launcher, "show_run", lambda run, live, wait: run)
+        patch.setattr(launcher, "show_run", lambda run, *_: run)
         run = labkit.launch(cells.names["train"], on=target, live=False)
     run.kill()
     assert [cell.title for cell in target.job.cells.values()] == ["Cell In[2]", "Cell In[3]", "Cell In[4]"]

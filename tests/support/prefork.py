@@ -106,7 +106,9 @@ class Forker:
     def start(cls, imported: tuple[str, ...]) -> Forker:
         """Return one whose process imports these modules now; it ends with this one."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as labkit.rank.die_with_parent, before torch is there
+        # Not those of a job, by which a cluster's test knows what the job has left.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+        environment["GOMP_SPINCOUNT"] = "10000"  # as labkit.rank.die_with_parent, before torch is there
         # Under a name that stacks leave out, as they do that of `python -c`, by which multiprocessing spawns.
         code = f"exec(compile(open({__file__!r}).read(), '<string>', 'exec'))"
         command = [sys.executable, "-c", code, str(its.fileno()), *imported, " " * LONGEST]
