@@ -31,7 +31,7 @@ MISTAKES = {
     "0.5": Mistake("Ranks begin with different weights; DDP sends rank 0's to all.", "12#0b50f406"),
     "0.6": Mistake("Four ranks with a GPU each, however many there are.", "gpu_for_every_rank"),
     "0.7": Mistake("NCCL without a GPU.", "nccl_without_gpu"),
-    "0.8": Mistake("No torch.cuda.set_device(rank): every rank may open a context on GPU 0.", "16#on-gpus"),
+    "0.8": Mistake("No torch.cuda.set_device(local_rank): every rank may open a context on GPU 0.", "16#on-gpus"),
     "0.9": Mistake("Every rank downloads: late ones may read half of a file.", "everybody_downloads"),
     "0.10": Mistake("The last batch's loss is printed as the epoch's.", "loss_after_the_loop"),
     "0.11": Mistake("Each rank prints its own loss, nobody that of all.", "my_loss"),
@@ -55,7 +55,7 @@ MISTAKES = {
     "1.8": Mistake("A thousand outputs for ten classes: the first loss is ln 1000.", "thousand_classes"),
     "1.9": Mistake("ImageNet's first layers leave 1 × 1 of an image of 32 × 32.", "imagenet_stem"),
     "1.10": Mistake("pretrained=False is deprecated; weights=None is meant.", "pretrained_false"),
-    "1.11": Mistake("A rate of 0.0001 without momentum, two epochs: nothing is learnt.", "steps_of_sgd"),
+    "1.11": Mistake("A rate of 0.0001 without momentum, two epochs: next to nothing is learnt.", "steps_of_sgd"),
     "1.12": Mistake("128 // n images per rank: batches of 126 on 3 and 6 ranks, in more steps.", "batch_of_128"),
     "1.13": Mistake(
         "BatchNorm over the 16 images of a rank: another gradient than the batch's.", "batch_norm_in_parts"
@@ -126,6 +126,6 @@ MISTAKES = {
     "4.8": Mistake("Random inputs without a seed: no run can be repeated.", "random_inputs"),
     "4.9": Mistake("Tensors through a Queue, and no word that the sender must live.", "tensor_in_a_queue"),
     "4.10": Mistake(
-        "“Distributed training improves generalisation”: a larger batch alone does not.", "12#larger-batch"
+        "“Distributed training improves generalisation”: equal batches, equal steps; a larger batch alone does worse.", "12#larger-batch"
     ),
 }

@@ -16,8 +16,8 @@ EXHIBIT = Exhibit(
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) takes
     `SLURM_SRUN_COMM_HOST` for the address at which all ranks meet. The variables below are
     those of a job on three nodes that was started by `srun` on a login node. Nothing runs
-    on a cluster here: two addresses of this machine stand for two machines, and rank 0
-    waits at the first node's. Does a rank that calls `SLURM_SRUN_COMM_HOST` reach it?
+    on a cluster here: two addresses of this machine, which is every 127.x.x.x on Linux, stand
+    for two machines, and rank 0 waits at the first node's. Does a rank that calls `SLURM_SRUN_COMM_HOST` reach it?
     """,
     choices=(
         "yes",
@@ -37,7 +37,7 @@ ADDRESSES = {"login1": "127.0.0.1", "node03": "127.0.0.2"}
 
 CALL = """
 import datetime, torch.distributed
-limit = datetime.timedelta(seconds=1)  # 300 by default
+limit = datetime.timedelta(seconds=1)  # init_process_group's: 10 min over NCCL
 torch.distributed.TCPStore({host!r}, {port}, 2, is_master=False, timeout=limit)
 """
 

@@ -14,7 +14,7 @@ EXHIBIT = Exhibit(
     story="""
     One text averages the parameters after every step, with DDP, "so that all GPUs have the same
     parameters". What does that change? (The form returns the greatest change, and the bytes that
-    a rank sends.)
+    each rank gives to `all_reduce`.)
     """,
     choices=(
         "nothing, and it costs thousands of bytes",

@@ -38,7 +38,7 @@ NEEDS = {
     "2 GPUs": "2 GPUs",
     "no GPU": "a machine without a GPU",
     "fork": "a system that can fork",
-    "Linux": "Linux, where every address 127.x.x.x is this machine",
+    "Linux": "Linux",
 }
 """What not every machine has, and how a card says so."""
 
@@ -228,7 +228,7 @@ class Exhibit:
     @property
     def question(self) -> str:
         """The question that a prediction answers."""
-        return f"{self.title}: what comes of it?"
+        return f"{self.title}: what happens?"
 
     def chosen(self, prediction: str) -> str | None:
         """Return the choice that a prediction means, by its letter or in its words; None for "".

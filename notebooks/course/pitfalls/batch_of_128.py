@@ -1,8 +1,8 @@
 """A batch of 128, at any number of ranks."""
 
+import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-import labkit
 from course.pitfalls.base import Exhibit
 
 EXHIBIT = Exhibit(
@@ -27,18 +27,21 @@ EXHIBIT = Exhibit(
 )
 
 
-def images_in_a_step(ranks, rank_batch_size):
-    """Count the images that the first batches of all ranks hold."""
-    count = 0
-    for rank in range(ranks):
-        sampler = DistributedSampler(range(12_800), ranks, rank)
-        count += len(next(iter(DataLoader(range(12_800), rank_batch_size(rank), sampler=sampler))))
-    return count
+def images_in_steps(loaders):
+    """Count the images of all ranks in each step. ValueError if a rank has more steps than others."""
+    return [sum(map(len, batches)) for batches in zip(*loaders, strict=True)]
+
+
+def loader(rank, n):
+    sampler = DistributedSampler(range(12_800), n, rank)
+    return DataLoader(range(12_800), 128 // n, sampler=sampler)
 
 
 @EXHIBIT.broken
 def batch_of_128():
-    return {n: images_in_a_step(n, lambda rank: 128 // n) for n in (1, 2, 3, 4, 6, 8)}
+    return {
+        n: images_in_steps([loader(rank, n) for rank in range(n)])[0] for n in (1, 2, 3, 4, 6, 8)
+    }
 
 
 @EXHIBIT.symptom
@@ -48,13 +51,16 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Distribute the remainder, or require that the batch divides. With `batch_size //
-    world_size`, a batch of 128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch
-    has more steps. But it is another training run, and each step does less work."""
-    for n in (3, 6):
-        sampler = DistributedSampler(range(12_800), n, 0)
-        steps = len(DataLoader(range(12_800), 128 // n, sampler=sampler))
-        assert n * len(sampler) >= 12_800
-        assert steps == 12_800 // 128 + 2
-    parts = labkit.scaling.split
-    return {n: images_in_a_step(n, parts(128, n).__getitem__) for n in (1, 2, 3, 4, 6, 8)}
+    """Require that the batch divides; or cut each batch itself into parts, here of 43, 43 and 42
+    images, and weight the ranks' gradients by them. (Loaders of 43, 43 and 42 images over a
+    `DistributedSampler` have unequally many steps.) With `batch_size // world_size`, a batch of
+    128 is 126 images on 3 and on 6 ranks. No image is lost: an epoch has more steps. But it is
+    another training run, and each step does less work."""
+    assert {len(loader(rank, n)) for n in (3, 6) for rank in range(n)} == {102}
+
+    def steps(n):
+        batches = torch.randperm(12_800).split(128)
+        return images_in_steps([[b.tensor_split(n)[rank] for b in batches] for rank in range(n)])
+
+    assert steps(3) == [128] * 100
+    return {n: steps(n)[0] for n in (1, 2, 3, 4, 6, 8)}

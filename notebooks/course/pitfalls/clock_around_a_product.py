@@ -51,7 +51,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """CUDA calls are asynchronous: they return once the kernel is queued.
+    """A call on the GPU returns once its kernel is queued.
     `torch.cuda.synchronize()` waits until the GPU has finished."""
     x = torch.randn(8192, 8192, device="cuda")
     x @ x

@@ -41,7 +41,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """The softmax of a single output is 1 and its logarithm 0, and so are loss and gradients.
+    """The softmax of a single output is always 1 and its logarithm 0, so loss and gradients are 0.
     Use another loss for one output, here the mean squared error."""
     model, x, y = nn.Linear(20, 1), torch.rand(32, 20), torch.rand(32, 1)
     before = flat(model.parameters()).clone()

@@ -54,7 +54,8 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(on_ranks, folder):
-    """Download before the launch, or on one rank while the others wait at a barrier."""
+    """Download before the launch, or on one rank (of each machine, if they share no disk) while
+    the others wait at a barrier."""
     file = folder / "whole.txt"
 
     def load(worker):

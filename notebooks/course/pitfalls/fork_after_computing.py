@@ -11,9 +11,8 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="Processes that compute",
     story="""
-    [*Writing Distributed Applications with
-    PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) uses
-    `Process`, which forks on Linux up to Python 3.13; [a guide of
+    One text starts each `Process` by the default method, fork on Linux up to Python 3.13; [a
+    guide of
     Keras](https://github.com/keras-team/keras-io/blob/master/guides/distributed_training_with_torch.py)
     forks on purpose, "to support notebooks". Here the notebook has computed something with
     several threads before it starts the children, which compute the same. They are killed

@@ -11,8 +11,8 @@ EXHIBIT = Exhibit(
     wing="starting",
     title="A function from a cell",
     story="""
-    A function from a cell is sent to a fresh process by `pickle`, as `mp.spawn` and
-    `mp.Process` do. What happens there?
+    A function from a cell is sent to a fresh process by `pickle`, as `mp.spawn` does, and
+    `mp.Process` unless it forks. What happens there?
     """,
     choices=(
         "it prints 42",

@@ -12,9 +12,9 @@ EXHIBIT = Exhibit(
     p in processes: p.join()`. Here the child fails. How does the program end?
     """,
     choices=(
-        "the child's error",
-        "exit code 1",
-        "success: exit code 0",
+        "with the child's error",
+        "with exit code 1, and no error",
+        "with exit code 0, as if all were well",
     ),
     shows=3,
     expects=Expected("an exit code that is not 0", lambda found: found[0] != 0),
@@ -44,6 +44,6 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`join` only waits. Check `exitcode`, or use a launcher that does: `mp.spawn`, torchrun,
+    """`join` only waits; the child's traceback scrolls by, and the program goes on. Check `exitcode`, or use a launcher that does: `mp.spawn`, torchrun,
     or `labkit`, which names the rank that failed and shows its error."""
     return python(f"{program}    raise SystemExit(p.exitcode)")

@@ -8,7 +8,9 @@ EXHIBIT = Exhibit(
     wing="well_known",
     title="shuffle=False in the loader",
     story="""
-    PyTorch's own DDP series makes its training loader with `shuffle=False`, and a
+    PyTorch's own DDP series
+    ([multigpu.py](https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/multigpu.py))
+    makes its training loader with `shuffle=False`, and a
     `DistributedSampler` with its defaults; `set_epoch` is called. Are the batches of epoch 2
     those of epoch 1?
     """,

@@ -21,7 +21,7 @@ EXHIBIT = Exhibit(
     expects=0,
     why="""
     The loss is a tensor of its own, computed in the forward pass. `backward` frees the graph, not
-    the values, and `step` changes only the parameters.
+    its result, and `step` changes only the parameters.
     """,
 )
 

@@ -34,13 +34,19 @@ def no_address():
 
 @EXHIBIT.symptom
 def symptom(seen):
-    return "MASTER_ADDR expected" in seen
+    with mock.patch.dict(os.environ, clear=True):
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            return "MASTER_ADDR expected" in seen and "RANK expected" in str(error)
+    return False
 
 
 @EXHIBIT.right
 def right():
     """Ranks meet at one address. Name it: by a store, as here, or by the variables that
-    torchrun sets. `labkit.launch` does it for you."""
+    torchrun sets. (Without `rank` and `world_size`, as in one of the texts, the first one
+    missing is `RANK`.) `labkit.launch` does it for you."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

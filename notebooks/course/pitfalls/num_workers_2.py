@@ -35,7 +35,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """`num_workers` are one rank's loader processes. The sampler decides which rank gets which
+    """`num_workers` is the number of one rank's loader processes. The sampler decides which rank gets which
     sample."""
     rank_0, rank_1 = (
         {int(x) for x in DataLoader(range(100), sampler=DistributedSampler(range(100), 2, rank))}

@@ -41,8 +41,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks):
-    """Seed with seed + rank. The weights are equal anyway: DDP broadcasts rank 0's when it
-    is created."""
+    """Seed with seed + rank, and make the weights equal by broadcasting rank 0's. DDP does that
+    when it is created; the tutorial, which has no DDP, would have to do it."""
 
     def kept(worker):
         torch.manual_seed(1234 + worker.rank)

@@ -14,8 +14,8 @@ EXHIBIT = Exhibit(
     PyTorch*](https://docs.pytorch.org/tutorials/intermediate/dist_tuto.html) calls
     `all_reduce` once per parameter and batch. Its parts are equal only because `int` rounds
     each of them down. If the remainder is distributed, one rank may have one batch more, and
-    call `all_reduce` once more, when the others have returned. Over gloo, what becomes of that
-    call?
+    call `all_reduce` once more, when the others have returned. What happens to that call, over
+    gloo's connections on Linux?
     """,
     choices=(
         "it returns the rank's own number: the others add nothing",
@@ -25,6 +25,7 @@ EXHIBIT = Exhibit(
     shows=3,
     expects=Expected("equally many steps on each rank", lambda found: len(set(found)) == 1),
     kind="error",
+    needs="Linux",
 )
 
 
@@ -47,7 +48,7 @@ def symptom(seen):
 @EXHIBIT.right
 def right(on_ranks):
     """Gloo connects the ranks, and a rank that returns closes its connections. Over NCCL rank 0
-    would wait until PyTorch's watchdog ends its process, after ten minutes. Agree on the number
+    may wait until PyTorch's watchdog ends its process, by default after ten minutes. Agree on the number
     of steps, or use `Join`, as lesson 14c does."""
 
     def reduce(worker):

@@ -9,8 +9,8 @@ EXHIBIT = Exhibit(
     [The text on ResNet-50 and
     SLURM](https://avoid.overfit.cn/post/67095b9014cb40888238b84fea17e872) reads rank and size
     from `SLURM_PROCID` and `SLURM_NTASKS`. Here it is started by `srun`, by torchrun, by both
-    (`srun torchrun`, whose ranks on a node share their `SLURM_PROCID`), and by hand. What comes
-    of the second?
+    (`srun torchrun`, whose ranks on a node share their `SLURM_PROCID`), and by hand. What happens
+    in the second case?
     """,
     choices=(
         "rank 1, as torchrun says",

@@ -15,8 +15,8 @@ EXHIBIT = Exhibit(
     DDP hold?
     """,
     choices=(
-        "one part for each rank",
-        "all of them",
+        "1 / the number of ranks",
+        "1: all of them",
     ),
     shows=2,
     expects=below(1),
@@ -41,8 +41,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images):
-    """DDP splits the data; every rank holds the whole model. FSDP splits the model: lesson
-    09."""
+    """With DDP every rank holds the whole model, and the sampler splits the data. FSDP splits the
+    model: lesson 09."""
 
     def share(worker):
         from torch.distributed.fsdp import fully_shard

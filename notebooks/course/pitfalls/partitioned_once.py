@@ -42,7 +42,8 @@ def symptom(seen, world_size):
 @EXHIBIT.right
 def right(world_size, seed):
     """A sampler shuffles all images before it distributes them: each rank gets different ones
-    in each epoch."""
+    in each epoch. (All ranks together see every image either way, so averaged gradients hide
+    the mistake; rank 0's BatchNorm statistics do not.)"""
     sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
     seen = set()
     for epoch in range(10):

@@ -43,7 +43,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """Port 0 means: any free port. On a cluster all nodes need the port beforehand: derive it
+    """Only rank 0 is told: our other ranks would find the other job's store at that port. Port 0
+    means any free port. On a cluster all nodes need the port beforehand: derive it
     from the job's number."""
     with socket.create_server(("127.0.0.1", 0)) as other_job:
         store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)

@@ -42,7 +42,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """The argument is called `weights` since torchvision 0.13, and `None` means none."""
+    """The argument is called `weights` since torchvision 0.13, and `None` means random
+    weights."""
     with warnings.catch_warnings(record=True) as caught, torch.device("meta"):
         warnings.simplefilter("always")
         torchvision.models.resnet50(weights=None, num_classes=10)

@@ -23,7 +23,7 @@ EXHIBIT = Exhibit(
     expects=below(1e-9),
     why="""
     After its creation this network draws no random numbers: no dropout, no augmentation. Equal
-    seeds then only make equal weights, which DDP wants anyway.
+    seeds then only make equal weights, as DDP's broadcast does anyway.
     """,
 )
 

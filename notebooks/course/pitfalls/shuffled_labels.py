@@ -49,7 +49,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images, test_images, test_labels, seed):
-    """A network with more weights than images memorises them. Measure the loss on images that
+    """A network with more weights than images can memorise them. Measure the loss on images that
     it has not seen."""
     model, _ = trained_on_shuffled(images, seed)
     assert accuracy(model, test_images, test_labels) < 0.4

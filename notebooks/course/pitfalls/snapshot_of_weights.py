@@ -56,6 +56,6 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(folder, images, labels, seed):
-    """Momentum is part of the training state. With the optimizer's state the run continues bit
+    """Weights and epoch are enough for that page's plain SGD; momentum is part of the state, too. With the optimizer's state the run continues bit
     for bit."""
     return after_a_break(True, folder, images, labels, seed)

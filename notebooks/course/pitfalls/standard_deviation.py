@@ -36,7 +36,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images):
-    """Take the deviation over all pixels of all images. The mistake is small and harmless; only
-    the name of the number is wrong."""
+    """Take the deviation over all pixels of all images. The mistake is harmless: it scales the
+    inputs, those of CIFAR-10 by 1.2 to 1.3. Only the name of the number is wrong."""
     pixels = images.flatten(1).double()
     return round((pixels / pixels.std()).std().item(), 3)

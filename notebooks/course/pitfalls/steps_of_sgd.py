@@ -52,7 +52,7 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(images, labels, test_images, test_labels, seed):
-    """Plain SGD needs a learning rate a hundred times as large, and momentum. Try a few rates
-    before the long run."""
+    """A learning rate a hundred times as large, with momentum, learns in the same steps; a ResNet
+    takes 0.1. Try a few rates before the long run."""
     model = take_782_steps(images, labels, seed, lr=0.01, momentum=0.9)
     return round(accuracy(model, test_images, test_labels), 2)

@@ -50,7 +50,8 @@ def symptom(seen, world_size):
 
 @EXHIBIT.right
 def right(on_ranks, network, images, labels, world_size):
-    """`all_reduce` sums by default: divide by the number of ranks. Nothing explodes."""
+    """`all_reduce` sums by default: divide by the number of ranks. Nothing explodes: for
+    plain SGD the sum is a learning rate so many times as large."""
     even = len(images) // world_size * world_size
     x, y = images[:even], labels[:even]
 

@@ -35,7 +35,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right():
-    """A group has a list of parameters and their settings, but no names."""
+    """A group has a list of parameters, `params`, and their settings. The optimizer's own state,
+    such as momentum, is in `optimizer.state[parameter]`."""
     optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), 0.1)
     weight, bias = optimizer.param_groups[0]["params"]
     assert bias.shape == (1,)

@@ -16,10 +16,10 @@ EXHIBIT = Exhibit(
     story="""
     A [guide by
     Lambda](https://github.com/LambdaLabsML/distributed-training-guide/tree/main/02-distributed-data-parallel)
-    says: "`optimizer.step()` is a synchronization point across ALL processes"; two of the other
+    says: "`optimizer.step()` is a synchronization point across ALL processes"; two of the five
     texts put it at the end of the step too. Here the last rank comes half a second late to
-    `backward`. Where does rank 0 wait? (Mended: rank 0 does not wait, though the last rank
-    is as late.)
+    `backward`. Where does rank 0 wait? (To mend it, make the last rank as late somewhere else in
+    the step, where rank 0 need not wait.)
     """,
     choices=(
         "in backward",
@@ -64,7 +64,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images, labels):
-    """DDP averages gradients during `backward`. After it each rank continues alone: if the last
+    """DDP averages gradients during `backward`. (Over NCCL it is the GPU's stream that waits there;
+    the host runs ahead.) After it each rank continues alone: if the last
     rank is late to `step`, rank 0 does not wait for it there."""
     seconds, *_, late = on_ranks(lambda worker: late_step(worker, images, labels, step=0.5))
     assert seconds["step"] < late["step"] / 2
