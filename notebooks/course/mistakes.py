@@ -126,6 +126,7 @@ MISTAKES = {
     "4.8": Mistake("Random inputs without a seed: no run can be repeated.", "random_inputs"),
     "4.9": Mistake("Tensors through a Queue, and no word that the sender must live.", "tensor_in_a_queue"),
     "4.10": Mistake(
-        "“Distributed training improves generalisation”: equal batches, equal steps; a larger batch alone does worse.", "12#larger-batch"
+        "“Distributed training improves generalisation”: equal batches give equal steps; larger ones do worse.",
+        "12#larger-batch",
     ),
 }

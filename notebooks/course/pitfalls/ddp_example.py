@@ -43,8 +43,8 @@ def symptom(seen):
 
 @EXHIBIT.right
 def right(on_ranks, images, labels):
-    """Only `DistributedDataParallel` averages gradients over ranks, and broadcasts rank 0's
-    weights at the start."""
+    """`DataParallel` exchanges nothing between processes. `DistributedDataParallel` broadcasts rank
+    0's weights at the start, and averages gradients over ranks."""
 
     def train(worker):
         model = DistributedDataParallel(course.models.linear(images[0].numel()))
