@@ -102,6 +102,11 @@ BROKEN = {
         "if inner and step % 5 == 0:",
         "bytes within 5 % of the formula",
     ),
+    "06b_local_sgd: data alike": (
+        "order = labels.argsort() if is_sorted else torch",
+        "order = torch",
+        "with digits of their own further still",
+    ),
     "07_model_parallel": (
         "dist.send(received.grad, previous_rank)",
         "dist.send(received.grad / 2, previous_rank)",
@@ -183,6 +188,11 @@ BROKEN = {
         "own[None]",
         "statistics of all ranks do not",
     ),
+    "12_when_parallel_equals_serial: fewer images": (
+        "DataLoader(train_part, batch // worker.world_size, sampler=sampler)",
+        "DataLoader(train_part, batch // worker.world_size - 1, sampler=sampler, drop_last=True)",
+        "the same images",
+    ),
     "13_checkpoint": (
         "model=model, optimizer=optimizer, scheduler=scheduler",
         "model=model, scheduler=scheduler",
@@ -232,6 +242,11 @@ BROKEN = {
         "bert_guess, spread=0.05",
         "bert_guess, spread=0.0",
         "with a link that cannot be",
+    ),
+    "11b_predict_scaling: a ring alone": (
+        "stages * of_stage",
+        "of_stage",
+        "the model sends the same bytes",
     ),
     "11b_predict_scaling": (
         "    node_ranks=8,",

@@ -15,16 +15,16 @@ EXERCISE = Exercise(
     title="Clipping sharded gradients",
     statement="""
     Each rank has its own shards of the gradients, as FSDP leaves them: `shards`, a list of tensors. All
-    ranks' shards together are the gradient. If its length (the square root of the sum of all squares)
-    is more than `most`, scale it to that length, in place; else leave it. Return the length before, a
+    ranks' shards together are the gradient. If its norm (the square root of the sum of all squares)
+    is more than `most`, scale it to that norm, in place; else leave it. Return the norm before, a
     float, the same on all ranks. One `dist.all_reduce`.
     """,
     hints=(
-        "`torch.nn.utils.clip_grad_norm_` on each rank finds the length of that rank's shards only.",
-        "Lengths do not add up over ranks; squares do.",
-        "Scale by `most / length`, but never up.",
+        "`torch.nn.utils.clip_grad_norm_` on each rank finds the norm of that rank's shards only.",
+        "Norms do not add up over ranks; squares do.",
+        "Scale by `most / norm`, but never up.",
     ),
-    why="Squares add up over ranks and lengths do not, so the sum of squares is reduced, and every rank scales by the "
+    why="Squares add up over ranks and norms do not, so the sum of squares is reduced, and every rank scales by the "
     "same factor.",
     allowed=("all_reduce",),
     cases=(
@@ -37,14 +37,14 @@ EXERCISE = Exercise(
 
 @EXERCISE.reference
 def clip_shards(shards, most):
-    """Scale this rank's shards in place; return the length of the whole gradient before."""
+    """Scale this rank's shards in place; return the norm of the whole gradient before."""
     squares = sum(shard.square().sum() for shard in shards)
     dist.all_reduce(squares)
-    length = squares.sqrt().item()
-    if length > most:
+    norm = squares.sqrt().item()
+    if norm > most:
         for shard in shards:
-            shard *= most / length
-    return length
+            shard *= most / norm
+    return norm
 
 
 @EXERCISE.trial
@@ -53,23 +53,23 @@ def trial(t: Trial, shapes: tuple[tuple[int, ...], ...], most: float) -> None:
     n = t.world_size
     of_ranks = [[t.numbers(*shape, of=rank, salt=f"{i}") for i, shape in enumerate(shapes)] for rank in range(n)]
     squares = [sum(float(shard.square().sum()) for shard in shards) for shards in of_ranks]
-    length, own = sum(squares) ** 0.5, squares[t.rank] ** 0.5
+    norm, own = sum(squares) ** 0.5, squares[t.rank] ** 0.5
     shards = [shard.clone() for shard in of_ranks[t.rank]]
     found = t.call(shards, most)
     known = {
-        own: ": that is the length of this rank's shards",
-        sum(square**0.5 for square in squares): ": lengths do not add up, squares do",
+        own: ": that is the norm of this rank's shards",
+        sum(square**0.5 for square in squares): ": norms do not add up, squares do",
         sum(squares): ": that is the sum of the squares",
-        most: ": that is the length afterwards",
+        most: ": that is the norm afterwards",
     }
     if not isinstance(found, (int, float)):
         t.fail(f"returned a {type(found).__name__}, expected a float")
     near = {value: text for value, text in known.items() if n > 1 or value != own}
     said = next((text for value, text in near.items() if abs(value - found) < 1e-3 * value), "")
-    t.require(abs(found - length) < 1e-4 * length, f"the length is {found:.6g}, expected {length:.6g}{said}")
-    factor = min(1.0, most / length)
+    t.require(abs(found - norm) < 1e-4 * norm, f"the norm is {found:.6g}, expected {norm:.6g}{said}")
+    factor = min(1.0, most / norm)
     for index, (now, before) in enumerate(zip(shards, of_ranks[t.rank], strict=True)):
-        known = {"scaled up: it was shorter than `most`": before * most / length} if length < most else {}
+        known = {"scaled up: it was shorter than `most`": before * most / norm} if norm < most else {}
         t.equal(f"shards[{index}]", now, before * factor, before if factor < 1 else None, known)
     calls = t.traffic.count("all_reduce")
     t.require(calls <= 1, f"called all_reduce {calls} times, expected once")
@@ -81,40 +81,40 @@ def best(world_size: int, shapes: tuple[tuple[int, ...], ...], most: float) -> C
     return Cost(1, 4 * (world_size - 1) // world_size * 2)
 
 
-@EXERCISE.wrong("that is the length of this rank's shards")
+@EXERCISE.wrong("that is the norm of this rank's shards")
 def each_for_itself(shards: Any, most: float) -> float:
     """As clip_grad_norm_ does."""
-    length = sum(shard.square().sum() for shard in shards).sqrt().item()
+    norm = sum(shard.square().sum() for shard in shards).sqrt().item()
     for shard in shards:
-        shard *= min(1.0, most / length)
-    return length
+        shard *= min(1.0, most / norm)
+    return norm
 
 
-@EXERCISE.wrong("lengths do not add up, squares do")
-def adds_lengths(shards: Any, most: float) -> float:
+@EXERCISE.wrong("norms do not add up, squares do")
+def adds_norms(shards: Any, most: float) -> float:
     """The triangle inequality."""
-    length = sum(shard.square().sum() for shard in shards).sqrt()
-    dist.all_reduce(length)
-    return length.item()
+    norm = sum(shard.square().sum() for shard in shards).sqrt()
+    dist.all_reduce(norm)
+    return norm.item()
 
 
 @EXERCISE.wrong("scaled up: it was shorter than `most`")
 def always_scales(shards: Any, most: float) -> float:
     """Normalises."""
     before = [shard.clone() for shard in shards]
-    length = clip_shards(shards, most)
+    norm = clip_shards(shards, most)
     for shard, old in zip(shards, before, strict=True):
-        shard.copy_(old * most / length)
-    return length
+        shard.copy_(old * most / norm)
+    return norm
 
 
 @EXERCISE.wrong("nothing has changed it")
 def only_measures(shards: Any, most: float) -> float:
     """Out of place."""
-    length = clip_shards([shard.clone() for shard in shards], most)
+    norm = clip_shards([shard.clone() for shard in shards], most)
     for shard in shards:
-        shard = shard * (most / length)  # noqa: PLW2901
-    return length
+        shard = shard * (most / norm)  # noqa: PLW2901
+    return norm
 
 
 @EXERCISE.wrong("called all_reduce 2 times, expected once")
