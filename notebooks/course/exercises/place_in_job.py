@@ -20,8 +20,8 @@ EXERCISE = Exercise(
     hints=(
         "A launcher may run inside another one's job, and a process then has the variables of both. Which of them has "
         "started it last?",
-        "`RANK` first, then Open MPI's words, then SLURM's. mpirun and torchrun start their helpers by `srun`, and the "
-        "ranks inherit the helper's `SLURM_PROCID`.",
+        "`RANK` first, then Open MPI's words, then SLURM's. mpirun starts its helpers by `srun`, and `srun torchrun` "
+        "starts agents: their ranks inherit the `SLURM_PROCID` of the helper or the agent.",
         "`SLURM_NTASKS` says what the job may start; `SLURM_STEP_NUM_TASKS` is there only in what `srun` has started.",
         "Without a `MASTER_ADDR`, rank 0 of a step is on the first host of `SLURM_STEP_NODELIST`. `srun` may run "
         "elsewhere.",

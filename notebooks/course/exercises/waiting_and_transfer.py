@@ -20,7 +20,7 @@ EXERCISE = Exercise(
         "Nothing can be summed before the last summand is there.",
         "When is the collective full? That instant is the same for all ranks.",
     ),
-    why="A collective cannot begin its work before the last rank has entered it, so the last one does not wait.",
+    why="No rank can leave an all-reduce before the last one has entered it, so only the last one does not wait.",
     world_sizes=(),
     imports=(),
     cases=(
@@ -56,7 +56,7 @@ def trial(t: Trial, entered: tuple[float, ...], ended: tuple[float, ...]) -> Non
             (expected[::-1], ": the other way round"),
             ((expected[0], whole), ": transfer begins when the last rank has come, not before"),
             ((0.0, whole), ": nobody has waited here"),
-            ((entered[rank] - sorted(entered)[0], whole), ": the first does not wait for nobody"),
+            ((entered[rank] - sorted(entered)[0], whole), ": it is the last rank that waits for nobody, not the first"),
         )
         is_right = all(abs(one - other) < 1e-9 for one, other in zip(pair, expected, strict=True))
         said = next((text for value, text in known if tuple(pair) == value), "")
@@ -81,7 +81,7 @@ def counts_twice(entered, ended):
     return [(max(entered) - came, went - came) for came, went in zip(entered, ended, strict=True)]
 
 
-@EXERCISE.wrong("the first does not wait for nobody")
+@EXERCISE.wrong("it is the last rank that waits for nobody, not the first")
 def since_the_first(entered, ended):
     """The late rank is said to wait."""
     return [(came - min(entered), went - came) for came, went in zip(entered, ended, strict=True)]
