@@ -111,20 +111,28 @@ _NOTE = f"""\
 
 _SRUN = """\
 #!/bin/bash
-tasks=$SLURM_NTASKS each=$SLURM_NTASKS_PER_NODE nodes=$SLURM_JOB_NUM_NODES
+tasks=$SLURM_NTASKS each=1 nodes=$SLURM_JOB_NUM_NODES cpus=${SRUN_CPUS_PER_TASK:-1}
 while [[ $1 == -* ]]; do
     case $1 in
-        --ntasks-per-node=*) each=${1#*=}; tasks= ;;
-        --ntasks=*) tasks=${1#*=}; each= ;;
+        --ntasks-per-node=*) each=${1#*=} ;;
+        --ntasks=*) tasks=${1#*=} ;;
         --nodes=*) nodes=${1#*=} ;;
-        -n) tasks=$2; each=; shift ;;
+        --cpus-per-task=*) cpus=${1#*=} ;;
+        -n) tasks=$2; shift ;;
         -N) nodes=$2; shift ;;
-        -c) shift ;;
+        -c) cpus=$2; shift ;;
     esac
     shift
 done
-[[ $each ]] && tasks=$((each * nodes)) || each=$(((${tasks:-$nodes} + nodes - 1) / nodes))
-export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=${tasks:-$nodes} SLURM_NTASKS=${tasks:-$nodes}
+# If the job has a number of tasks, srun takes that, and --ntasks-per-node alone does not change it.
+: ${tasks:=$((nodes * each))}
+each=$(((tasks + nodes - 1) / nodes))
+in_job=$(((${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} + SLURM_JOB_NUM_NODES - 1) / SLURM_JOB_NUM_NODES))
+if ((each * cpus > in_job * ${SLURM_CPUS_PER_TASK:-1})); then
+    echo "srun: error: Unable to create step for job $SLURM_JOB_ID: More processors requested than permitted" >&2
+    exit 1
+fi
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$tasks SLURM_NTASKS=$tasks
 for ((task = 0; task < SLURM_NTASKS; task++)); do
     export SLURM_PROCID=$task SLURM_LOCALID=$((task % each)) SLURM_NODEID=$((task / each))
     NODE=$(scontrol show hostnames | sed -n $((SLURM_NODEID + 1))p)
@@ -227,7 +235,8 @@ def symptom(text: str) -> str:
     """Return what would go wrong first if SLURM ran a script; "" if eight ranks meet, and each has a GPU."""
     notes = run(text)
     if notes.error:
-        return f"bash says: {notes.error.splitlines()[0]}"
+        said = notes.error.splitlines()[0]
+        return said if said.startswith("srun: ") else f"bash says: {said}"
     if not notes.calls:
         return "nothing starts train.py"
     agents = [call for call in notes.calls if call.program == "torchrun"]

@@ -56,8 +56,7 @@ RENDEZVOUS = "--nnodes 2 --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint 
     ("letter", "number", "line"),
     [
         ("A", 7, f"srun torchrun {RENDEZVOUS} train.py"),
-        ("A", 7, "srun --ntasks-per-node=4 python train.py"),
-        ("A", 7, "exec srun -n 8 env NCCL_DEBUG=INFO python3 train.py"),
+        ("A", 3, "#SBATCH --ntasks-per-node=4 --cpus-per-task=8"),
         ("B", 7, f"srun bash -c 'torchrun {AGENTS} --master-port=29500 train.py'"),
         ("C", 5, "export MASTER_ADDR=$(hostname)"),
         ("C", 5, "export MASTER_ADDR=$SLURMD_NODENAME"),
@@ -79,6 +78,8 @@ def test_other_right_lines_are_right_too(letter, number, line):
         ("A", 3, "#SBATCH --ntasks-per-node=8", "16 ranks would train"),
         ("A", 4, "#SBATCH --time=04:00:00", "2 ranks would train"),
         ("A", 7, "python train.py", "1 rank would train (1 on gpu07)"),
+        ("A", 7, "srun --ntasks-per-node=4 python train.py", "2 ranks would train"),
+        ("A", 7, "exec srun -n 8 env NCCL_DEBUG=INFO python3 train.py", "srun: error: Unable to create step"),
         ("A", 7, "echo nothing", "nothing starts train.py"),
         ("A", 7, "srun python train.py '", "bash says: "),
         ("A", 5, "export MASTER_ADDR=gpu07\n#SBATCH --ntasks-per-node=4", "2 ranks would train"),
@@ -163,34 +164,57 @@ def noted(call, nodes):
     return call.program, *(re.sub("gpu0?7|node1", nodes[0], re.sub("gpu0?8|node2", nodes[1], word)) for word in said)
 
 
+def calls_on(slurm, folder, text):
+    """What a script calls on a real SLURM."""
+    programs, inner = folder / "bin", folder / "inner"
+    programs.mkdir(exist_ok=True)
+    inner.mkdir(exist_ok=True)
+    batch_scripts.programs(inner)
+    for name in ("python", "torchrun"):
+        note = f"NODE=$SLURMD_NODENAME NOTES={folder}/notes.$$"
+        (programs / name).write_text(f'#!/bin/sh\n{note} exec {inner}/{name} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"export PATH={programs}:$PATH\n"
+    first = next(i for i, line in enumerate(text.splitlines()) if not line.startswith("#"))
+    lines = text.splitlines(keepends=True)
+    submit(slurm, folder, on_this_cluster("".join([*lines[:first], path, *lines[first:]])))
+    calls = []
+    for file in folder.glob("notes.*"):
+        calls += batch_scripts._read(file.read_text())
+        file.unlink()
+    return calls
+
+
 @pytest.mark.cluster
 @pytest.mark.wide
 @pytest.mark.parametrize("letter", [letter for letter in SCRIPTS if letter != "F"])
 def test_slurm_starts_what_is_said_to_start(letter, slurm, tmp_path):
     """The same processes, on the same nodes, with the same variables, as in the run without SLURM."""
-    programs, inner = tmp_path / "bin", tmp_path / "inner"
-    programs.mkdir()
-    inner.mkdir()
-    batch_scripts.programs(inner)
-    for name in ("python", "torchrun"):
-        note = f"NODE=$SLURMD_NODENAME NOTES={tmp_path}/notes.$$"
-        (programs / name).write_text(f'#!/bin/sh\n{note} exec {inner}/{name} "$@"\n')
-        (programs / name).chmod(0o755)
     for text in (SCRIPTS[letter], with_line(letter, *MEND(letter))):
-        path = f"export PATH={programs}:$PATH\n"
-        first = next(i for i, line in enumerate(text.splitlines()) if not line.startswith("#"))
-        lines = text.splitlines(keepends=True)
-        submit(slurm, tmp_path, on_this_cluster("".join([*lines[:first], path, *lines[first:]])))
-        real = []
-        for file in tmp_path.glob("notes.*"):
-            real += batch_scripts._read(file.read_text())
-            file.unlink()
-        for call in real:
-            call.variables.pop("SLURM_JOB_NODELIST")
-        rehearsed = batch_scripts.run(text).calls
-        for call in rehearsed:
+        real, rehearsed = calls_on(slurm, tmp_path, text), batch_scripts.run(text).calls
+        for call in (*real, *rehearsed):
             call.variables.pop("SLURM_JOB_NODELIST")
         assert sorted(noted(each, "ab") for each in real) == sorted(noted(each, "ab") for each in rehearsed)
+
+
+@pytest.mark.cluster
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("tasks", "srun", "starts"),
+    [
+        ("--ntasks-per-node=4", "srun --ntasks-per-node=1", 8),
+        ("--ntasks-per-node=4", "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1", 2),
+        ("--ntasks-per-node=1", "srun --ntasks-per-node=4", 2),
+        ("--ntasks-per-node=1", "srun -n 8", 0),
+        ("--ntasks-per-node=1 --cpus-per-task=4", "srun -n 8", 8),
+        ("--cpus-per-task=4", "srun --ntasks-per-node=2", 4),
+    ],
+)
+def test_slurm_starts_as_many_tasks_as_are_said_to_start(tasks, srun, starts, slurm, tmp_path):
+    text = f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH {tasks}\n{srun} python train.py\n"
+    for calls in (batch_scripts.run(text).calls, calls_on(slurm, tmp_path, text)):
+        assert len(calls) == starts
+        assert len({call.variables["NODE"] for call in calls}) == (2 if starts else 0)
 
 
 @pytest.mark.cluster

@@ -97,10 +97,16 @@ def another_name_for_localhost(script):
     return _with("C", 5, "export MASTER_ADDR=127.0.0.1")(script)
 
 
-@EXERCISE.wrong("8 agents of torchrun run")
+@EXERCISE.wrong("srun: error: Unable to create step for job 4711: More processors requested than permitted")
 def an_agent_for_each_gpu(script):
     """Ranks of ranks."""
-    return _with("D", 7, SCRIPTS["D"].splitlines()[6].replace("torchrun", "srun --ntasks-per-node=4 torchrun"))(script)
+    return _with("D", 7, SCRIPTS["D"].splitlines()[6].replace("torchrun", "srun --ntasks=8 torchrun"))(script)
+
+
+@EXERCISE.wrong("2 ranks would train (1 on gpu07, 1 on gpu08), and 8 GPUs are to be used")
+def four_tasks_of_srun(script):
+    """The job has two tasks, and that holds."""
+    return _with("A", 7, "srun --ntasks-per-node=4 python train.py")(script)
 
 
 @EXERCISE.wrong("rank 1 looks for port 20001, and rank 0 listens on another, 20000")
