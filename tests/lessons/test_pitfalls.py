@@ -125,12 +125,12 @@ def test_the_run_decides_whether_the_answer_is_revealed(data, capsys):
     assert "sampler.set_epoch(epoch)" in said
     assert "The sampler shuffles by seed + epoch" in said
     assert data.table().loc["A DistributedSampler over three epochs"].tolist() == [
-        "wrong, in silence",
+        "silently wrong",
         "surprised?",
         "",
     ]
     (silent,) = [
-        bar.x[list(bar.y).index("wrong, in silence")]
+        bar.x[list(bar.y).index("silently wrong")]
         for bar in data.scoreboard().data
         if bar.name == "predicted otherwise"
     ]
@@ -164,7 +164,7 @@ def test_the_unchanged_form_is_never_mended(data, capsys, monkeypatch):
     assert "Not mended yet: the code is unchanged." in capsys.readouterr().out
     assert data.mended == set()
     data.reveal(find("three_epochs").form)
-    assert "This is not what the exhibit is here for; expected: 1." in capsys.readouterr().out
+    assert "The exhibit did not show what its label says; expected: 1." in capsys.readouterr().out
     assert data.not_as_labelled == ["A DistributedSampler over three epochs"]
 
 

@@ -29,7 +29,7 @@ WINGS = {
 """The museum's wings, and the notebook of each."""
 
 SOUND = "looks wrong, is right"
-KINDS = ("error", "warning", "slow", "hang", "wrong, in silence", SOUND)
+KINDS = ("error", "warning", "slow", "hang", "silently wrong", SOUND)
 """How a mistake shows itself; or that there is none."""
 
 NEEDS = {
@@ -114,7 +114,7 @@ class Exhibit:
         choices: Sequence[str],
         shows: int,
         expects: Any,
-        kind: str = "wrong, in silence",
+        kind: str = "silently wrong",
         needs: str = "",
         why: str = "",
     ) -> None:

@@ -22,7 +22,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=below(1e-9),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

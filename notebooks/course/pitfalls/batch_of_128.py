@@ -23,7 +23,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=dict.fromkeys((1, 2, 3, 4, 6, 8), 128),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

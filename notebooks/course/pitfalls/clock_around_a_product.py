@@ -21,7 +21,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=above(0.9),
-    kind="wrong, in silence",
+    kind="silently wrong",
     needs="1 GPU",
 )
 

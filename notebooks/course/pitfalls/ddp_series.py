@@ -22,7 +22,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=above(0),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

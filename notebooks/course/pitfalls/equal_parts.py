@@ -8,8 +8,8 @@ EXHIBIT = Exhibit(
     wing="data",
     title="50,000 images for 3 and for 6 ranks",
     story="""
-    `DistributedSampler` gives all ranks equally many of 50,000 images. How many images come
-    twice, at 3 and at 6 ranks?
+    `DistributedSampler` gives all ranks equally many of 50,000 images. How many images are
+    drawn twice, at 3 and at 6 ranks?
     """,
     choices=(
         "none",
@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects={3: 0, 6: 0},
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

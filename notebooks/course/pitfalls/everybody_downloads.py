@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=OnEachRank("first half, second half"),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

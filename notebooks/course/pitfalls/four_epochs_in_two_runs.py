@@ -22,7 +22,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=4,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

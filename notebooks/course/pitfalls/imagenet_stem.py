@@ -22,7 +22,7 @@ EXHIBIT = Exhibit(
     ),
     shows=1,
     expects=(4, 4),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=dict.fromkeys((2, 4, 7, 8, 9, 14), 0),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=Expected("an exit code that is not 0", lambda found: found[0] != 0),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

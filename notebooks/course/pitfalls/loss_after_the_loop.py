@@ -21,7 +21,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=below(1e-6),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=below(1e-6),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=0,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

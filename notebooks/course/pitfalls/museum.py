@@ -245,7 +245,7 @@ class Museum:
             kernel.display(asked.reveal(exhibit.answer))
             self._show_right(exhibit)
         elif as_hung:
-            _say(f"This is not what the exhibit is here for; expected: {exhibit.answer}.")
+            _say(f"The exhibit did not show what its label says; expected: {exhibit.answer}.")
         else:
             self._tell_mended(exhibit, trial, wrong)
         self.outcomes[exhibit.name] = Outcome(exhibit, as_hung, shows, asked.said)

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=0,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

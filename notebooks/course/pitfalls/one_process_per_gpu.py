@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=Expected("at least 1 in each place", lambda found: min(found) >= 1),
-    kind="wrong, in silence",
+    kind="silently wrong",
     needs="no GPU",
 )
 

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
     ),
     shows=1,
     expects=lambda world_size: world_size,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

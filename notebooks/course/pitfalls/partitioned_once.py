@@ -21,7 +21,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=lambda world_size: above(1.5 / world_size),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=(64, 64),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

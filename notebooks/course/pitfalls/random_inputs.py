@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=OnEachRank(True),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

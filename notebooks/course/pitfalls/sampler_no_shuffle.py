@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=1,
     expects=False,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

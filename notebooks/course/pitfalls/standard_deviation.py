@@ -19,7 +19,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=near(1, 1e-3),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -23,7 +23,7 @@ EXHIBIT = Exhibit(
     ),
     shows=1,
     expects=above(0.6),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=near(1, 1e-3),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

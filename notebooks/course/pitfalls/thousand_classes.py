@@ -24,7 +24,7 @@ EXHIBIT = Exhibit(
     ),
     shows=2,
     expects=near(math.log(10), 0.3),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -20,7 +20,7 @@ EXHIBIT = Exhibit(
     ),
     shows=3,
     expects=3,
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 

@@ -18,7 +18,7 @@ EXHIBIT = Exhibit(
     ),
     shows=1,
     expects=above(0.01),
-    kind="wrong, in silence",
+    kind="silently wrong",
 )
 
 
