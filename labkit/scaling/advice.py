@@ -21,7 +21,7 @@ from labkit.protocol import former_names
 from labkit.protocol.text import titled
 from labkit.scaling import known
 from labkit.scaling.cost_model import CostModel
-from labkit.scaling.counting import remembered
+from labkit.scaling.counting import remembered, resized
 from labkit.scaling.known import Known
 from labkit.scaling.rank_memory import CUT, largest, predict_memory, sent_by_stages
 
@@ -35,7 +35,10 @@ SLOWER, QUICKER = 0.6, 1.4
 """By how much the speed of computing is in doubt, as factors: programs that fuse operators are faster than what is
 counted here, one after the other. Published tables lie within (tests/scaling/test_published.py)."""
 
-WAYS = ("DDP", "DataParallel", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B")
+CHAINS = "DDP × 1F1B"
+"""Pipelines side by side, each with a part of the batch."""
+
+WAYS = ("DDP", "DataParallel", "ZeRO-1", "FSDP2", "model parallel", "GPipe", "1F1B", CHAINS)
 """Several devices' ways. Of those that cannot be told apart the first is recommended."""
 
 SHARED = ("DDP", "DataParallel", "ZeRO-1", "FSDP2")
@@ -214,9 +217,10 @@ def advise(
     with remembered():
         rows = [question.row("one process")]
         if gpus > 1:
-            is_one_machine = gpus <= gpus_per_node
-            asked = [way for way in ways if ways is not WAYS or way != "DataParallel" or is_one_machine]
-            rows += [question.row(titled(way, WAYS)) for way in asked]
+            absent = {"DataParallel"} if gpus > gpus_per_node else set()
+            if is_compared or not question.lengths_of_chains:
+                absent.add(CHAINS)
+            rows += [question.row(titled(way, WAYS)) for way in ways if ways is not WAYS or way not in absent]
         rows += [question.row(row.way, True) for row in rows if row.fits is False and not is_compared]
     title = f"{facts.samples:,} samples a step on {gpus} × {computes.name}, {carries.name}" + (
         f", {beyond.name} between machines of {gpus_per_node}" if gpus > gpus_per_node else ""
@@ -235,8 +239,38 @@ class _Question(NamedTuple):
     gpus_per_node: int
     micro_batches: int
     options: dict[str, Any]
+    chains: int = 1
+    """Pipelines side by side, each of as many devices."""
+
+    @property
+    def lengths_of_chains(self) -> list[int]:
+        """Of how many devices chains can be, of which there are at least two."""
+        return [
+            k for k in range(2, self.gpus // 2 + 1) if self.gpus % k == 0 and self.facts.samples % (self.gpus // k) == 0
+        ]
+
+    def best_chains(self, recompute: bool) -> Row:
+        """Return the row of the quickest chains that fit; if none does, of those that hold least."""
+        found = []
+        for length in self.lengths_of_chains:
+            chains = self.gpus // length
+            samples = self.facts.samples // chains
+            one = self._replace(
+                gpus=length,
+                chains=chains,
+                facts=dataclasses.replace(self.facts, samples=samples),
+                batch=resized(self.batch, samples),
+                micro_batches=max(length, self.micro_batches * length // self.gpus),
+            )
+            found.append(one.row("1F1B", recompute))
+        known_ones = [row for row in found if row.step_s == row.step_s]
+        fitting = [row for row in known_ones if row.fits]
+        best = min(fitting or found, key=lambda row: row.step_s if fitting else row.held_gb)
+        return best._replace(way=f"{CHAINS}, recomputed" if recompute else CHAINS)
 
     def row(self, way: str, recompute: bool = False) -> Row:
+        if way == CHAINS:
+            return self.best_chains(recompute)
         ranks = 1 if way == "one process" else self.gpus
         title = f"{way}, recomputed" if recompute else way
         try:
@@ -269,6 +303,8 @@ class _Question(NamedTuple):
         if way in ("GPipe", "1F1B"):
             options["micro_batches"] = self.micro_batches
         each = largest(predict_memory(self.source, self.batch, way, ranks, **options))
+        if self.chains > 1:  # DDP's buckets
+            each = each._replace(communication=each.communication + each.gradients)
         words = {"optimizer_state": "optimizer state", "communication": "buffers of communication"}
         parts = [f"{words.get(name, name)} {_bytes(size)}" for name, size in each._asdict().items() if size]
         return each.total, f"counted: {', '.join(parts)}"
@@ -304,20 +340,21 @@ class _Question(NamedTuple):
             for factor, overlap in ((1.0, 0.9), (QUICKER, 1.0), (SLOWER, 0.5))
         ]
         step_s, low_s, high_s = found
-        alone_s = self._alone_s(self.facts.samples, self.device, False)
+        alone_s = self._alone_s(self.facts.samples * self.chains, self.device, False)
         about = (
             f"{self.device.name} at {self.device.efficiency:.0%} of its peaks, {self.device.launch_us:g} µs a kernel"
         )
         if ranks > 1:
-            slowest = self.network if ranks > self.gpus_per_node else self.link
+            slowest = self.network if ranks * self.chains > self.gpus_per_node else self.link
             about += f", {slowest.name} at {slowest.efficiency:.0%}"
         if way in ("GPipe", "1F1B"):
-            about += f", {ranks} equal stages, {self.micro_batches} micro-batches"
+            about += f", {f'{self.chains} chains of ' if self.chains > 1 else ''}{ranks} equal stages"
+            about += f", {self.micro_batches} micro-batches"
         elif way == "model parallel":
             about += ", one stage computes at a time"
         elif way == "DataParallel":
             about += ", one process starts all kernels, and nothing is sent while it computes"
-        return step_s, low_s, high_s, min(1.0, alone_s / step_s / ranks), about
+        return step_s, low_s, high_s, min(1.0, alone_s / step_s / ranks / self.chains), about
 
     def _alone_s(self, share: float, device: Device, recompute: bool) -> float:
         one = max(1, round(share))
@@ -348,10 +385,11 @@ class _Question(NamedTuple):
             return self.facts.compute_s(samples, device, recompute) / factor + optimizer_s / ranks + sent_s
         if way == "DataParallel":
             # Python's lock lets one thread at a time start kernels. Parameters go out, and gradients come back.
-            started_s = ranks * (cost.fixed_s - optimizer_s) + optimizer_s
+            kernels = sum(count for work, count in self.facts.work_of(each, recompute).items() if not work.in_step)
+            computing_s = cost.fixed_s - optimizer_s + math.ceil(samples / ranks) * cost.sample_s
             copied_s = 2 * (link.latency_us / 1e6 + self.facts.parameter_bytes * link.byte_s)
-            return started_s + math.ceil(samples / ranks) * cost.sample_s + copied_s
-        step_s = cost.step_s(ranks, samples, STEP_OF[way])
+            return max(computing_s, ranks * kernels * device.launch_us / 1e6 / factor) + copied_s + optimizer_s
+        step_s = cost.step_s(ranks * self.chains, samples * self.chains, STEP_OF[way])
         if way in ("ZeRO-1", "FSDP2"):  # each steps its part
             step_s -= optimizer_s * (1 - 1 / ranks)
         if way == "ZeRO-1":  # and broadcasts it

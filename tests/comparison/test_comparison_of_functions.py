@@ -319,7 +319,7 @@ def test_data_parallel_without_a_second_gpu_is_said_to_be_one_process():
         run.results = [measure(worker, train, {"steps": 2, "wrap": wrap})]
         compared.titles, compared.runs = [*compared.titles, title], {**compared.runs, title: run}
     assert [run.results[0].is_one_replica for run in compared.runs.values()] == [False, True]
-    said = "DataParallel: nn.DataParallel has no second GPU here and calls the network as it is, in one process."
+    said = "DataParallel: nn.DataParallel has no second GPU here, and calls the network as it is in one process."
     assert compared.notes() == [said]
     assert compared.notes(["one"]) == []
 

@@ -93,7 +93,7 @@ def test_what_is_not_known_is_said_and_costs_no_row():
     said = labkit.advise(SIX["U-Net"][0](), batch, gpus=4, device="L4", loss=loss)
     assert "GPipe cannot cut this network" in said.frame().loc["GPipe", "assumes"]
     assert said.frame().loc["GPipe", "fits"] == "not known"
-    assert "Not known: model parallel, GPipe, 1F1B" in said.recommendation
+    assert "Not known: model parallel, GPipe, 1F1B, DDP × 1F1B" in said.recommendation
 
 
 def test_whether_a_step_equals_one_process_goes_by_what_the_model_has():
@@ -125,6 +125,22 @@ def test_data_parallel_is_for_one_machine_and_never_quicker_than_ddp():
     assert "DataParallel" not in labkit.advise(large(), of_large(512), gpus=16, **options).frame().index
     (row,) = labkit.advise(large(), of_large(512), gpus=16, ways=["DataParallel"], **options).rows[1:2]
     assert "nn.DataParallel is one process; a machine has 8 devices" in row.assumes
+
+
+def test_pipelines_side_by_side_are_as_long_as_they_must_be():
+    options = {"device": "A100", "precision": "bf16 autocast"}
+    said = labkit.advise(large(), of_large(512), gpus=16, **options)
+    frame = said.frame()
+    row = frame.loc["DDP × 1F1B"]
+    assert row["fits"] == "yes"
+    assert "equal stages" in row["assumes"]
+    assert "chains of" in row["assumes"]
+    assert row["held GB"] < frame.loc["DDP", "held GB"]
+    assert row["efficiency"] <= 1
+    # Two devices, or a prime number of them, make no chains side by side.
+    assert "DDP × 1F1B" not in labkit.advise(large(), of_large(512), gpus=2, **options).frame().index
+    (alone,) = labkit.advise(large(), of_large(512), gpus=4, ways=["ddp_x_1f1b"], **options).rows[1:2]
+    assert "2 chains of 2 equal stages, 8 micro-batches" in alone.assumes
 
 
 def test_many_short_kernels_take_data_parallel_as_long_for_each_device():
