@@ -17,8 +17,8 @@ EXERCISE = Exercise(
     time.
 
     Return two numbers: the seconds of training between two checkpoints with which least is lost (Young
-    1974), and the share of the time that is then lost, to saving and to training again. Saving is short
-    compared with both.
+    1974, refined by Daly 2006), and the share of the time that is then lost, to saving and to training
+    again. Saving is short compared with both.
     """,
     hints=(
         "With n machines some machine fails n times as often.",
