@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "4.1": Mistake("“Training” without a loss, a backward pass or a step.", "called_training"),
     "4.2": Mistake("Processes that exchange nothing do not train together.", "ddp_example"),
-    "4.3": Mistake("A model passed to processes: shared on the CPU, a copy on a GPU.", "model_passed_on"),
+    "4.3": Mistake("A CPU model passed to processes is shared; `.cuda()` in each makes copies.", "model_passed_on"),
     "4.4": Mistake("set_start_method in a cell: an error the second time.", "start_method_twice"),
     "4.5": Mistake("A function of the notebook is pickled by name.", "function_of_the_notebook"),
     "4.6": Mistake("range(device_count()): without a GPU no process, and no error.", "one_process_per_gpu"),
