@@ -8,10 +8,12 @@ import inspect
 import re
 import textwrap
 from collections import defaultdict
+from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+import torch.distributed.distributed_c10d
 
 from course import formulas as formula_module
 from course import pitfalls
@@ -127,3 +129,22 @@ def test_pytorchs_context_parallel_gathers_by_default_as_lesson_23_says():
     assert options._cp_options.rotate_method is options._RotateMethod.ALL_GATHER
     text = " ".join(cell.source for cell in NOTEBOOKS["23"].cells)
     assert "*all-gathers* keys and values" in " ".join(text.split())
+
+
+C10D = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+
+
+@pytest.mark.skipif(not (C10D / "nccl2").is_dir(), reason="PyTorch before 2.15 has one implementation of nccl")
+def test_the_variables_for_nccl_are_read_by_the_implementation_that_lesson_14_says():
+    lesson = " ".join(c.source for c in NOTEBOOKS["14"].cells if c.cell_type == "markdown")
+    names = set(re.findall(r"`(TORCH_(?:NCCL|FR|DIST)_\w+)", lesson))
+    headers = "".join((C10D / name).read_text("utf-8") for name in ("ProcessGroupNCCL.hpp", "FlightRecorder.hpp"))
+    registers = inspect.getsource(torch.distributed.distributed_c10d)
+    assert [name for name in names if name not in headers + registers] == []
+    assert 'os.environ.get("TORCH_DIST_USE_NCCL2") == "0"' in registers, "else it is the new one"
+    assert "TORCH_DIST_USE_NCCL2" in names
+    assert '"TORCH_NCCL_TRACE_BUFFER_SIZE"}, 2000)' in headers, "so many by default"
+    new = "".join(header.read_text("utf-8") for header in (C10D / "nccl2").glob("*.hpp"))
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in new
+    assert "blocking_wait_" in new
+    assert not re.search("desync|heartbeat", new, re.IGNORECASE), "only the old one has these"
