@@ -6,6 +6,9 @@ the backward pass and when the optimizer has stepped. Two kinds are not among th
 as large as the gradients, unless these lie in them. What autograd keeps is counted as it is saved and let go
 (`labkit.profiling.activations`).
 
+On reserved ranks tensors of earlier jobs may be there: a cell's network, or what something still refers to. They are no
+part of this step, and do not count unless it trains them.
+
 What still is not seen: what is there only between two looks, such as the buffer of a message on its way.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from labkit.profiling import Kept, activations, local, saved_now, size_bytes, state_of
-from labkit.rank.isolation import collect_garbage
+from labkit.rank.isolation import collect_garbage, left_tensors
 from labkit.trace.phases import Phases
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
@@ -36,6 +39,8 @@ class Held:
 
     def __init__(self) -> None:
         self.most = dict.fromkeys(KINDS, 0)
+        self._trained: frozenset[int] = frozenset()
+        """Ids of parameters that count even if they were there before the launch."""
         self._sharded: list[Any] = []
         self._kept: Kept = Kept()
 
@@ -45,7 +50,8 @@ class Held:
 
         Later that may be sharded again, and what autograd has kept, let go.
         """
-        self._sharded = _sharded(gc.get_objects())
+        self._trained = frozenset(id(parameter) for parameter in model.parameters())
+        self._sharded = _sharded(gc.get_objects(), self._earlier())
         hook = register_module_forward_hook(lambda *_: self._look_at_gathered())
         try:
             with activations(model) as kept:
@@ -54,6 +60,9 @@ class Held:
             self._kept = kept
         finally:
             hook.remove()
+
+    def _earlier(self) -> set[int]:
+        return {id(tensor) for tensor in left_tensors()} - self._trained
 
     def by_device(self) -> tuple[dict[str, int], ...]:
         """Return the same for each of the rank's devices: all that is not kept for another lies on the first."""
@@ -68,20 +77,21 @@ class Held:
     def look(self, optimizer: Any) -> None:
         """Look at what is held now, while watching."""
         collect_garbage()  # what nobody refers to any more may still lie in cycles
-        now = held(optimizer)
+        now = held(optimizer, self._earlier())
         self.most = {kind: max(self.most[kind], now[kind]) for kind in KINDS}
 
 
-def held(optimizer: Any) -> dict[str, int]:
+def held(optimizer: Any, earlier: Collection[int] = ()) -> dict[str, int]:
     """Return the bytes that this process's tensors hold now, by kind; what autograd keeps while `activations` counts.
 
     Args:
         optimizer: whose state it is; None before there is one.
+        earlier: ids of tensors that do not count.
     """
     objects = gc.get_objects()
-    tensors = [each for each in objects if issubclass(type(each), Tensor)]
-    modules = [each for each in objects if issubclass(type(each), nn.Module)]
-    gathered = _gathered(_sharded(objects))
+    tensors = [each for each in objects if issubclass(type(each), Tensor) and id(each) not in earlier]
+    modules = [each for each in objects if issubclass(type(each), DistributedDataParallel)]
+    gathered = _gathered(_sharded(objects, earlier))
     parameters = [each for each in tensors if isinstance(each, nn.Parameter)]
     saved, copies = saved_now()
     found = dict.fromkeys(KINDS, 0)
@@ -96,11 +106,12 @@ def held(optimizer: Any) -> dict[str, int]:
     ):
         found[kind] = _count(some, counted)
     for model in modules:
-        if issubclass(type(model), DistributedDataParallel):
-            if model.gradient_as_bucket_view:  # gradients lie in buckets, which stay when these are set to None
-                found["other"] -= _trained_bytes(model, lambda parameter: parameter.grad is None)
-            else:
-                found["buckets"] += _trained_bytes(model)
+        if all(id(parameter) in earlier for parameter in model.parameters()):
+            continue
+        if model.gradient_as_bucket_view:  # gradients lie in buckets, which stay when these are set to None
+            found["other"] -= _trained_bytes(model, lambda parameter: parameter.grad is None)
+        else:
+            found["buckets"] += _trained_bytes(model)
     return found
 
 
@@ -119,9 +130,10 @@ def _count(tensors: Iterable[Tensor], counted: set[int]) -> int:
     return total
 
 
-def _sharded(objects: Iterable[Any]) -> list[Any]:
-    """Return FSDP2's own record of each parameter that it shards."""
-    return [each for each in objects if type(each).__name__ == "FSDPParam"]
+def _sharded(objects: Iterable[Any], earlier: Collection[int]) -> list[Any]:
+    """Return FSDP2's own record of each parameter that it shards, but of those earlier ones."""
+    records = (each for each in objects if type(each).__name__ == "FSDPParam")
+    return [each for each in records if id(getattr(each, "sharded_param", None)) not in earlier]
 
 
 def _gathered(sharded: Iterable[Any]) -> list[Tensor]:

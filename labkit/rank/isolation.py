@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,6 +62,15 @@ def collect_garbage() -> None:
         gc.callbacks.remove(note)
 
 
+_left: list[weakref.ref[torch.Tensor]] = []
+"""The tensors that were there when the last job had ended."""
+
+
+def left_tensors() -> list[torch.Tensor]:
+    """Return the tensors that earlier jobs in this process, cells among them, have left and that are still there."""
+    return [tensor for each in _left if (tensor := each()) is not None]
+
+
 class _Stays:
     """What a rank that stays does around each job; see `labkit.protocol.job.ProcessIsolation`."""
 
@@ -87,6 +97,7 @@ class _Stays:
         collect_garbage()
         device.give_memory_back()
         host.give_memory_back()
+        _left[:] = [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import labkit
 from course.strategies.data_parallel import ThreadedDataParallel
 from labkit.comparison.held import KINDS, held, most_held
+from labkit.rank import isolation
 from tests.support.tiers import few
 
 WIDTH, BATCH_SIZE = 256, 32
@@ -102,7 +103,12 @@ def most(make):
     """Take steps, and return the most that is held in the third, besides what is there without them."""
     gc.collect()
     before = held(None)
-    model, optimizer = make()
+    found = most_of(*make())
+    return {kind: found[kind] - before[kind] for kind in KINDS}
+
+
+def most_of(model, optimizer):
+    """Take steps, and return the most that is held in the third."""
     inputs = torch.randn(BATCH_SIZE, WIDTH)
 
     def step():
@@ -114,7 +120,7 @@ def most(make):
         step()
     with most_held(model, optimizer) as found:
         step()
-    return {kind: found[kind] - before[kind] for kind in KINDS}
+    return found
 
 
 @pytest.mark.parametrize("make", few([ddp, alone, data_parallel, zero_1, ddp_with_views, half_of_a_whole], 3))
@@ -168,3 +174,30 @@ def test_a_storage_counts_once():
         return model[:6], momentum(model[:6].parameters())
 
     assert most(twice)["parameters"] == WEIGHTS
+
+
+def test_what_an_earlier_job_has_left_counts_only_if_it_is_trained(monkeypatch):
+    monkeypatch.setattr(isolation, "_left", [])
+    left = ddp()
+    most_of(*left)
+    isolation.Folder.here().give_memory_back()  # as a reserved rank does between two jobs
+    expected = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer state": WEIGHTS}
+    assert most_of(*left).items() >= {**expected, "buckets": WEIGHTS}.items()
+    assert most_of(*alone()).items() >= {**expected, "buckets": 0}.items()
+
+
+def leave_a_sharded_network(worker):
+    torch.nn.left = fsdp()
+    most_of(*torch.nn.left)
+
+
+def most_in_this_job(worker):
+    return most_of(*alone())
+
+
+@pytest.mark.spawns
+def test_what_an_earlier_launch_has_left_on_a_reserved_rank_does_not_count():
+    with labkit.Session(1) as ranks:
+        labkit.launch(leave_a_sharded_network, on=ranks, live=False)
+        (found,) = labkit.launch(most_in_this_job, on=ranks, live=False).results
+    assert (found["parameters"], found["gradients"], found["gathered"]) == (WEIGHTS, WEIGHTS, 0)
