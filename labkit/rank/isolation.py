@@ -39,27 +39,46 @@ from labkit.rank.main import RankTask
 from labkit.rank.settings import Setting
 from labkit.system import host
 
+PASSES = 8
+"""Of the garbage collector at most, one after the other."""
+
 
 def collect_garbage() -> None:
     """Free what nobody refers to, cycles included, before this returns.
+
+    One pass is not enough. The collector does not see what C++ refers to: of a cycle that has a loss, say, it frees the
+    loss, and with it autograd's graph; only then FSDP2's hooks, which the graph had, and their network are garbage. So
+    passes go on until one finds nothing.
+    """
+    until_s = time.monotonic() + 1.0
+    for _ in range(PASSES):
+        if not _collect_once(until_s):
+            break
+
+
+def _collect_once(until_s: float) -> int:
+    """Let the garbage collector pass once, in this thread; return how much it has found.
 
     `gc.collect()` returns at once, without a word, while another thread collects; and that one may be half done, for
     freeing a tensor lets other threads run.
     """
     done: list[int] = []
+    found = 0
 
     def note(phase: str, info: dict[str, int]) -> None:
         if info["generation"] == 2:
             done.append(threading.get_ident())
 
-    until_s = time.monotonic() + 1.0  # called while this very thread collects, it would try for ever
     gc.callbacks.append(note)
     try:
-        while threading.get_ident() not in done and time.monotonic() < until_s:
-            gc.collect()
+        while threading.get_ident() not in done:  # called while this very thread collects, it would try for ever
+            found = gc.collect()
+            if time.monotonic() > until_s:
+                break
             time.sleep(0)  # lets the other thread go on
     finally:
         gc.callbacks.remove(note)
+    return found
 
 
 _left: list[weakref.ref[torch.Tensor]] = []

@@ -19,7 +19,7 @@ from labkit.protocol.events import Attached
 from labkit.protocol.job import Job, RankHook
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
-from labkit.rank.waiting import COLLECTIVES
+from labkit.rank.waiting import COLLECTIVES, frames_of_threads
 
 KIND = "collectives"
 """The kind of the event with a rank's collectives."""
@@ -107,7 +107,7 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
         thread that waits for other ranks; either is empty if there is none.
     """
     main, deep = threading.main_thread().ident or 0, []
-    frames = sys._current_frames()
+    frames = frames_of_threads()
     depth = sum(1 for _ in _up(frames.get(main)))
     if depth > DEEPEST:
         deep = _named(frames.get(main))

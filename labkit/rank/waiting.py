@@ -80,7 +80,7 @@ def look(rank: int) -> Waits:
     calls = _calls(rank) if uses_gpu else ((), ())
     if (sleep := host.sleeps_until(main.native_id)) is not None:
         return Waits(rank, "time", f"{sleep!r}", max(0.0, sleep - time.monotonic()), used_s, *calls)
-    frames = sys._current_frames()
+    frames = frames_of_threads()
     frame = frames.get(main.ident or 0)
     if frame is not None and uses_gpu and _in_a_collective(frame):
         # Whoever waits for a GPU keeps a core busy. So what the rank uses of one says nothing.
@@ -89,6 +89,17 @@ def look(rank: int) -> Waits:
         return Waits(rank, "", "", 0.0, used_s, *calls)
     what = "ranks" if _in_a_collective(frame) else "nobody" if _for_ever(frame, set(frames)) else ""
     return Waits(rank, what, f"{_lines(frame)} {host.times_woken(main.native_id)}", 0.0, used_s, *calls)
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return what each thread is at, by its ident; of this one, where the function that asks was called.
+
+    That one's own frame would have the dictionary among its variables: a cycle, in which the main thread's variables,
+    its network with them, would stay until the garbage collector comes by.
+    """
+    own, caller = threading.get_ident(), sys._getframe(1).f_back
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != own}
+    return frames if caller is None else {**frames, own: caller}
 
 
 def _in_a_collective(frame: FrameType) -> bool:

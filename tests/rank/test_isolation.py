@@ -5,7 +5,12 @@ import threading
 import time
 import weakref
 
+import pytest
+import torch
+
+from labkit.rank import waiting
 from labkit.rank.isolation import collect_garbage
+from labkit.rank.report_collectives import look_at_threads
 
 
 class Cycle:
@@ -31,3 +36,45 @@ def test_garbage_is_gone_though_another_thread_is_collecting():
     collect_garbage()
     assert gone() is None
     other.join()
+
+
+class Network:
+    def __init__(self):
+        self.itself = self
+
+    def hook(self, gradient):
+        return gradient
+
+
+def in_a_graph_that_garbage_refers_to():
+    """A network to which only autograd's graph refers, and to that only a loss in a cycle."""
+    network, holder = Network(), Cycle()
+    holder.loss = torch.ones(1, requires_grad=True) * 2
+    holder.loss.register_hook(network.hook)
+    return weakref.ref(network)
+
+
+def test_what_only_autograds_graph_refers_to_is_gone_too():
+    network = in_a_graph_that_garbage_refers_to()
+    gc.collect()
+    assert network() is not None, "one pass frees the loss, and with it the graph"
+    network = in_a_graph_that_garbage_refers_to()
+    collect_garbage()
+    assert network() is None
+
+
+@pytest.mark.parametrize("look", [look_at_threads, lambda: waiting.look(0)], ids=["stacks", "waits"])
+def test_a_look_at_the_main_threads_frames_keeps_none_of_its_variables(look):
+    def work():
+        variable = Cycle()
+        variable.itself = None
+        other = threading.Thread(target=look, name="labkit-inbox")
+        other.start()
+        other.join()
+        return weakref.ref(variable)
+
+    gc.disable()
+    try:
+        assert work()() is None
+    finally:
+        gc.enable()
