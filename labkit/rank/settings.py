@@ -139,8 +139,14 @@ def _set_errors_of_numpy(errors: Mapping[str, str] | None) -> None:
         sys.modules["numpy"].seterr(**errors)
 
 
-def _set_time_zone(_: Any) -> None:
-    time.tzset()  # reads the environment, which has been taken over
+def _time_zone() -> tuple[str | None, Any]:
+    return os.environ.get("TZ"), (time.tzname, time.timezone, time.altzone)
+
+
+def _set_time_zone(zone: tuple[str | None, Any]) -> None:
+    if zone[0] is not None:  # on Ray, whose nodes have an environment of their own
+        os.environ["TZ"] = zone[0]
+    time.tzset()
 
 
 PYTHONS = {
@@ -155,7 +161,7 @@ PYTHONS = {
 """Likewise."""
 
 if hasattr(time, "tzset"):
-    PYTHONS["time zone"] = Setting(lambda: (time.tzname, time.timezone, time.altzone), _set_time_zone)
+    PYTHONS["time zone"] = Setting(_time_zone, _set_time_zone)
 
 
 # Classes that `torch.load` may make without `weights_only=False`
