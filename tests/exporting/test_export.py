@@ -1039,6 +1039,7 @@ def test_workers_from_a_fork_server_load_the_scripts_data(exported, tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.wide
 def test_sbatch_gives_the_notebooks_weights(moved):
     folder, weights = moved
     with cluster.running() as slurm:

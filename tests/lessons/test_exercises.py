@@ -133,6 +133,7 @@ def test_a_lesson_shows_its_exercise_by_name_and_holds_the_code_to_complete(name
 
 
 @pytest.mark.notebook
+@pytest.mark.wide
 def test_a_lesson_runs_to_its_end_with_its_exercises_unsolved(tmp_path):
     executed = nbformat.read(execute(FOLDER / "04_data_parallel.ipynb", tmp_path, {"answers": "none"}), as_version=4)
     shown = [output for cell in executed.cells for output in cell.get("outputs", []) if "course.check" in cell.source]

@@ -219,6 +219,7 @@ def test_the_fastest_of_those_that_fit_come_with_their_ranges():
 
 
 @pytest.mark.spawns
+@pytest.mark.wide
 def test_real_ranks_hold_what_was_predicted_part_by_part():
     with shared_session(2) as ranks:
         run = labkit.launch(held, [ALL[title] for title in TITLES], DEPTH, on=ranks, world_size=2, live=False)
