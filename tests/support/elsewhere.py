@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -155,7 +156,8 @@ def carry_much(worker, sizes):
 
 def hold(worker, tensor):
     """Log how much memory this process takes, and at most took, while it has a tensor."""
-    worker.log(held=host.resident_bytes(), peak=host.peak_bytes(os.getpid()))
+    held = psutil.Process().memory_info().rss  # `host.resident_bytes` is 0 where a system does not tell cheaply
+    worker.log(held=held, peak=host.peak_bytes(os.getpid()))
     return tensor.numel()
 
 
