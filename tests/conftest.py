@@ -155,7 +155,9 @@ def rank_processes() -> list[psutil.Process]:
         if child.pid in shared:
             continue
         try:
-            lasts = "resource_tracker" in " ".join(child.cmdline()) or child.name() in DAEMONS
+            command = " ".join(child.cmdline())
+            lasts = "resource_tracker" in command or child.name() in DAEMONS
+            lasts |= bool(SHARED) and command.endswith("guardian.py")  # where such a process minds a session's ranks
             if not lasts and child.status() != psutil.STATUS_ZOMBIE:
                 children.append(child)
         except psutil.NoSuchProcess:
