@@ -240,6 +240,8 @@ class Asking(TorchFunctionMode):
             return function(*arguments, **options)  # its storage's mark is its location, as with `torch.save`
         if name == "is_shared" and _type_of(arguments[0]).type == "cuda":
             return True
+        if name == "_parse_to":  # of `Module.to(device=…)`, which makes nothing
+            return function(*arguments, **options)
         if options.get("device") is None:
             found = function(*arguments, **options)
             if not any(True for _ in tensors_in(arguments)) and name not in ("__set__", "__delete__"):
