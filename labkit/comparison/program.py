@@ -230,7 +230,8 @@ class Recorder:
         number, self._calls = self._calls, self._calls + 1
         peer = ranks[args[2]] if kind in ("send", "recv") and name != "recv_any_source" else -1
         # gloo implements reduce-scatter as an all-reduce; each rank keeps its shard. Sparse tensors are gathered.
-        is_gloo = group is not None and "gloo" in str(dist.get_backend(group))
+        carried = [*_flat(put_in), *_flat(outputs)]
+        is_gloo = group is not None and backend_for(carried, str(dist.get_backend(group))) == "gloo"
         done_by = "all_reduce" if is_gloo and kind == "reduce_scatter" else "all_gather" if is_sparse else kind
         sent = expected_bytes(done_by, size, len(ranks))
         self._add(Piece(kind, size=size, sent=sent, ranks=ranks or (-1,), peer=peer, number=number))
@@ -310,6 +311,13 @@ def _mark_graph(nodes: list[Any], device: int) -> None:
         if ON_DEVICE not in node.metadata and not node.name().startswith("Broadcast"):
             node.metadata[ON_DEVICE] = device
             nodes += [before for before, _ in node.next_functions if before is not None]
+
+
+def backend_for(tensors: Sequence[Tensor], named: str) -> str:
+    """Return which backend carries tensors, by what a group's is called: "gloo", or "cpu:gloo,cuda:nccl"."""
+    by_device = dict(each.split(":") for each in named.split(",") if ":" in each)
+    kind = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
+    return by_device.get(kind, named)
 
 
 # Of operators

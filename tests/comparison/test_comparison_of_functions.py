@@ -21,7 +21,7 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.held import held
 from labkit.comparison.measured import Measured
 from labkit.comparison.measuring import Observer, Sent, Timed, measure
-from labkit.comparison.program import Piece, Program, expected_bytes
+from labkit.comparison.program import Piece, Program, backend_for, expected_bytes
 from labkit.comparison.replay import LAPTOP, NAMED, Devices
 from labkit.comparison.view import View
 from labkit.profiling import Mark
@@ -309,6 +309,19 @@ def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
     assert first.endswith("operations a byte).")
     assert second.endswith("and the greatest: one 50% (aten.fft 40%).")
     assert compared.notes(["one"]) == [second], "only of the chosen"
+
+
+@pytest.mark.parametrize(
+    ("named", "device", "carries"),
+    [
+        ("gloo", "cpu", "gloo"),
+        ("nccl", "cuda", "nccl"),
+        ("cpu:gloo,cuda:nccl", "cuda", "nccl"),
+        ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
+    ],
+)
+def test_a_reduce_scatter_counts_as_an_all_reduce_only_where_gloo_carries_it(named, device, carries):
+    assert backend_for([SimpleNamespace(is_cuda=device == "cuda")], named) == carries
 
 
 def test_data_parallel_without_a_second_gpu_is_said_to_be_one_process():

@@ -253,6 +253,10 @@ UNDECIDED = {
     ),
     "10_compare": (2, "it checks when gradients travel within a step, and a pretended device has no time of its own"),
     "14b_who_is_late": (1, "it needs steps that are shorter than loading, and a pretended device is as slow as a CPU"),
+    "22_cutting_layers": (
+        4,
+        "it compares counted bytes with a formula, and some of DTensor's tensors lose their mark: they count as gloo's",
+    ),
     "16b_pitfalls_machines": (1, "an exhibit times a kernel that still computes; a pretended one is done when called"),
 }
 """What pretence cannot decide, from how many GPUs on, each with its reason: it may be red there."""
