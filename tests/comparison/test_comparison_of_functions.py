@@ -25,6 +25,7 @@ from labkit.comparison.program import Piece, Program, backend_for, expected_byte
 from labkit.comparison.replay import LAPTOP, NAMED, Devices
 from labkit.comparison.view import View
 from labkit.profiling import Mark
+from labkit.rank.isolation import collect_garbage
 from labkit.ui import kernel
 from labkit.ui.charts import PLOTLY
 from tests.conftest import shared_session
@@ -192,6 +193,7 @@ def test_a_plain_function_is_measured_and_left_as_it_was():
     wait = dist.Work.wait
     # 30 × 40 + 40 × 5 multiplications for each of 16 samples, and twice as many backward, but for the inputs'.
     forward, back = 2 * 16 * (1200 + 200), 2 * 16 * (1200 + 2 * 200)
+    collect_garbage()
     before = held(None)  # by other tests of this process
     found, logged = watched(functools.partial(train, steps=13))
     assert torch.autograd.backward is backward
@@ -221,6 +223,7 @@ def test_who_watches_keeps_no_copy_of_the_network_alive():
             model(torch.ones(4, 300)).square().mean().backward()
             optimizer.step()
 
+    collect_garbage()
     before = held(None)
     found, _ = watched(replicated)
     assert found.most_held["parameters"] - before["parameters"] == 4 * 400 * 301

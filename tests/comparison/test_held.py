@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 
 import pytest
 import torch
@@ -101,7 +100,7 @@ def most_in_a_rank(make):
 
 def most(make):
     """Take steps, and return the most that is held in the third, besides what is there without them."""
-    gc.collect()
+    isolation.collect_garbage()
     before = held(None)
     found = most_of(*make())
     return {kind: found[kind] - before[kind] for kind in KINDS}
