@@ -92,7 +92,7 @@ def look(rank: int) -> Waits:
 
 
 def frames_of_threads() -> dict[int, FrameType]:
-    """Return what each thread is at, by its ident; of this one, where the function that asks was called.
+    """Return each thread's frame by its ident; for this thread, the frame that called the function that asks.
 
     That one's own frame would have the dictionary among its variables: a cycle, in which the main thread's variables,
     its network with them, would stay until the garbage collector comes by.

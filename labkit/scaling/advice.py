@@ -228,6 +228,11 @@ def advise(
     return Advice(title, rows, recommend(rows, gpus), question.notes([row.way for row in rows]))
 
 
+def _not_known(title: str, why: str) -> Row:
+    nan = math.nan
+    return Row(title, nan, None, nan, nan, nan, nan, "", f"not known: {why}")
+
+
 class _Question(NamedTuple):
     source: Any
     facts: Known
@@ -244,13 +249,18 @@ class _Question(NamedTuple):
 
     @property
     def lengths_of_chains(self) -> list[int]:
-        """Of how many devices chains can be, of which there are at least two."""
+        """The lengths that chains can have if there are at least two, all equal."""
         return [
             k for k in range(2, self.gpus // 2 + 1) if self.gpus % k == 0 and self.facts.samples % (self.gpus // k) == 0
         ]
 
     def best_chains(self, recompute: bool) -> Row:
         """Return the row of the quickest chains that fit; if none does, of those that hold least."""
+        title = f"{CHAINS}, recomputed" if recompute else CHAINS
+        if isinstance(self.source, Comparison):
+            return _not_known(title, "how a comparison's network could be cut; ask with the model itself")
+        if not self.lengths_of_chains:
+            return _not_known(title, f"{self.gpus} devices and {self.facts.samples} samples make no equal chains")
         found = []
         for length in self.lengths_of_chains:
             chains = self.gpus // length
@@ -263,10 +273,9 @@ class _Question(NamedTuple):
                 micro_batches=max(length, self.micro_batches * length // self.gpus),
             )
             found.append(one.row("1F1B", recompute))
-        known_ones = [row for row in found if row.step_s == row.step_s]
-        fitting = [row for row in known_ones if row.fits]
+        fitting = [row for row in found if row.fits and not math.isnan(row.step_s)]
         best = min(fitting or found, key=lambda row: row.step_s if fitting else row.held_gb)
-        return best._replace(way=f"{CHAINS}, recomputed" if recompute else CHAINS)
+        return best._replace(way=title)
 
     def row(self, way: str, recompute: bool = False) -> Row:
         if way == CHAINS:
@@ -276,8 +285,7 @@ class _Question(NamedTuple):
         try:
             held, about_memory = self._held(way, ranks, recompute)
         except ValueError as error:
-            nan = math.nan
-            return Row(title, nan, None, nan, nan, nan, nan, "", f"not known: {error}")
+            return _not_known(title, str(error))
         limit_gb = ROOM * self.device.memory_gb
         try:
             step_s, low_s, high_s, efficiency, about_time = self._times(way, ranks, recompute)

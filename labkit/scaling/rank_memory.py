@@ -220,7 +220,7 @@ def _alike(asked: Asked) -> list[Memory]:
 
 
 def _replicas(asked: Asked, first: Memory) -> list[Memory]:
-    """Return what each device of `nn.DataParallel` holds; `first` is what the first does before anything is sent.
+    """Return what each device of `nn.DataParallel` holds; `first` is what the first holds before gradients arrive.
 
     Every forward pass copies the parameters, without the optimizer's state; their gradients are added up on the first
     device, in buffers as large as they are (`torch.nn.parallel.comm.reduce_add_coalesced`).

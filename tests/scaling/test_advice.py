@@ -141,6 +141,8 @@ def test_pipelines_side_by_side_are_as_long_as_they_must_be():
     assert "DDP × 1F1B" not in labkit.advise(large(), of_large(512), gpus=2, **options).frame().index
     (alone,) = labkit.advise(large(), of_large(512), gpus=4, ways=["ddp_x_1f1b"], **options).rows[1:2]
     assert "2 chains of 2 equal stages, 8 micro-batches" in alone.assumes
+    (none,) = labkit.advise(large(), of_large(512), gpus=2, ways=["ddp_x_1f1b"], **options).rows[1:2]
+    assert none.assumes == "not known: 2 devices and 512 samples make no equal chains"
 
 
 def test_many_short_kernels_take_data_parallel_as_long_for_each_device():
