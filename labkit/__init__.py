@@ -26,7 +26,8 @@ A room imports those below it in this list, and never one above:
                  observers
     run          `Run`: what the reader gets back, waits for and stops
     debugger     `breakpoint()` and `input()` in a rank, asked under the cell
-    trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto
+    trace        what every rank did when (`launch(…, trace=5)`): one timeline, who is late, a file for Perfetto;
+                 `profiling`: what a rank does in a step, and what that costs
     trackers     a run's curves in TensorBoard, MLflow, Weights & Biases, trackio (`log_to`), and what Accelerate,
                  Lightning and Transformers log, as curves
     ui           what a person sees; `kernel` is all that asks IPython
@@ -43,7 +44,7 @@ A room imports those below it in this list, and never one above:
     system       the operating system, which no other room asks: `host` is Linux, macOS or Windows
 
 And beside these: `checkpoint` (save and resume on the ranks, bit for bit), `exporting` (a cell's function as a folder
-that needs no notebook), `profiling` (what a rank does in a step, and what that costs).
+that needs no notebook).
 
 What only the lessons use is the package `course` beside this one; nothing here imports it.
 
@@ -61,7 +62,6 @@ from labkit.protocol.versions import VERSION
 
 if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit import checkpoint as checkpoint
-    from labkit import profiling as profiling
     from labkit import scaling as scaling
     from labkit import trackers as trackers
     from labkit.checkpoint import Checkpoint as Checkpoint
@@ -90,6 +90,7 @@ if TYPE_CHECKING:  # `as` tells type checkers that a name is public
     from labkit.run import runs as runs
     from labkit.scaling.advice import advise as advise
     from labkit.session.session import Session as Session
+    from labkit.trace import profiling as profiling
     from labkit.ui import charts as charts
     from labkit.ui.present import show as show
     from labkit.ui.process_table import processes as processes
@@ -128,9 +129,10 @@ _HOMES = {
 """The module of each public name …"""
 
 _MODULES = {
-    **{name: name for name in ("checkpoint", "profiling", "scaling", "trackers")},
+    **{name: name for name in ("checkpoint", "scaling", "trackers")},
     "benchmark": "comparison.benchmark",
     "charts": "ui.charts",
+    "profiling": "trace.profiling",
     "standby": "engines.standby",
 }
 """… and the public modules, whose names are shorter than their paths."""

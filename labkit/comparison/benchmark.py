@@ -13,7 +13,7 @@ from labkit.comparison.held import most_held
 from labkit.comparison.measured import Measured
 from labkit.comparison.program import Recorder
 from labkit.comparison.timed import LoadMeter, Timed
-from labkit.profiling import Clock, counted_sent, trace
+from labkit.trace.profiling import Clock, counted_sent, trace
 
 if TYPE_CHECKING:
     from labkit.comparison.comparison import Comparison

@@ -34,9 +34,9 @@ from labkit.comparison.replay import LAPTOP
 from labkit.comparison.saving import Circumstances, save
 from labkit.comparison.sorting import sortable
 from labkit.monitor.history import SAMPLES
-from labkit.profiling import PARTS
 from labkit.protocol.text import printable, titled
 from labkit.run import Run
+from labkit.trace.profiling import PARTS
 from labkit.ui import kernel
 
 if TYPE_CHECKING:

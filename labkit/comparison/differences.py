@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from labkit.profiling import local
+from labkit.trace.profiling import local
 
 BUFFERS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 """Buffers of normalization layers, by the last part of their names in a `state_dict`."""

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from labkit.profiling import Kept, activations, local, saved_now, size_bytes, state_of
 from labkit.rank.isolation import collect_garbage, left_tensors
 from labkit.trace.phases import Phases
+from labkit.trace.profiling import Kept, activations, local, saved_now, size_bytes, state_of
 
 KINDS = ("parameters", "gathered", "gradients", "buckets", "replicas", "optimizer state", "activations", "other")
 """Of memory. "gathered": parameters that FSDP2 has put together from all ranks for a moment; "replicas": copies of the

@@ -12,7 +12,7 @@ from labkit.comparison import differences
 from labkit.comparison.differences import Portable
 from labkit.comparison.program import Program
 from labkit.comparison.timed import Load, Timed, clip
-from labkit.profiling import Mark
+from labkit.trace.profiling import Mark
 
 
 @dataclass(frozen=True)

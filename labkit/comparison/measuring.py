@@ -24,8 +24,8 @@ from labkit.comparison.held import Held
 from labkit.comparison.measured import Measured
 from labkit.comparison.program import Program, Recorder
 from labkit.comparison.timed import Load, LoadMeter, Timed, clip
-from labkit.profiling import COLLECTIVE, KERNEL, Mark, counted_sent, events_of, profiler, received
 from labkit.trace.phases import Phases
+from labkit.trace.profiling import COLLECTIVE, KERNEL, Mark, counted_sent, events_of, profiler, received
 
 
 class Plan(NamedTuple):

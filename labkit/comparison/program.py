@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.profiling import kept_on, size_bytes
+from labkit.trace.profiling import kept_on, size_bytes
 
 
 class Piece(NamedTuple):

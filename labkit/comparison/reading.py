@@ -17,8 +17,8 @@ from labkit.comparison.measured import Measured
 from labkit.comparison.replay import Devices, ReplayError, replay
 from labkit.comparison.timed import Timed, clip
 from labkit.monitor.history import SAMPLES, History
-from labkit.profiling import PARTS, Mark
 from labkit.run import Run
+from labkit.trace.profiling import PARTS, Mark
 
 LOG = logging.getLogger(__name__)
 

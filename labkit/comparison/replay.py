@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from labkit.comparison.hardware import DEVICES, link_of
 from labkit.comparison.program import Piece, Program, expected_bytes
 from labkit.comparison.timed import Timed
-from labkit.profiling import Mark
+from labkit.trace.profiling import Mark
 
 STEPS = 4
 """Of a replay; the first fills pipelines."""

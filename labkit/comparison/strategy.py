@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from labkit.profiling import Clock, size_bytes
 from labkit.protocol.text import slug
 from labkit.rank.worker import Worker
+from labkit.trace.profiling import Clock, size_bytes
 
 
 class Strategy:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from labkit.profiling import PARTS, Mark, split
+from labkit.trace.profiling import PARTS, Mark, split
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from labkit.comparison.chain import layers
 from labkit.comparison.program import Program, Recorder
-from labkit.profiling import activations, kept_now
+from labkit.trace.profiling import activations, kept_now
 
 
 @contextlib.contextmanager

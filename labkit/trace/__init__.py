@@ -7,5 +7,6 @@
     reading     the profiler's events as spans and calls             timeline   the chart; `chrome` the file
     clocks      how far machines' clocks are apart                   memory     what a rank holds, over a step
 
-`records` is what travels from a rank, `intervals` the arithmetic of both sides.
+`records` is what travels from a rank, `intervals` the arithmetic of both sides. `profiling` is public, as
+`labkit.profiling`: what a rank does in a step, and what that costs, asked of one rank by its own code.
 """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.profiling import activations, tensor_bytes
+from labkit.trace.profiling import activations, tensor_bytes
 from labkit.trace.records import Held
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.profiling import COLLECTIVE, KERNEL, Event
+from labkit.trace.profiling import COLLECTIVE, KERNEL, Event
 from labkit.trace.records import MAIN, NOWHERE, Call, Phase, Place, Span
 
 LOADING = "enumerate(DataLoader)#"

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from labkit import profiling
 from labkit.protocol import events
 from labkit.protocol.pickling import Message, pack_call
 from labkit.rank import failure, notebook_main, recorder
 from labkit.rank.worker import Worker
-from labkit.trace import clocks, reading
+from labkit.trace import clocks, profiling, reading
 from labkit.trace.lines import LineClock
 from labkit.trace.memory import MemoryWatch
 from labkit.trace.phases import Phases

@@ -18,12 +18,12 @@ from labkit.engines.arguments import check_device
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
 from labkit.monitor.state import RunState
-from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank import device as devices
 from labkit.rank.device import OWN_GPU, Placement, place, settle
 from labkit.rank.log_batcher import number
+from labkit.trace.profiling import Event
 from tests.support.fake_engine import A_JOB
 
 # The notebook's part

@@ -46,7 +46,7 @@ RETURNED = {
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
     "monitor.searching": ("Found",),
-    "profiling": ("PARTS",),
+    "trace.profiling": ("PARTS",),
     "trace.trace": ("Trace",),
     "ui.process_table": ("HeldProcess", "Processes"),
 }

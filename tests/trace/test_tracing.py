@@ -19,13 +19,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import labkit
-from labkit.profiling import Event
 from labkit.protocol import events
 from labkit.rank.worker import Worker
 from labkit.trace import clocks, intervals, reading, recording
 from labkit.trace.findings import by_line, steps_of
 from labkit.trace.lines import LineClock
 from labkit.trace.meeting import RankTime
+from labkit.trace.profiling import Event
 from labkit.trace.reading import Places
 from labkit.trace.records import MAIN, Call, Held, Phase, RankTrace, Span, pack, unpack
 from labkit.trace.trace import Trace

@@ -9,7 +9,7 @@ from torch import nn
 
 from course.exercises.base import Exercise
 from course.exercises.trial import Trial
-from labkit.profiling import activations
+from labkit.trace.profiling import activations
 
 EXERCISE = Exercise(
     lesson="21",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from course.scaling.schedules import Kept
-from labkit.profiling import activations, kept_now, local
 from labkit.scaling.counting import kept_now_bytes
+from labkit.trace.profiling import activations, kept_now, local
 
 
 def kept(model: nn.Module, forward: Callable[[], Any]) -> int:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from course.strategies.base import DataParallelStrategy, check_dense, equal_part
 from course.strategies.ddp import DDP
 from labkit.comparison.chain import blocks, has_parameters
-from labkit.profiling import local, size_bytes
 from labkit.rank.worker import Worker
+from labkit.trace.profiling import local, size_bytes
 
 LESSON = "09"
 

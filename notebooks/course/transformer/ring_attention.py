@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labkit.profiling import Clock
+from labkit.trace.profiling import Clock
 
 
 class RingAttention:

@@ -20,7 +20,7 @@ from labkit.protocol.lazy import lazy_names
 from labkit.system import host
 
 if not TYPE_CHECKING:  # type checkers would let any name pass
-    __getattr__ = lazy_names(__name__, {}, {})
+    __getattr__ = lazy_names("labkit.profiling", {}, {})
 
 PARTS = ("data", "forward", "backward", "communication", "optimizer", "waiting")
 """Of a step. Communication counts before what is computed meanwhile; waiting is what no mark covers."""

@@ -7,7 +7,7 @@ import math
 import torch.distributed as dist
 
 from labkit import profiling
-from labkit.profiling import Event
+from labkit.trace.profiling import Event
 
 STEP = Event(profiling.STEP, 100, 900)
 
