@@ -30,8 +30,8 @@ def hand_out(folder: Path) -> Path:
 
 def without_reference(source: str) -> str:
     """Return an exercise's source without its reference solution and its wrong answers."""
-    lines = source.splitlines()
-    functions = [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
+    lines, body = source.splitlines(), ast.parse(source).body
+    functions = [each for each in body if isinstance(each, ast.FunctionDef)]
     marks = {each.name: {ast.unparse(mark).partition("(")[0] for mark in each.decorator_list} for each in functions}
     used = {
         node.id
@@ -40,12 +40,19 @@ def without_reference(source: str) -> str:
         for node in ast.walk(each)
         if isinstance(node, ast.Name)
     }
-    for function in reversed(functions):
-        if "EXERCISE.reference" in marks[function.name]:
-            lines[function.body[0].end_lineno : function.end_lineno] = [f'    raise NotImplementedError("{WITHHELD}")']
-        elif "EXERCISE.wrong" in marks[function.name]:  # what tries an answer may compare it with one of these
-            first, last = function.decorator_list[0].lineno - 1, function.end_lineno
-            lines[first : function.lineno - 1 if function.name in used else last] = []
+    for each in reversed(body):
+        if isinstance(each, ast.Expr) and ast.unparse(each).startswith("EXERCISE.slip("):
+            first = each.lineno - 1
+            while lines[first - 1].startswith("#"):
+                first -= 1
+            lines[first : each.end_lineno] = []
+        if not isinstance(each, ast.FunctionDef):
+            continue
+        if "EXERCISE.reference" in marks[each.name]:
+            lines[each.body[0].end_lineno : each.end_lineno] = [f'    raise NotImplementedError("{WITHHELD}")']
+        elif "EXERCISE.wrong" in marks[each.name]:  # what tries an answer may compare it with one of these
+            first, last = each.decorator_list[0].lineno - 1, each.end_lineno
+            lines[first : each.lineno - 1 if each.name in used else last] = []
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -393,6 +393,7 @@ def test_a_handed_out_exercise_has_all_but_the_solution_and_the_wrong_answers(na
     source = handout.without_reference(inspect.getsource(inspect.getmodule(exercise.solution)))
     assert _body_of(exercise) not in source
     assert "@EXERCISE.wrong" not in source
+    assert "EXERCISE.slip" not in source
     found = types.ModuleType(name)
     found.__file__ = inspect.getfile(inspect.getmodule(exercise.solution))
     exec(compile(source, found.__file__, "exec"), vars(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import nn
@@ -95,29 +94,30 @@ def _batch(t: Trial, rank: int, index: int, rows: int) -> tuple[torch.Tensor, to
 
 
 @EXERCISE.wrong("DDP sent the gradients 4 times, expected once")
-def sends_every_time(model: Any, batches: Any) -> None:
+def sends_every_time(model, batches):
     """No no_sync."""
     for inputs, targets in batches:
         (mse_loss(model(inputs), targets) / len(batches)).backward()
 
 
 @EXERCISE.wrong("this rank's alone: nothing was sent")
-def never_sends(model: Any, batches: Any) -> None:
+def never_sends(model, batches):
     """Everything in no_sync."""
     with model.no_sync():
         sends_every_time(model, batches)
 
 
-@EXERCISE.wrong("the sum over micro-batches, not their mean")
-def forgets_to_divide(model: Any, batches: Any) -> None:
-    """A step several times as long."""
-    accumulate(model, [(inputs, targets) for inputs, targets in batches])
-    for parameter in model.parameters():
-        parameter.grad *= len(batches)
+# A step several times as long.
+EXERCISE.slip(
+    "forgets_to_divide",
+    "the sum over micro-batches, not their mean",
+    ("aims) / len(batches)", "aims)"),
+    ("targets) / len(batches)", "targets)"),
+)
 
 
 @EXERCISE.wrong("DDP sent the gradients 4 times, expected once")
-def only_backward_in_no_sync(model: Any, batches: Any) -> None:
+def only_backward_in_no_sync(model, batches):
     """The forward pass decides."""
     for index, (inputs, targets) in enumerate(batches):
         loss = mse_loss(model(inputs), targets) / len(batches)
@@ -129,7 +129,7 @@ def only_backward_in_no_sync(model: Any, batches: Any) -> None:
 
 
 @EXERCISE.wrong("`weight.grad[0, 0]` is")
-def last_batch_only(model: Any, batches: Any) -> None:
+def last_batch_only(model, batches):
     """Cleared in between."""
     for inputs, targets in batches:
         model.zero_grad()

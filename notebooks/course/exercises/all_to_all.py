@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -75,37 +73,28 @@ def best(world_size: int, shape: tuple[int, ...]) -> Cost:
     return Cost(world_size - 1, (world_size - 1) * 4 * torch.Size(shape).numel())
 
 
-def _exchange(pieces: Any, rank: int, world_size: int, sent: Any, rounds: Any) -> Any:
-    received = [torch.zeros_like(piece) for piece in pieces]
-    received[rank] = pieces[rank].clone()
-    for distance in rounds:
-        target, source = (rank + distance) % world_size, (rank - distance) % world_size
-        sending = dist.isend(pieces[sent(target)], target)
-        dist.recv(received[source], source)
-        sending.wait()
-    return received
+# The same piece to everybody.
+EXERCISE.slip(
+    "sends_its_own_piece", "it is what rank", ("dist.isend(pieces[target], target)", "dist.isend(pieces[rank], target)")
+)
 
-
-@EXERCISE.wrong("it is what rank")
-def sends_its_own_piece(pieces: Any, rank: int, world_size: int) -> Any:
-    """The same piece to everybody."""
-    return _exchange(pieces, rank, world_size, lambda target: rank, range(1, world_size))
-
-
-@EXERCISE.wrong("`received[1][0]` is 0, expected")
-def forgets_a_round(pieces: Any, rank: int, world_size: int) -> Any:
-    """Right with two ranks."""
-    return _exchange(pieces, rank, world_size, lambda target: target, range(1, min(2, world_size)))
+# Right with two ranks.
+EXERCISE.slip(
+    "forgets_a_round",
+    "`received[1][0]` is 0, expected",
+    ("empty_like", "zeros_like"),
+    ("range(1, world_size)", "range(1, min(2, world_size))"),
+)
 
 
 @EXERCISE.wrong("it is the piece that this rank had for the other")
-def returns_what_it_was_given(pieces: Any, rank: int, world_size: int) -> Any:
+def returns_what_it_was_given(pieces, rank, world_size):
     """Nothing is sent."""
     return [piece.clone() for piece in pieces]
 
 
 @EXERCISE.wrong("waits in send for rank")
-def sends_before_it_receives(pieces: Any, rank: int, world_size: int) -> Any:
+def sends_before_it_receives(pieces, rank, world_size):
     """Everybody waits in send."""
     received = [piece.clone() for piece in pieces]
     for other in range(world_size):
@@ -118,7 +107,7 @@ def sends_before_it_receives(pieces: Any, rank: int, world_size: int) -> Any:
 
 
 @EXERCISE.wrong("`pieces[")
-def receives_into_what_it_was_given(pieces: Any, rank: int, world_size: int) -> Any:
+def receives_into_what_it_was_given(pieces, rank, world_size):
     """The input is overwritten."""
     received = all_to_all(pieces, rank, world_size)
     for piece, new in zip(pieces, received, strict=True):
@@ -127,7 +116,7 @@ def receives_into_what_it_was_given(pieces: Any, rank: int, world_size: int) -> 
 
 
 @EXERCISE.wrong("calls dist.all_to_all, which this exercise does not allow")
-def calls_the_collective(pieces: Any, rank: int, world_size: int) -> Any:
+def calls_the_collective(pieces, rank, world_size):
     """Leave it to torch."""
     received = [torch.empty_like(piece) for piece in pieces]
     dist.all_to_all(received, pieces)

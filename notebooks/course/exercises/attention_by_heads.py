@@ -90,38 +90,25 @@ def best(world_size: int, batch: int, time: int, width: int, heads: int, head_wi
     return Cost(1, 4 * batch * time * width * (world_size - 1) // world_size * 2)
 
 
-@EXERCISE.wrong("this rank's heads only")
-def no_communication(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
-    """Part of the sum."""
-    return _alone(x, (query, key, value), out, head_width)
+# Part of the sum.
+EXERCISE.slip("no_communication", "this rank's heads only", ("dist.all_reduce(outputs)", "pass"))
 
+# No mask.
+EXERCISE.slip("not_causal", "positions see later ones, too", ("is_causal=True", "is_causal=False"))
 
-@EXERCISE.wrong("positions see later ones, too")
-def not_causal(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
-    """No mask."""
-    outputs = _alone(x, (query, key, value), out, head_width, causal=False)
-    dist.all_reduce(outputs)
-    return outputs
+# Softmax over what several heads say together.
+EXERCISE.slip("one_broad_head", "all heads were taken for one", ("-1, head_width)", "1, -1)"))
 
-
-@EXERCISE.wrong("all heads were taken for one")
-def one_broad_head(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
-    """Softmax over what several heads say together."""
-    outputs = _alone(x, (query, key, value), out, len(query))
-    dist.all_reduce(outputs)
-    return outputs
-
-
-@EXERCISE.wrong("averaged, where the heads' contributions add up")
-def averages(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
-    """As for gradients."""
-    outputs = _alone(x, (query, key, value), out, head_width)
-    dist.all_reduce(outputs)
-    return outputs / dist.get_world_size()
+# As for gradients.
+EXERCISE.slip(
+    "averages",
+    "averaged, where the heads' contributions add up",
+    ("return outputs", "return outputs / dist.get_world_size()"),
+)
 
 
 @EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
-def gathers_the_heads(x: Any, query: Any, key: Any, value: Any, out: Any, head_width: int) -> Any:
+def gathers_the_heads(x, query, key, value, out, head_width):
     """More than need be."""
     parts = [torch.empty_like(out) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, out)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -76,16 +74,12 @@ def best(world_size: int, sizes: tuple[int, ...], unused: bool = False) -> Cost:
     return Cost(1, 4 * count * (world_size - 1) // world_size * 2)
 
 
-@EXERCISE.wrong("summed, not averaged?")
-def sums(model: Any) -> None:
-    """No division."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
+# No division.
+EXERCISE.slip("sums", "summed, not averaged?", ("parameter.grad /= dist.get_world_size()", "pass"))
 
 
 @EXERCISE.wrong("the weights `0.weight` have changed")
-def averages_the_weights(model: Any) -> None:
+def averages_the_weights(model):
     """The wrong tensor."""
     for parameter in model.parameters():
         parameter.data += 1.0
@@ -94,7 +88,7 @@ def averages_the_weights(model: Any) -> None:
 
 
 @EXERCISE.wrong("raised AttributeError: 'NoneType' object has no attribute")
-def takes_a_gradient_for_granted(model: Any) -> None:
+def takes_a_gradient_for_granted(model):
     """A parameter without one."""
     for parameter in model.parameters():
         total = parameter.grad.clone()
@@ -102,37 +96,25 @@ def takes_a_gradient_for_granted(model: Any) -> None:
         parameter.grad.copy_(total / dist.get_world_size())
 
 
-@EXERCISE.wrong("1.5 times what it should be")
-def divides_by_two(model: Any) -> None:
-    """Right with two ranks only."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= 2
+# Right with two ranks only.
+EXERCISE.slip(
+    "divides_by_two", "1.5 times what it should be", ("parameter.grad /= dist.get_world_size()", "parameter.grad /= 2")
+)
 
+# The mean is thrown away.
+EXERCISE.slip(
+    "averages_a_copy",
+    "nothing has changed it",
+    ("all_reduce(parameter.grad)", "all_reduce(parameter.grad.clone())"),
+    ("parameter.grad /= dist.get_world_size()", "pass"),
+)
 
-@EXERCISE.wrong("nothing has changed it")
-def averages_a_copy(model: Any) -> None:
-    """The mean is thrown away."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            mean = parameter.grad / dist.get_world_size()
-            dist.all_reduce(mean)
+# A collective is everybody's.
+EXERCISE.slip(
+    "only_rank_0_calls",
+    "a hang: rank 0 waits in all_reduce for the other ranks",
+    ("is not None:", "is not None and dist.get_rank() == 0:"),
+)
 
-
-@EXERCISE.wrong("a hang: rank 0 waits in all_reduce for the other ranks")
-def only_rank_0_calls(model: Any) -> None:
-    """A collective is everybody's."""
-    for parameter in model.parameters():
-        if parameter.grad is not None and dist.get_rank() == 0:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-
-@EXERCISE.wrong("`0.bias.grad[0]` is")
-def forgets_the_biases(model: Any) -> None:
-    """Only matrices."""
-    for parameter in model.parameters():
-        if parameter.grad is not None and parameter.dim() > 1:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+# Only matrices.
+EXERCISE.slip("forgets_the_biases", "`0.bias.grad[0]` is", ("is not None:", "is not None and parameter.dim() > 1:"))

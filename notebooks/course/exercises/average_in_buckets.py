@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -111,73 +109,31 @@ def best(world_size: int, sizes: tuple[int, ...], bucket_bytes: int) -> Cost:
     return Cost(len(filled(nbytes[::-1], bucket_bytes)), sum(nbytes) * (world_size - 1) // world_size * 2)
 
 
-def _average(gradients: list[Any], divide: bool = True) -> None:
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    if divide:
-        flat /= dist.get_world_size()
-    means = flat.split([gradient.numel() for gradient in gradients])
-    for gradient, mean in zip(gradients, means, strict=True):
-        gradient.copy_(mean.view_as(gradient))
+# No buckets.
+EXERCISE.slip("one_by_one", "called all_reduce 6 times, expected 2", ("if size > room:", "if True:"))
 
+# One bucket.
+EXERCISE.slip("one_for_all", "a bucket holds 520 B, expected 400 B at most", ("if size > room:", "if not buckets:"))
 
-@EXERCISE.wrong("called all_reduce 6 times, expected 2")
-def one_by_one(model: Any, bucket_bytes: int) -> None:
-    """No buckets."""
-    for parameter in model.parameters():
-        _average([parameter.grad])
+# What is left after the loop.
+EXERCISE.slip("forgets_the_last_bucket", "nothing has changed it", ("in buckets:", "in buckets[:-1]:"))
 
+# No division.
+EXERCISE.slip("sums", "summed, not averaged?", ("flat /= dist.get_world_size()", "pass"))
 
-@EXERCISE.wrong("a bucket holds 520 B, expected 400 B at most")
-def one_for_all(model: Any, bucket_bytes: int) -> None:
-    """One bucket."""
-    _average([parameter.grad for parameter in model.parameters()])
+# A bucket is sent once it is too large.
+EXERCISE.slip("looks_too_late", "a bucket holds", ("if size > room:", "if room <= 0:"))
 
+# The means stay in the bucket.
+EXERCISE.slip(
+    "does_not_copy_back",
+    "nothing has changed it",
+    ("gradient.copy_(mean.view_as(gradient))", "gradient = mean.view_as(gradient)"),
+)
 
-@EXERCISE.wrong("nothing has changed it")
-def forgets_the_last_bucket(model: Any, bucket_bytes: int) -> None:
-    """What is left after the loop."""
-    bucket: list[Any] = []
-    for parameter in model.parameters():
-        if bucket and sum(g.nbytes for g in bucket) + parameter.grad.nbytes > bucket_bytes:
-            _average(bucket)
-            bucket = []
-        bucket.append(parameter.grad)
-
-
-@EXERCISE.wrong("summed, not averaged?")
-def sums(model: Any, bucket_bytes: int) -> None:
-    """No division."""
-    _average([parameter.grad for parameter in model.parameters()], divide=False)
-
-
-@EXERCISE.wrong("a bucket holds")
-def looks_too_late(model: Any, bucket_bytes: int) -> None:
-    """A bucket is sent once it is too large."""
-    bucket: list[Any] = []
-    for parameter in model.parameters():
-        bucket.append(parameter.grad)
-        if sum(g.nbytes for g in bucket) > bucket_bytes:
-            _average(bucket)
-            bucket = []
-    if bucket:
-        _average(bucket)
-
-
-@EXERCISE.wrong("nothing has changed it")
-def does_not_copy_back(model: Any, bucket_bytes: int) -> None:
-    """The means stay in the bucket."""
-    flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    dist.all_reduce(flat)
-
-
-@EXERCISE.wrong("backward makes the last gradient first")
-def from_the_first_to_the_last(model: Any, bucket_bytes: int) -> None:
-    """The bucket that is full first waits for the gradient that comes last."""
-    bucket: list[Any] = []
-    for parameter in model.parameters():
-        if bucket and sum(g.nbytes for g in bucket) + parameter.grad.nbytes > bucket_bytes:
-            _average(bucket)
-            bucket = []
-        bucket.append(parameter.grad)
-    _average(bucket)
+# The bucket that is full first waits for the gradient that comes last.
+EXERCISE.slip(
+    "from_the_first_to_the_last",
+    "backward makes the last gradient first",
+    ("reversed(list(model.parameters()))", "model.parameters()"),
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -81,55 +79,32 @@ def best(world_size: int, positions: int, experts: int) -> Cost:
     return Cost(1, 2 * (4 * experts * (world_size - 1) // world_size))
 
 
-def _loss(logits: Any, share: Any) -> Any:
-    return logits.shape[1] * (share * logits.softmax(1).mean(0)).sum()
+# Each rank balances by itself.
+EXERCISE.slip("of_this_rank", "f of this rank's positions only", ("dist.all_reduce(load)", "pass"))
 
+# World size times too large.
+EXERCISE.slip(
+    "divides_by_its_own",
+    "f was divided by this rank's positions, and counts those of all",
+    ("load / load.sum()", "load / len(logits)"),
+)
 
-def _load(logits: Any) -> Any:
-    load = logits.argmax(1).bincount(minlength=logits.shape[1]).float()
-    dist.all_reduce(load)
-    return load
+# Not divided.
+EXERCISE.slip("counts", "f is to be a share of the positions, not their number", ("load / load.sum()", "load"))
 
+# 1 / E if all is even.
+EXERCISE.slip("not_times_experts", "and not yet times their number", ("return probabilities.shape[1] * ", "return "))
 
-@EXERCISE.wrong("f of this rank's positions only")
-def of_this_rank(logits: Any) -> Any:
-    """Each rank balances by itself."""
-    return _loss(logits, logits.argmax(1).bincount(minlength=logits.shape[1]) / len(logits))
+# Balances the probabilities, not the choices.
+EXERCISE.slip(
+    "squares", "f counts the likeliest", ("load / load.sum() * probabilities.mean(0)", "probabilities.mean(0).square()")
+)
 
-
-@EXERCISE.wrong("f was divided by this rank's positions, and counts those of all")
-def divides_by_its_own(logits: Any) -> Any:
-    """World size times too large."""
-    return _loss(logits, _load(logits) / len(logits))
-
-
-@EXERCISE.wrong("f is to be a share of the positions, not their number")
-def counts(logits: Any) -> Any:
-    """Not divided."""
-    return _loss(logits, _load(logits))
-
-
-@EXERCISE.wrong("and not yet times their number")
-def not_times_experts(logits: Any) -> Any:
-    """1 / E if all is even."""
-    load = _load(logits)
-    return _loss(logits, load / load.sum()) / logits.shape[1]
-
-
-@EXERCISE.wrong("f counts the likeliest")
-def squares(logits: Any) -> Any:
-    """Balances the probabilities, not the choices."""
-    return logits.shape[1] * logits.softmax(1).mean(0).square().sum()
-
-
-@EXERCISE.wrong("the loss has no gradient")
-def without_gradient(logits: Any) -> Any:
-    """Only a number."""
-    load = _load(logits)
-    return _loss(logits.detach(), load / load.sum())
+# Only a number.
+EXERCISE.slip("without_gradient", "the loss has no gradient", ("logits.softmax(1)", "logits.detach().softmax(1)"))
 
 
 @EXERCISE.wrong("no return?")
-def returns_nothing(logits: Any) -> None:
+def returns_nothing(logits):
     """No return."""
     balancing_loss(logits)

@@ -46,7 +46,8 @@ class Exercise:
 
     Its file makes one, and fills it in with decorators: `@EXERCISE.reference` over the solution, whose signature and
     docstring the learner gets; `@EXERCISE.trial` over what tries an answer, once for each of the `cases`;
-    `@EXERCISE.wrong(said)` over each wrong answer; `@EXERCISE.best` over the least cost, where communication counts.
+    `@EXERCISE.wrong(said)` over each wrong answer; `@EXERCISE.best` over the least cost, where communication counts. A
+    wrong answer that is the solution with a few words changed is a line of its own, `EXERCISE.slip(…)`.
     """
 
     def __init__(
@@ -111,6 +112,21 @@ class Exercise:
             return function
 
         return take
+
+    def slip(self, name: str, said: str, *changes: tuple[str, str]) -> None:
+        """Take a wrong answer that is the solution with a few words changed, and whose message must have `said` in it.
+
+        Each change is what the solution has, in one place, and what the learner has written instead.
+        """
+        source = self.solution_source
+        for right, mistaken in changes:
+            assert source.count(right) == 1, f"{name}: the solution has {right!r} {source.count(right)} times"
+            source = source.replace(right, mistaken)
+        made: dict[str, Any] = {}
+        exec(source, self.solution.__globals__, made)
+        function = made[self.name]
+        function.__name__ = function.__qualname__ = name
+        self.wrong(said)(function)
 
     # What follows from it
 

@@ -123,51 +123,44 @@ def _rows(x: Any) -> Any:
     return x.new_full((1,), len(x))
 
 
-@EXERCISE.wrong("are two large numbers subtracted?")
-def by_squares(x: Any) -> Any:
-    """The mean of the squares minus the square of the mean."""
-    total, squares, rows = _sums(x.sum(0), x.square().sum(0), _rows(x))
-    mean = total / rows
-    return mean, squares / rows - mean.square()
+# The mean of the squares minus the square of the mean.
+EXERCISE.slip(
+    "by_squares",
+    "are two large numbers subtracted?",
+    ("(means - mean).square()", "means.square()"),
+    ("return mean, variance", "return mean, variance - mean.square()"),
+)
 
+# Ranks count alike.
+EXERCISE.slip("mean_of_means", "the mean of the ranks' means", ("(rows * means).sum(0) / rows.sum()", "means.mean(0)"))
 
-@EXERCISE.wrong("the mean of the ranks' means")
-def mean_of_means(x: Any) -> Any:
-    """Ranks count alike."""
-    mean, square = (total / dist.get_world_size() for total in _sums(x.mean(0), x.square().mean(0)))
-    return mean, square - mean.square()
+# Weighted, and yet wrong.
+EXERCISE.slip(
+    "mean_of_variances", "it misses how far their means lie apart", ("variances + (means - mean).square()", "variances")
+)
 
-
-@EXERCISE.wrong("it misses how far their means lie apart")
-def mean_of_variances(x: Any) -> Any:
-    """Weighted, and yet wrong."""
-    total, variance, rows = _sums(x.sum(0), x.var(0, unbiased=False) * len(x), _rows(x))
-    return total / rows, variance / rows
-
-
-@EXERCISE.wrong("divided by one row less")
-def unbiased(x: Any) -> Any:
-    """BatchNorm normalises with the other."""
-    mean, variance = batch_norm_statistics(x)
-    (rows,) = _sums(_rows(x))
-    return mean, variance * rows / (rows - 1)
+# BatchNorm normalises with the other.
+EXERCISE.slip(
+    "unbiased", "divided by one row less", (".square())).sum(0) / rows.sum()", ".square())).sum(0) / (rows.sum() - 1)")
+)
 
 
 @EXERCISE.wrong("over this rank's rows only")
-def on_its_own(x: Any) -> Any:
+def on_its_own(x):
     """As BatchNorm under DDP."""
     return x.mean(0), x.var(0, unbiased=False)
 
 
-@EXERCISE.wrong("the square of the mean is to be taken off")
-def mean_square(x: Any) -> Any:
-    """Half of the formula."""
-    mean, variance = batch_norm_statistics(x)
-    return mean, variance + mean.square()
+# Half of the formula.
+EXERCISE.slip(
+    "mean_square",
+    "the square of the mean is to be taken off",
+    ("return mean, variance", "return mean, variance + mean.square()"),
+)
 
 
 @EXERCISE.wrong("called 3 collectives, expected two at most")
-def one_after_another(x: Any) -> Any:
+def one_after_another(x):
     """Right, and slower than it need be."""
     (rows,) = _sums(_rows(x))
     (total,) = _sums(x.sum(0))

@@ -133,57 +133,45 @@ def _fails(t: Trial, pool: ThreadPoolExecutor, state: dict[str, Any]) -> None:
     t.fail("the save before had failed (OSError: the disk is full), and no error was raised")
 
 
-@EXERCISE.wrong("that is the state of a later step")
-def takes_no_copy(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """References."""
-    if previous is not None:
-        previous.result()
-    return pool.submit(write, step, state)
+# References.
+EXERCISE.slip("takes_no_copy", "that is the state of a later step", ("copy.deepcopy(state)", "state"))
 
+# A shallow copy.
+EXERCISE.slip("copies_the_dict", "that is the state of a later step", ("copy.deepcopy(state)", "dict(state)"))
 
-@EXERCISE.wrong("that is the state of a later step")
-def copies_the_dict(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """A shallow copy."""
-    return takes_no_copy(pool, previous, step, dict(state), write)
-
-
-@EXERCISE.wrong("that is the state of a later step")
-def copies_the_weights_only(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """Forgets that the optimizer's state is changed in place, too."""
-    return takes_no_copy(pool, previous, step, {**state, "model": copy.deepcopy(state["model"])}, write)
+# Forgets that the optimizer's state is changed in place, too.
+EXERCISE.slip(
+    "copies_the_weights_only",
+    "that is the state of a later step",
+    ("copy.deepcopy(state)", '{**state, "model": copy.deepcopy(state["model"])}'),
+)
 
 
 @EXERCISE.wrong("returned only when the state was written")
-def waits_for_the_disk(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
+def waits_for_the_disk(pool, previous, step, state, write):
     """As if there were no thread."""
     future = begin_saving(pool, previous, step, state, write)
     future.result()
     return future
 
 
-@EXERCISE.wrong("that is the state of a later step")
-def copies_in_the_thread(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """A copy, but perhaps after the next step."""
-    if previous is not None:
-        previous.result()
-    return pool.submit(lambda: write(step, copy.deepcopy(state)))
+# A copy, but perhaps after the next step.
+EXERCISE.slip(
+    "copies_in_the_thread",
+    "that is the state of a later step",
+    ("write, step, copy.deepcopy(state)", "lambda: write(step, copy.deepcopy(state))"),
+)
 
+# Two copies in memory, and perhaps the older one written last.
+EXERCISE.slip(
+    "does_not_wait", "began a save without waiting for the result of the one before", ("previous.result()", "pass")
+)
 
-@EXERCISE.wrong("began a save without waiting for the result of the one before")
-def does_not_wait(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """Two copies in memory, and perhaps the older one written last."""
-    return begin_saving(pool, None, step, state, write)
-
-
-@EXERCISE.wrong("and no error was raised")
-def loses_the_error(pool: Any, previous: Any, step: int, state: Any, write: Any) -> Any:
-    """Waits, and raises nothing."""
-    if previous is not None:
-        previous.exception()
-    return begin_saving(pool, None, step, state, write)
+# Waits, and raises nothing.
+EXERCISE.slip("loses_the_error", "and no error was raised", ("previous.result()", "previous.exception()"))
 
 
 @EXERCISE.wrong("returned a NoneType, expected the Future")
-def returns_nothing(pool: Any, previous: Any, step: int, state: Any, write: Any) -> None:
+def returns_nothing(pool, previous, step, state, write):
     """Nobody can wait for it."""
     begin_saving(pool, previous, step, state, write)

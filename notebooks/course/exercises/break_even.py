@@ -66,42 +66,31 @@ def trial(t: Trial, flops: float, weight_bytes: int, world_size: int, bytes_per_
     )
 
 
-@EXERCISE.wrong("an all-reduce sends twice")
-def sends_once(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """Sums, and nobody gets them."""
-    return 2 * break_even(flops, weight_bytes, world_size, bytes_per_s)
+# Sums, and nobody gets them.
+EXERCISE.slip("sends_once", "an all-reduce sends twice", ("sent = 2 * ", "sent = "))
 
+# All of one process's time is there for sending.
+EXERCISE.slip("saves_everything", "a device of DDP computes, too", ("flops * (1 - 1 / world_size)", "flops"))
 
-@EXERCISE.wrong("a device of DDP computes, too")
-def saves_everything(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """All of one process's time is there for sending."""
-    return flops * bytes_per_s / (2 * (world_size - 1) / world_size * weight_bytes)
+# Each rank sends everything to a server, and gets it back.
+EXERCISE.slip(
+    "sends_all_twice", "not 2 times the weights", ("(world_size - 1) / world_size * weight_bytes", "weight_bytes")
+)
 
+# As if one process had one rank's part.
+EXERCISE.slip(
+    "saves_a_part_of_a_part", "one process computes the whole batch", ("flops * (1", "flops / world_size * (1")
+)
 
-@EXERCISE.wrong("not 2 times the weights")
-def sends_all_twice(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """Each rank sends everything to a server, and gets it back."""
-    return flops * (1 - 1 / world_size) * bytes_per_s / (2 * weight_bytes)
+# GFLOP/s.
+EXERCISE.slip("in_giga", "expected equal times", ("return saved", "return 1e-9 * saved"))
 
-
-@EXERCISE.wrong("one process computes the whole batch")
-def saves_a_part_of_a_part(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """As if one process had one rank's part."""
-    return break_even(flops / world_size, weight_bytes, world_size, bytes_per_s)
-
-
-@EXERCISE.wrong("expected equal times")
-def in_giga(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """GFLOP/s."""
-    return break_even(flops, weight_bytes, world_size, bytes_per_s) / 1e9
-
-
-@EXERCISE.wrong("expected a speed greater than 0")
-def the_wrong_way_round(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> float:
-    """DDP's operations less one process's."""
-    return -break_even(flops, weight_bytes, world_size, bytes_per_s)
+# DDP's operations less one process's.
+EXERCISE.slip(
+    "the_wrong_way_round", "expected a speed greater than 0", ("(1 - 1 / world_size)", "(1 / world_size - 1)")
+)
 
 
 @EXERCISE.wrong("returned a NoneType, expected a float")
-def returns_nothing(flops: float, weight_bytes: int, world_size: int, bytes_per_s: float) -> None:
+def returns_nothing(flops, weight_bytes, world_size, bytes_per_s):
     """No return."""

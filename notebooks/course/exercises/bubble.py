@@ -54,30 +54,23 @@ def trial(t: Trial, stages: int, micro_batches: int) -> None:
     t.require(abs(share - expected) < 1e-6, f"it is {share:.4g}, expected {expected:.4g}{said}")
 
 
-@EXERCISE.wrong("that is waiting over working, not over the whole")
-def over_the_work(stages: int, micro_batches: int) -> float:
-    """Relative to the ideal time."""
-    return (stages - 1) / micro_batches
+# Relative to the ideal time.
+EXERCISE.slip(
+    "over_the_work",
+    "that is waiting over working, not over the whole",
+    ("(micro_batches + stages - 1)", "micro_batches"),
+)
 
+# The efficiency.
+EXERCISE.slip("the_rest", "that is the share in which it works", ("return (stages - 1)", "return micro_batches"))
 
-@EXERCISE.wrong("that is the share in which it works")
-def the_rest(stages: int, micro_batches: int) -> float:
-    """The efficiency."""
-    return micro_batches / (micro_batches + stages - 1)
+# One stage too many.
+EXERCISE.slip("off_by_one", "one tick too many waited", ("return (stages - 1)", "return stages"))
 
-
-@EXERCISE.wrong("one tick too many waited")
-def off_by_one(stages: int, micro_batches: int) -> float:
-    """One stage too many."""
-    return stages / (micro_batches + stages - 1)
-
-
-@EXERCISE.wrong("it is 0.75, expected 0.3333")
-def without_micro_batches(stages: int, micro_batches: int) -> float:
-    """As for one micro-batch."""
-    return (stages - 1) / stages
+# As for one micro-batch.
+EXERCISE.slip("without_micro_batches", "it is 0.75, expected 0.3333", ("(micro_batches + stages - 1)", "stages"))
 
 
 @EXERCISE.wrong("returned a NoneType, expected a float")
-def returns_nothing(stages: int, micro_batches: int) -> None:
+def returns_nothing(stages, micro_batches):
     """No return."""

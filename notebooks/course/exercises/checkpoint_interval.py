@@ -76,10 +76,10 @@ def trial(t: Trial, save_s: float, machine_mtbf_s: float, machines: int) -> None
     t.require(math.isclose(lost, best, rel_tol=1e-3), f"the lost share is {lost:.4g}, expected {best:.4g}{said}")
 
 
-@EXERCISE.wrong("how often does one of all machines fail?")
-def of_one_machine(save_s, machine_mtbf_s, machines):
-    """The more machines, the sooner one fails."""
-    return checkpoint_interval(save_s, machine_mtbf_s, 1)
+# The more machines, the sooner one fails.
+EXERCISE.slip(
+    "of_one_machine", "how often does one of all machines fail?", ("machine_mtbf_s / machines", "machine_mtbf_s")
+)
 
 
 @EXERCISE.wrong("a failure loses half of the interval, not all of it")
@@ -88,11 +88,8 @@ def all_is_lost(save_s, machine_mtbf_s, machines):
     return checkpoint_interval(save_s / 2, machine_mtbf_s, machines)
 
 
-@EXERCISE.wrong("that is without what is trained again")
-def saving_only(save_s, machine_mtbf_s, machines):
-    """Half of it."""
-    interval_s, lost = checkpoint_interval(save_s, machine_mtbf_s, machines)
-    return interval_s, lost / 2
+# Half of it.
+EXERCISE.slip("saving_only", "that is without what is trained again", (" + interval_s / (2 * between_failures_s)", ""))
 
 
 @EXERCISE.wrong("saving a little more often loses less")
@@ -101,7 +98,9 @@ def once_per_failure(save_s, machine_mtbf_s, machines):
     return machine_mtbf_s / machines, save_s / machine_mtbf_s * machines
 
 
-@EXERCISE.wrong("returned a float, expected (interval_s, lost)")
-def interval_only(save_s, machine_mtbf_s, machines):
-    """Half of the answer."""
-    return checkpoint_interval(save_s, machine_mtbf_s, machines)[0]
+# Half of the answer.
+EXERCISE.slip(
+    "interval_only",
+    "returned a float, expected (interval_s, lost)",
+    ("return interval_s, save_s / interval_s + interval_s / (2 * between_failures_s)", "return interval_s"),
+)

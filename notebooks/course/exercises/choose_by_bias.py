@@ -114,52 +114,29 @@ def best(world_size: int, positions: int, experts: int, k: int, speed: float) ->
     return Cost(1, 2 * (4 * experts * (world_size - 1) // world_size))
 
 
-@EXERCISE.wrong("chosen by the scores without the bias")
-def without_bias(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """The bias moves, and nobody looks at it."""
-    return choose_by_bias(scores, bias * 0, k, speed)
+# The bias moves, and nobody looks at it.
+EXERCISE.slip("without_bias", "chosen by the scores without the bias", ("(scores + bias).topk", "scores.topk"))
 
+# Seldom chosen experts count for more than they should.
+EXERCISE.slip(
+    "gates_with_bias", "the bias has a part in the gates", ("gates = scores.gather", "gates = (scores + bias).gather")
+)
 
-@EXERCISE.wrong("the bias has a part in the gates")
-def gates_with_bias(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """Seldom chosen experts count for more than they should."""
-    chosen, _, moved = choose_by_bias(scores, bias, k, speed)
-    gates = (scores + bias).gather(1, chosen)
-    return chosen, gates / gates.sum(1, keepdim=True), moved
+# The scores as they are.
+EXERCISE.slip("not_divided", "which do not add up to 1 yet", ("gates / gates.sum(1, keepdim=True)", "gates"))
 
+# The ranks' routers drift apart.
+EXERCISE.slip("of_this_rank", "by the choices of this rank only", ("dist.all_reduce(load)", "pass"))
 
-@EXERCISE.wrong("which do not add up to 1 yet")
-def not_divided(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """The scores as they are."""
-    chosen, _, moved = choose_by_bias(scores, bias, k, speed)
-    return chosen, scores.gather(1, chosen), moved
+# One expert gets all in the end.
+EXERCISE.slip("the_wrong_way", "the popular go up, the others down", ("bias + speed", "bias - speed"))
 
+# Steps of any size.
+EXERCISE.slip("by_the_difference", "moved by the difference, not by its sign", (".sign()", ""))
 
-@EXERCISE.wrong("by the choices of this rank only")
-def of_this_rank(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """The ranks' routers drift apart."""
-    chosen, gates, _ = choose_by_bias(scores, bias, k, speed)
-    load = chosen.flatten().bincount(minlength=len(bias)).float()
-    return chosen, gates, bias + speed * (load.mean() - load).sign()
-
-
-@EXERCISE.wrong("the popular go up, the others down")
-def the_wrong_way(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """One expert gets all in the end."""
-    return choose_by_bias(scores, bias, k, -speed)
-
-
-@EXERCISE.wrong("moved by the difference, not by its sign")
-def by_the_difference(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """Steps of any size."""
-    chosen, gates, _ = choose_by_bias(scores, bias, k, speed)
-    load = chosen.flatten().bincount(minlength=len(bias)).float()
-    dist.all_reduce(load)
-    return chosen, gates, bias + speed * (load.mean() - load)
-
-
-@EXERCISE.wrong("`bias` was changed")
-def in_place(scores: Any, bias: Any, k: int, speed: float) -> Any:
-    """The given tensor moves."""
-    chosen, gates, moved = choose_by_bias(scores, bias, k, speed)
-    return chosen, gates, bias.copy_(moved)
+# The given tensor moves.
+EXERCISE.slip(
+    "in_place",
+    "`bias` was changed",
+    ("bias + speed * (load.mean() - load).sign()", "bias.add_(speed * (load.mean() - load).sign())"),
+)

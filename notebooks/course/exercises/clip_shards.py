@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -81,44 +79,26 @@ def best(world_size: int, shapes: tuple[tuple[int, ...], ...], most: float) -> C
     return Cost(1, 4 * (world_size - 1) // world_size * 2)
 
 
-@EXERCISE.wrong("that is the norm of this rank's shards")
-def each_for_itself(shards: Any, most: float) -> float:
-    """As clip_grad_norm_ does."""
-    norm = sum(shard.square().sum() for shard in shards).sqrt().item()
-    for shard in shards:
-        shard *= min(1.0, most / norm)
-    return norm
+# As clip_grad_norm_ does.
+EXERCISE.slip("each_for_itself", "that is the norm of this rank's shards", ("dist.all_reduce(squares)", "pass"))
 
+# The triangle inequality.
+EXERCISE.slip(
+    "adds_norms",
+    "norms do not add up, squares do",
+    ("squares.sqrt()", "squares"),
+    ("for shard in shards)", "for shard in shards).sqrt()"),
+)
 
-@EXERCISE.wrong("norms do not add up, squares do")
-def adds_norms(shards: Any, most: float) -> float:
-    """The triangle inequality."""
-    norm = sum(shard.square().sum() for shard in shards).sqrt()
-    dist.all_reduce(norm)
-    return norm.item()
+# Normalises.
+EXERCISE.slip("always_scales", "scaled up: it was shorter than `most`", ("if norm > most:", "if True:"))
 
-
-@EXERCISE.wrong("scaled up: it was shorter than `most`")
-def always_scales(shards: Any, most: float) -> float:
-    """Normalises."""
-    before = [shard.clone() for shard in shards]
-    norm = clip_shards(shards, most)
-    for shard, old in zip(shards, before, strict=True):
-        shard.copy_(old * most / norm)
-    return norm
-
-
-@EXERCISE.wrong("nothing has changed it")
-def only_measures(shards: Any, most: float) -> float:
-    """Out of place."""
-    norm = clip_shards([shard.clone() for shard in shards], most)
-    for shard in shards:
-        shard = shard * (most / norm)  # noqa: PLW2901
-    return norm
+# Out of place.
+EXERCISE.slip("only_measures", "nothing has changed it", ("shard *= most / norm", "shard = shard * most / norm"))
 
 
 @EXERCISE.wrong("called all_reduce 2 times, expected once")
-def one_call_per_shard(shards: Any, most: float) -> float:
+def one_call_per_shard(shards, most):
     """A call for each."""
     squares = torch.zeros(())
     for shard in shards:

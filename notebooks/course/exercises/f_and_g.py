@@ -136,31 +136,31 @@ def _sum(x: Any) -> Any:
 
 
 @EXERCISE.wrong("who adds up backward?")
-def forgets_f() -> Any:
+def forgets_f():
     """Only the forward sum."""
     return _function(_same, _same), _function(_sum, _same)
 
 
 @EXERCISE.wrong("g's gradient was added up")
-def sums_both_ways() -> Any:
+def sums_both_ways():
     """As `torch.distributed.nn.functional.all_reduce` does."""
     return _function(_same, _same), _function(_sum, _sum)
 
 
 @EXERCISE.wrong("this rank's hidden units only: who adds up?")
-def forgets_g() -> Any:
+def forgets_g():
     """Only the backward sum."""
     return _function(_same, _sum), _function(_same, _same)
 
 
 @EXERCISE.wrong("f all-reduces forward")
-def the_wrong_way_round() -> Any:
+def the_wrong_way_round():
     """g before, f after."""
     return _function(_sum, _same), _function(_same, _sum)
 
 
 @EXERCISE.wrong("`what g was given` was changed")
-def in_place() -> Any:
+def in_place():
     """Saves a copy, and spoils what came in."""
 
     def reduce(x: Any) -> Any:
@@ -171,6 +171,6 @@ def in_place() -> Any:
 
 
 @EXERCISE.wrong("returned no pair of functions, (f, g)")
-def only_one() -> Any:
+def only_one():
     """One of two."""
     return f_and_g()[0]

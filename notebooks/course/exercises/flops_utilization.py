@@ -101,34 +101,23 @@ def trial(
     t.require(math.isclose(share, right, rel_tol=1e-6), f"the MFU is {share:.4g}, expected {right:.4g}{said}")
 
 
-@EXERCISE.wrong("attention is missing, which has no weights of its own")
-def six_n(weights, depth, width, sequence, tokens_per_s, devices, peak_flops):
-    """The rule of thumb."""
-    return 6 * weights, 6 * weights * tokens_per_s / (devices * peak_flops)
+# The rule of thumb.
+EXERCISE.slip(
+    "six_n", "attention is missing, which has no weights of its own", (" + 12 * depth * width * sequence", "")
+)
 
+# As for inference.
+EXERCISE.slip("forward_only", "that is the forward pass alone", ("6 * weights + 12 *", "2 * weights + 4 *"))
 
-@EXERCISE.wrong("that is the forward pass alone")
-def forward_only(weights, depth, width, sequence, tokens_per_s, devices, peak_flops):
-    """As for inference."""
-    per_token, share = flops_utilization(weights, depth, width, sequence, tokens_per_s, devices, peak_flops)
-    return per_token / 3, share / 3
+# Two passes.
+EXERCISE.slip(
+    "backward_as_forward", "backward costs twice as much as forward", ("6 * weights + 12 *", "4 * weights + 8 *")
+)
 
+# MACs.
+EXERCISE.slip(
+    "multiplications", "a multiplication and an addition are two", ("6 * weights + 12 *", "3 * weights + 6 *")
+)
 
-@EXERCISE.wrong("backward costs twice as much as forward")
-def backward_as_forward(weights, depth, width, sequence, tokens_per_s, devices, peak_flops):
-    """Two passes."""
-    per_token, share = flops_utilization(weights, depth, width, sequence, tokens_per_s, devices, peak_flops)
-    return per_token * 2 / 3, share * 2 / 3
-
-
-@EXERCISE.wrong("a multiplication and an addition are two")
-def multiplications(weights, depth, width, sequence, tokens_per_s, devices, peak_flops):
-    """MACs."""
-    per_token, share = flops_utilization(weights, depth, width, sequence, tokens_per_s, devices, peak_flops)
-    return per_token / 2, share / 2
-
-
-@EXERCISE.wrong("of all devices, not of one")
-def of_one_device(weights, depth, width, sequence, tokens_per_s, devices, peak_flops):
-    """More than all that there is."""
-    return flops_utilization(weights, depth, width, sequence, tokens_per_s, 1, peak_flops)
+# More than all that there is.
+EXERCISE.slip("of_one_device", "of all devices, not of one", ("(devices * peak_flops)", "peak_flops"))

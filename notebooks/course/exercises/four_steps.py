@@ -133,72 +133,43 @@ def trial(t: Trial, rows: int, count: int) -> None:
     t.equal("network.sums", network.sums, pieces[0].sum(0), before=torch.zeros(3))
 
 
-@EXERCISE.wrong("the pieces are computed one after another")
-def one_after_another(network: Any, inputs: Any, devices: Any) -> Any:
-    """No threads."""
-    twins = [copy.deepcopy(network) for _ in devices]
-    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-    pieces = inputs.chunk(len(devices))
-    return torch.cat([functional_call(twin, tensors, (piece,)) for twin, piece in zip(twins, pieces, strict=False)])
+# No threads.
+EXERCISE.slip("one_after_another", "the pieces are computed one after another", ("threads.map(", "map("))
 
+# Each twin keeps its own weights, and its gradients.
+EXERCISE.slip(
+    "copies_outside_the_graph",
+    "is None: backward does not reach the original's weights",
+    ("functional_call(twin, own, (piece.to(device),))", "twin(piece)"),
+)
 
-def _in_threads(apply: Any, *arguments: Any) -> list[Any]:
-    with ThreadPoolExecutor(len(arguments[-1])) as threads:
-        return list(threads.map(apply, *arguments))
+# The other copies are no part of the graph.
+EXERCISE.slip(
+    "detached", "only the first piece's gradient has come", ("tensor.to(device, copy=True)", "tensor.detach().clone()")
+)
 
+# A list of pieces.
+EXERCISE.slip(
+    "does_not_gather",
+    "`outputs` is [tensor(",
+    ("torch.cat([output.to(inputs.device) for output in outputs])", "outputs"),
+)
 
-@EXERCISE.wrong("is None: backward does not reach the original's weights")
-def copies_outside_the_graph(network: Any, inputs: Any, devices: Any) -> Any:
-    """Each twin keeps its own weights, and its gradients."""
-    pieces = inputs.chunk(len(devices))
-    twins = [copy.deepcopy(network) for _ in pieces]
-    return torch.cat(_in_threads(lambda twin, piece: twin(piece), twins, pieces))
+# The last piece first.
+EXERCISE.slip(
+    "in_another_order", "the pieces are in another order", ("for output in outputs", "for output in reversed(outputs)")
+)
 
+# No twin for the first device.
+EXERCISE.slip(
+    "uses_the_original",
+    "`network` itself was called",
+    ("[copy.deepcopy(network) for _ in pieces]", "[network, *(copy.deepcopy(network) for _ in pieces[1:])]"),
+)
 
-def _copies(network: Any, count: int, other: Any) -> list[dict[str, Any]]:
-    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-    return [tensors, *({name: other(tensor) for name, tensor in tensors.items()} for _ in range(count - 1))]
-
-
-def _call(twin: Any, own: Any, piece: Any) -> Any:
-    return functional_call(twin, own, (piece,))
-
-
-@EXERCISE.wrong("only the first piece's gradient has come")
-def detached(network: Any, inputs: Any, devices: Any) -> Any:
-    """The other copies are no part of the graph."""
-    pieces = inputs.chunk(len(devices))
-    twins = [copy.deepcopy(network) for _ in pieces]
-    copies = _copies(network, len(pieces), lambda tensor: tensor.detach().clone())
-    return torch.cat(_in_threads(_call, twins, copies, pieces))
-
-
-@EXERCISE.wrong("`outputs` is [tensor(")
-def does_not_gather(network: Any, inputs: Any, devices: Any) -> Any:
-    """A list of pieces."""
-    pieces = inputs.chunk(len(devices))
-    twins = [copy.deepcopy(network) for _ in pieces]
-    return _in_threads(_call, twins, _copies(network, len(pieces), lambda tensor: tensor.clone()), pieces)
-
-
-@EXERCISE.wrong("the pieces are in another order")
-def in_another_order(network: Any, inputs: Any, devices: Any) -> Any:
-    """The last piece first."""
-    return torch.cat(does_not_gather(network, inputs, devices)[::-1])
-
-
-@EXERCISE.wrong("`network` itself was called")
-def uses_the_original(network: Any, inputs: Any, devices: Any) -> Any:
-    """No twin for the first device."""
-    pieces = inputs.chunk(len(devices))
-    twins = [network, *(copy.deepcopy(network) for _ in pieces[1:])]
-    return torch.cat(_in_threads(_call, twins, _copies(network, len(pieces), lambda tensor: tensor.clone()), pieces))
-
-
-@EXERCISE.wrong("`network.sums[0]` is 0")
-def all_are_copies(network: Any, inputs: Any, devices: Any) -> Any:
-    """The first copy's buffer is not the original's."""
-    pieces = inputs.chunk(len(devices))
-    twins = [copy.deepcopy(network) for _ in pieces]
-    copies = _copies(network, len(pieces) + 1, lambda tensor: tensor.clone())[1:]
-    return torch.cat(_in_threads(_call, twins, copies, pieces))
+# The first copy's buffer is not the original's.
+EXERCISE.slip(
+    "all_are_copies",
+    "`network.sums[0]` is 0",
+    ("copies = [tensors]", "copies = [{name: tensor.clone() for name, tensor in tensors.items()}]"),
+)

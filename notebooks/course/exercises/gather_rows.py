@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -59,50 +57,30 @@ def trial(t: Trial, most: int, columns: int) -> None:
     t.equal("rows", rows, torch.cat(parts), None, known)
 
 
-@EXERCISE.wrong("the parts are in another order")
-def in_reverse(part: Any, counts: Any, rank: int, world_size: int) -> Any:
-    """The last rank first."""
-    rows = gather_rows(part, counts, rank, world_size)
-    return None if rows is None else torch.cat(rows.split(counts)[::-1])
+# The last rank first.
+EXERCISE.slip("in_reverse", "the parts are in another order", ("return rows", "return torch.cat(parts[::-1])"))
 
+# Rank 0's part.
+EXERCISE.slip("forgets_its_own", "`rows` has shape", ("return rows", "return rows[counts[0] :]"))
 
-@EXERCISE.wrong("`rows` has shape")
-def forgets_its_own(part: Any, counts: Any, rank: int, world_size: int) -> Any:
-    """Rank 0's part."""
-    rows = gather_rows(part, counts, rank, world_size)
-    return None if rows is None else rows[counts[0] :]
+# Nobody sends.
+EXERCISE.slip("waits_for_its_own_message", "a hang: rank", ("dist.send(part, 0)", "pass"))
 
-
-@EXERCISE.wrong("a hang: rank")
-def waits_for_its_own_message(part: Any, counts: Any, rank: int, world_size: int) -> Any:
-    """Nobody sends."""
-    if rank == 0:
-        return gather_rows(part, counts, rank, world_size)
-    return None
-
-
-@EXERCISE.wrong("returned something, expected None on all ranks but 0")
-def every_rank_returns(part: Any, counts: Any, rank: int, world_size: int) -> Any:
-    """Its own part."""
-    rows = gather_rows(part, counts, rank, world_size)
-    return part if rows is None else rows
+# Its own part.
+EXERCISE.slip(
+    "every_rank_returns", "returned something, expected None on all ranks but 0", ("return None", "return part")
+)
 
 
 @EXERCISE.wrong("calls dist.gather, which this exercise does not allow")
-def calls_the_collective(part: Any, counts: Any, rank: int, world_size: int) -> Any:
+def calls_the_collective(part, counts, rank, world_size):
     """It wants equal parts."""
     parts = [torch.empty_like(part) for _ in counts] if rank == 0 else None
     dist.gather(part, parts, 0)
     return torch.cat(parts) if parts else None
 
 
-@EXERCISE.wrong("calls dist.recv with its own rank, 0")
-def receives_from_itself(part: Any, counts: Any, rank: int, world_size: int) -> Any:
-    """Off by one."""
-    if rank:
-        dist.send(part, 0)
-        return None
-    parts = list(torch.empty(sum(counts), part.shape[1]).split(counts))
-    for other in range(world_size):
-        dist.recv(parts[other], other)
-    return torch.cat(parts)
+# Off by one.
+EXERCISE.slip(
+    "receives_from_itself", "calls dist.recv with its own rank, 0", ("range(1, world_size)", "range(world_size)")
+)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import signal
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,82 +103,38 @@ def best(world_size: int, signals: Any) -> Cost:
     return Cost(steps, steps * (8 * (world_size - 1) // world_size * 2))
 
 
-def _listening(also: Callable[[], Any] = bool) -> list[int]:
-    """Return the list in which both signals are noted."""
-    told: list[int] = []
+# No agreement: the others go on.
+EXERCISE.slip("each_for_itself", "had been told", ("dist.all_reduce(flag)", "pass"))
 
-    def handle(number: int, _: Any) -> None:
-        told.append(number)
-        also()
+# Half of the signals.
+EXERCISE.slip(
+    "only_sigterm",
+    "SIGUSR1 came in step 0, and nothing handled it",
+    ("signal.SIGTERM, signal.SIGUSR1", "signal.SIGTERM,"),
+)
 
-    for each in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(each, handle)
-    return told
+# MIN in place of MAX.
+EXERCISE.slip(
+    "only_if_all_are_told",
+    "after step 2 it is False, expected True: rank 1 had been told",
+    ("dist.all_reduce(flag)", "dist.all_reduce(flag, dist.ReduceOp.MIN)"),
+)
 
+# A collective on one rank only.
+EXERCISE.slip("asks_only_when_told", "a hang: rank", ("dist.all_reduce(flag)", "told and dist.all_reduce(flag)"))
 
-@EXERCISE.wrong("had been told")
-def each_for_itself(device: Any) -> Any:
-    """No agreement: the others go on."""
-    told = _listening()
-    return lambda: bool(told)
+# In the midst of a step.
+EXERCISE.slip(
+    "agrees_in_the_handler",
+    "communicates in the handler, where the other ranks do not",
+    ("told.append(number)", "dist.all_reduce(torch.tensor(1))"),
+)
 
+# In the midst of a step, and alone.
+EXERCISE.slip("leaves_in_the_handler", "left by exit()", ("told.append(number)", "exit()"))
 
-@EXERCISE.wrong("SIGUSR1 came in step 0, and nothing handled it")
-def only_sigterm(device: Any) -> Any:
-    """Half of the signals."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    return _agreed(told)
+# No bool.
+EXERCISE.slip("returns_the_flag", "returned a Tensor, expected True or False", ("flag.item() > 0", "flag > 0"))
 
-
-def _agreed(told: list[int], op: Any = dist.ReduceOp.SUM) -> Any:
-    def has_to_stop() -> bool:
-        flag = torch.tensor(len(told))
-        dist.all_reduce(flag, op=op)
-        return flag.item() > 0
-
-    return has_to_stop
-
-
-@EXERCISE.wrong("after step 2 it is False, expected True: rank 1 had been told")
-def only_if_all_are_told(device: Any) -> Any:
-    """MIN in place of MAX."""
-    return _agreed(_listening(), dist.ReduceOp.MIN)
-
-
-@EXERCISE.wrong("a hang: rank")
-def asks_only_when_told(device: Any) -> Any:
-    """A collective on one rank only."""
-    told = _listening()
-    return lambda: _agreed(told)() if told else False
-
-
-@EXERCISE.wrong("communicates in the handler, where the other ranks do not")
-def agrees_in_the_handler(device: Any) -> Any:
-    """In the midst of a step."""
-    return _agreed(_listening(also=lambda: dist.all_reduce(torch.tensor(1))))
-
-
-@EXERCISE.wrong("left by exit()")
-def leaves_in_the_handler(device: Any) -> Any:
-    """In the midst of a step, and alone."""
-    return _agreed(_listening(also=sys.exit))
-
-
-@EXERCISE.wrong("returned a Tensor, expected True or False")
-def returns_the_flag(device: Any) -> Any:
-    """No bool."""
-    told = _listening()
-
-    def has_to_stop() -> Any:
-        flag = torch.tensor(len(told))
-        dist.all_reduce(flag)
-        return flag > 0
-
-    return has_to_stop
-
-
-@EXERCISE.wrong("returned a NoneType, expected a function")
-def returns_nothing(device: Any) -> Any:
-    """Listens only."""
-    _listening()
+# Listens only.
+EXERCISE.slip("returns_nothing", "returned a NoneType, expected a function", ("return has_to_stop", "has_to_stop"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 
@@ -100,39 +99,31 @@ def trial(t: Trial, samples: int, world_size: int) -> None:
 
 
 @EXERCISE.wrong("is on no rank in epoch 0")
-def drops_the_rest(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
+def drops_the_rest(samples, rank, world_size, epoch, seed):
     """No padding, but cut so that all are equally long."""
     share = local_indices(samples, rank, world_size, epoch, seed)
     return share[: samples // world_size] + share[:1] * (len(share) - samples // world_size)
 
 
-@EXERCISE.wrong("has 3 samples in epoch 0, expected 4")
-def does_not_pad(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """Unequal shares: DDP hangs at the end of the epoch."""
-    generator = torch.Generator().manual_seed(seed + epoch)
-    return torch.randperm(samples, generator=generator).tolist()[rank::world_size]
+# Unequal shares: DDP hangs at the end of the epoch.
+EXERCISE.slip("does_not_pad", "has 3 samples in epoch 0, expected 4", ("padded[:total]", "order"))
 
+# As without set_epoch.
+EXERCISE.slip("forgets_the_epoch", "epochs 0 and 1 have the same order", ("seed + epoch", "seed"))
 
-@EXERCISE.wrong("epochs 0 and 1 have the same order")
-def forgets_the_epoch(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """As without set_epoch."""
-    return local_indices(samples, rank, world_size, 0, seed)
+# The shares do not fit together.
+EXERCISE.slip("shuffles_differently_on_each_rank", "is on no rank", ("seed + epoch", "seed + epoch + 1000 * rank"))
 
-
-@EXERCISE.wrong("is on no rank")
-def shuffles_differently_on_each_rank(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """The shares do not fit together."""
-    return local_indices(samples, rank, world_size, epoch, seed + 1000 * rank)
-
-
-@EXERCISE.wrong("the same arguments gave another list the second time")
-def uses_the_global_generator(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """Ranks have drawn different random numbers before."""
-    return local_indices(samples, rank, world_size, epoch, seed + torch.initial_seed())
+# Ranks have drawn different random numbers before.
+EXERCISE.slip(
+    "uses_the_global_generator",
+    "the same arguments gave another list the second time",
+    ("seed + epoch", "seed + epoch + torch.initial_seed()"),
+)
 
 
 @EXERCISE.wrong("rank 0 has the same samples in every epoch: shuffle before you cut")
-def cuts_before_it_shuffles(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
+def cuts_before_it_shuffles(samples, rank, world_size, epoch, seed):
     """Each rank sees its own samples only, for ever."""
     total = -(-samples // world_size) * world_size
     share = [index % samples for index in range(total)][rank::world_size]
@@ -140,15 +131,16 @@ def cuts_before_it_shuffles(samples: int, rank: int, world_size: int, epoch: int
     return share
 
 
-@EXERCISE.wrong("holds a Tensor, expected int")
-def returns_tensors(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """No int."""
-    return list(torch.tensor(local_indices(samples, rank, world_size, epoch, seed)))
+# No int.
+EXERCISE.slip(
+    "returns_tensors",
+    "holds a Tensor, expected int",
+    ("padded[:total][rank::world_size]", "list(torch.tensor(padded[:total][rank::world_size]))"),
+)
 
-
-@EXERCISE.wrong("samples=1, world_size=3: rank 2 has 0 samples")
-def pads_once(samples: int, rank: int, world_size: int, epoch: int, seed: int) -> Any:
-    """Fewer samples than ranks."""
-    order = local_indices(samples, 0, 1, epoch, seed)
-    missing = -samples % world_size
-    return (order + order[:missing])[rank::world_size]
+# Fewer samples than ranks.
+EXERCISE.slip(
+    "pads_once",
+    "samples=1, world_size=3: rank 2 has 0 samples",
+    ("order * world_size", "order + order[: -samples % world_size]"),
+)

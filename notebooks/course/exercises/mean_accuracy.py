@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -64,7 +62,7 @@ def best(world_size: int, counts: tuple[int, ...]) -> Cost:
 
 
 @EXERCISE.wrong("the mean of the ranks' accuracies")
-def mean_of_means(correct: int, count: int) -> Any:
+def mean_of_means(correct, count):
     """Each rank counts alike."""
     share = torch.tensor(correct / max(1, count))
     dist.all_reduce(share)
@@ -72,13 +70,13 @@ def mean_of_means(correct: int, count: int) -> Any:
 
 
 @EXERCISE.wrong("this rank's own")
-def only_its_own(correct: int, count: int) -> Any:
+def only_its_own(correct, count):
     """No communication."""
     return correct / max(1, count)
 
 
 @EXERCISE.wrong("called all_reduce 2 times, expected once")
-def two_calls(correct: int, count: int) -> Any:
+def two_calls(correct, count):
     """Right, and twice as slow."""
     one, other = torch.tensor(float(correct)), torch.tensor(float(count))
     dist.all_reduce(one)
@@ -86,21 +84,13 @@ def two_calls(correct: int, count: int) -> Any:
     return (one / other).item()
 
 
-@EXERCISE.wrong("divided by the number of ranks, too")
-def divides_twice(correct: int, count: int) -> Any:
-    """One division too many."""
-    return mean_accuracy(correct, count) / dist.get_world_size()
+# One division too many.
+EXERCISE.slip("divides_twice", "divided by the number of ranks, too", (".item()", ".item() / dist.get_world_size()"))
 
+# A rank without samples.
+EXERCISE.slip("divides_first", "raised ZeroDivisionError", ("[correct, count]", "[correct / count * count, count]"))
 
-@EXERCISE.wrong("raised ZeroDivisionError")
-def divides_first(correct: int, count: int) -> Any:
-    """A rank without samples."""
-    share = torch.tensor([correct / count * count, count])
-    dist.all_reduce(share)
-    return (share[0] / share[1]).item()
-
-
-@EXERCISE.wrong("returned a Tensor, expected a float")
-def returns_a_tensor(correct: int, count: int) -> Any:
-    """No float."""
-    return torch.tensor(mean_accuracy(correct, count))
+# No float.
+EXERCISE.slip(
+    "returns_a_tensor", "returned a Tensor, expected a float", ("(sums[0] / sums[1]).item()", "sums[0] / sums[1]")
+)

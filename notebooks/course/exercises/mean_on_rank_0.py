@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -61,7 +59,7 @@ def trial(t: Trial, salt: str) -> None:
 
 
 @EXERCISE.wrong("a hang: rank 0 waits in all_reduce for the other ranks")
-def as_it_was(value: Any) -> Any:
+def as_it_was(value):
     """The hang."""
     if dist.get_rank() == 0:
         total = torch.tensor(value)
@@ -70,28 +68,21 @@ def as_it_was(value: Any) -> Any:
     return None
 
 
-@EXERCISE.wrong("the sum, not the mean")
-def sums(value: Any) -> Any:
-    """No division."""
-    mean = mean_on_rank_0(value)
-    return None if mean is None else mean * dist.get_world_size()
+# No division.
+EXERCISE.slip("sums", "the sum, not the mean", (" / dist.get_world_size()", ""))
 
 
 @EXERCISE.wrong("rank 0's own value")
-def asks_nobody(value: Any) -> Any:
+def asks_nobody(value):
     """No hang, and no mean."""
     return value if dist.get_rank() == 0 else None
 
 
-@EXERCISE.wrong("expected None on all ranks but 0")
-def returns_everywhere(value: Any) -> Any:
-    """Everybody reports."""
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
+# Everybody reports.
+EXERCISE.slip("returns_everywhere", "expected None on all ranks but 0", ("if dist.get_rank() == 0:", "if True:"))
 
 
 @EXERCISE.wrong("returned None, expected a float")
-def nobody_returns(value: Any) -> None:
+def nobody_returns(value):
     """No return."""
     dist.all_reduce(torch.tensor(value))

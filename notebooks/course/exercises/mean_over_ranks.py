@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -53,40 +51,24 @@ def best(world_size: int, salt: str) -> Cost:
     return Cost(1, 4 * 2 * (world_size - 1) // world_size)
 
 
-@EXERCISE.wrong("summed, not averaged?")
-def sums(value: float) -> float:
-    """No division."""
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    return total.item()
+# No division.
+EXERCISE.slip("sums", "summed, not averaged?", (" / dist.get_world_size()", ""))
 
 
 @EXERCISE.wrong("this rank's own value")
-def own(value: float) -> float:
+def own(value):
     """The result is thrown away."""
     dist.all_reduce(torch.tensor(value))
     return value
 
 
-@EXERCISE.wrong("returned a Tensor, expected a float")
-def a_tensor(value: float) -> Any:
-    """No item()."""
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    return total / dist.get_world_size()
+# No item().
+EXERCISE.slip("a_tensor", "returned a Tensor, expected a float", (".item()", ""))
 
+# Nothing is returned.
+EXERCISE.slip(
+    "in_place", "returned a NoneType, expected a float: no return?", ("return total.item() / dist", "total /= dist")
+)
 
-@EXERCISE.wrong("returned a NoneType, expected a float: no return?")
-def in_place(value: float) -> None:
-    """Nothing is returned."""
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    total /= dist.get_world_size()
-
-
-@EXERCISE.wrong("expected")
-def always_two(value: float) -> float:
-    """As if there were always two ranks."""
-    total = torch.tensor(value)
-    dist.all_reduce(total)
-    return total.item() / 2
+# As if there were always two ranks.
+EXERCISE.slip("always_two", "expected", ("dist.get_world_size()", "2"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -74,30 +72,30 @@ def best(world_size: int, tokens: tuple[tuple[int, ...], ...]) -> Cost:
 
 
 @EXERCISE.wrong("all micro-batches count alike")
-def alike(tokens: Any) -> Any:
+def alike(tokens):
     """As with equally many."""
     return [1 / len(tokens) for _ in tokens]
 
 
 @EXERCISE.wrong("others have more or fewer")
-def of_this_rank(tokens: Any) -> Any:
+def of_this_rank(tokens):
     """No communication."""
     return [count / sum(tokens) for count in tokens]
 
 
 @EXERCISE.wrong("is not taken back")
-def divided_twice(tokens: Any) -> Any:
+def divided_twice(tokens):
     """The mean of DDP forgotten."""
     return [weight / dist.get_world_size() for weight in micro_batch_weights(tokens)]
 
 
 @EXERCISE.wrong("that is the sum over all tokens, not their mean")
-def sums(tokens: Any) -> Any:
+def sums(tokens):
     """Not divided."""
     return [float(count * dist.get_world_size()) for count in tokens]
 
 
 @EXERCISE.wrong("returned a NoneType, expected a list of floats")
-def nothing(tokens: Any) -> Any:
+def nothing(tokens):
     """No return."""
     micro_batch_weights(tokens)

@@ -90,55 +90,46 @@ def best(world_size: int, size: int, **_: Any) -> Cost:
     return Cost(1, 4 * size * (world_size - 1) // world_size * 2)
 
 
-@EXERCISE.wrong("the step goes the other way")
-def goes_uphill(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """The sign."""
-    return outer_step(start, 2 * start - local, velocity, lr, momentum)
+# The sign.
+EXERCISE.slip("goes_uphill", "the step goes the other way", ("start - local", "local - start"))
 
+# No division.
+EXERCISE.slip("sums", "the differences are summed, not averaged", ("gradient /= dist.get_world_size()", "pass"))
 
-@EXERCISE.wrong("the differences are summed, not averaged")
-def sums(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """No division."""
-    return outer_step(start, start - dist.get_world_size() * (start - local), velocity, lr, momentum)
+# As SGD(momentum=…).
+EXERCISE.slip(
+    "plain_momentum", "that is momentum without Nesterov's look ahead", ("(gradient + momentum * velocity)", "velocity")
+)
 
+# No communication.
+EXERCISE.slip(
+    "each_for_itself",
+    "that is this rank's own difference, not the average",
+    ("dist.all_reduce(gradient)", "pass"),
+    ("gradient /= dist.get_world_size()", "pass"),
+)
 
-@EXERCISE.wrong("that is momentum without Nesterov's look ahead")
-def plain_momentum(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """As SGD(momentum=…)."""
-    _, velocity = outer_step(start, local, velocity, lr, momentum)
-    return start - lr * velocity, velocity
+# The old one is returned.
+EXERCISE.slip(
+    "forgets_the_velocity",
+    "that is the velocity before the round",
+    ("velocity = momentum", "new = momentum"),
+    ("momentum * velocity), velocity", "momentum * new), velocity"),
+)
 
+# Overwrites what the others compare with.
+EXERCISE.slip(
+    "in_place",
+    "`start` was changed",
+    ("start - lr * (gradient + momentum * velocity)", "start.sub_(lr * (gradient + momentum * velocity))"),
+)
 
-@EXERCISE.wrong("that is this rank's own difference, not the average")
-def each_for_itself(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """No communication."""
-    gradient = start - local
-    velocity = momentum * velocity + gradient
-    return start - lr * (gradient + momentum * velocity), velocity
-
-
-@EXERCISE.wrong("that is the velocity before the round")
-def forgets_the_velocity(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """The old one is returned."""
-    return outer_step(start, local, velocity, lr, momentum)[0], velocity
-
-
-@EXERCISE.wrong("`start` was changed")
-def in_place(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """Overwrites what the others compare with."""
-    weights, velocity = outer_step(start, local, velocity, lr, momentum)
-    start.copy_(weights)
-    return weights, velocity
-
-
-@EXERCISE.wrong("returned a Tensor, expected (weights, velocity)")
-def weights_only(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
-    """Half of the answer."""
-    return outer_step(start, local, velocity, lr, momentum)[0]
+# Half of the answer.
+EXERCISE.slip("weights_only", "returned a Tensor, expected (weights, velocity)", ("velocity), velocity", "velocity)"))
 
 
 @EXERCISE.wrong("called all_reduce 2 times, expected once")
-def averages_twice(start: Any, local: Any, velocity: Any, lr: float, momentum: float) -> Any:
+def averages_twice(start, local, velocity, lr, momentum):
     """The start is equal everywhere already."""
     begin = start.clone()
     dist.all_reduce(begin)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -117,7 +115,7 @@ def _in_time(t: Trial, begun: list[str], gradients: int) -> None:
 
 
 @EXERCISE.wrong("nothing overlaps")
-def all_at_the_end(model: Any) -> Any:
+def all_at_the_end(model):
     """After backward."""
 
     def finish() -> None:
@@ -128,47 +126,22 @@ def all_at_the_end(model: Any) -> Any:
     return finish
 
 
-@EXERCISE.wrong("all_reduce without async_op=True: backward waits for it")
-def waits_in_the_hook(model: Any) -> Any:
-    """Right, but one after the other."""
+# Right, but one after the other.
+EXERCISE.slip(
+    "waits_in_the_hook",
+    "all_reduce without async_op=True: backward waits for it",
+    (", async_op=True", ""),
+    ("work.wait()", "pass"),
+)
 
-    def average(parameter: Any) -> None:
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+# The sum.
+EXERCISE.slip("never_divides", "summed, not averaged?", ("parameter.grad /= dist.get_world_size()", "pass"))
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(average)
-    return lambda: None
-
-
-@EXERCISE.wrong("summed, not averaged?")
-def never_divides(model: Any) -> Any:
-    """The sum."""
-    begun: list[Any] = []
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: begun.append(dist.all_reduce(p.grad, async_op=True)))
-    return lambda: [begun.pop().wait() for _ in range(len(begun))] and None
-
-
-@EXERCISE.wrong("in step 1")
-def never_forgets(model: Any) -> Any:
-    """What was begun in the first step is divided again in the second."""
-    begun: list[Any] = []
-
-    def begin(parameter: Any) -> None:
-        begun.append((parameter, dist.all_reduce(parameter.grad, async_op=True)))
-
-    def finish() -> None:
-        for parameter, work in begun:
-            work.wait()
-            parameter.grad /= dist.get_world_size()
-
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(begin)
-    return finish
+# What was begun in the first step is divided again in the second.
+EXERCISE.slip("never_forgets", "in step 1", ("begun.clear()", "pass"))
 
 
 @EXERCISE.wrong("returned a NoneType, expected the function that waits")
-def returns_nothing(model: Any) -> Any:
+def returns_nothing(model):
     """Nothing to wait for."""
     overlap_averaging(model)

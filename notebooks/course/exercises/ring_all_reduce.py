@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -98,44 +96,23 @@ def best(world_size: int, shape: tuple[int, ...], contiguous: bool = True) -> Co
     return Cost(steps, 4 * (2 * sum(sizes) - sizes[0] - sizes[min(1, world_size - 1)]) if steps else 0)
 
 
-def _ring(tensor: Any, rank: int, world_size: int, steps: int, adding: int) -> None:
-    flat = tensor.reshape(-1)
-    pieces = flat.tensor_split(world_size)
-    for step in range(steps):
-        piece = pieces[(rank - step - 1) % world_size]
-        arrived = torch.empty_like(piece)
-        sending = dist.isend(pieces[(rank - step) % world_size], (rank + 1) % world_size)
-        dist.recv(arrived, (rank - 1) % world_size)
-        sending.wait()
-        if step < adding:
-            piece += arrived
-        else:
-            piece.copy_(arrived)
-    tensor.copy_(flat.view_as(tensor))
-
-
 @EXERCISE.wrong("averaged, where the sum is asked for")
-def averages(tensor: Any, rank: int, world_size: int) -> None:
+def averages(tensor, rank, world_size):
     """A division too many: seen with three ranks."""
     ring_all_reduce(tensor, rank, world_size)
     if world_size > 2:
         tensor /= world_size
 
 
-@EXERCISE.wrong("`tensor[0]` is")
-def stops_half_way(tensor: Any, rank: int, world_size: int) -> None:
-    """The whole pieces do not go round."""
-    _ring(tensor, rank, world_size, world_size - 1, world_size - 1)
+# The whole pieces do not go round.
+EXERCISE.slip("stops_half_way", "`tensor[0]` is", ("range(2 * (world_size - 1))", "range(world_size - 1)"))
 
-
-@EXERCISE.wrong("`tensor[")
-def always_adds(tensor: Any, rank: int, world_size: int) -> None:
-    """In the second half, too."""
-    _ring(tensor, rank, world_size, 2 * (world_size - 1), 2 * world_size)
+# In the second half, too.
+EXERCISE.slip("always_adds", "`tensor[", ("if step < world_size - 1:", "if True:"))
 
 
 @EXERCISE.wrong("around a ring no rank sends more than 2(n − 1)/n of the tensor")
-def passes_whole_tensors_on(tensor: Any, rank: int, world_size: int) -> None:
+def passes_whole_tensors_on(tensor, rank, world_size):
     """Everybody's tensor goes around: right, but n − 1 tensors are sent."""
     passing = tensor.clone(memory_format=torch.contiguous_format)
     for _ in range(world_size - 1):
@@ -148,13 +125,13 @@ def passes_whole_tensors_on(tensor: Any, rank: int, world_size: int) -> None:
 
 
 @EXERCISE.wrong("calls dist.all_reduce, which this exercise does not allow")
-def calls_the_collective(tensor: Any, rank: int, world_size: int) -> None:
+def calls_the_collective(tensor, rank, world_size):
     """Leave it to torch."""
     dist.all_reduce(tensor)
 
 
 @EXERCISE.wrong("waits in send for rank")
-def sends_before_it_receives(tensor: Any, rank: int, world_size: int) -> None:
+def sends_before_it_receives(tensor, rank, world_size):
     """All wait in send, nobody receives."""
     if world_size > 1:
         dist.send(tensor, (rank + 1) % world_size)
@@ -162,7 +139,7 @@ def sends_before_it_receives(tensor: Any, rank: int, world_size: int) -> None:
 
 
 @EXERCISE.wrong("returned with an isend to rank")
-def forgets_to_wait(tensor: Any, rank: int, world_size: int) -> None:
+def forgets_to_wait(tensor, rank, world_size):
     """The piece may be overwritten before it was sent."""
     if world_size > 1:
         arrived = torch.empty_like(tensor)
@@ -172,7 +149,7 @@ def forgets_to_wait(tensor: Any, rank: int, world_size: int) -> None:
 
 
 @EXERCISE.wrong("shape=(5, 3), contiguous=False: `tensor[")
-def leaves_the_copy(tensor: Any, rank: int, world_size: int) -> None:
+def leaves_the_copy(tensor, rank, world_size):
     """A tensor with gaps was summed in a copy."""
     flat = tensor.reshape(-1)
     ring_all_reduce(flat, rank, world_size)

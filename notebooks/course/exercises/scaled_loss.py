@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -71,31 +69,31 @@ def best(world_size: int, counts: tuple[int, ...]) -> Cost:
 
 
 @EXERCISE.wrong("that is the mean over this rank's tokens")
-def mean_of_means(token_losses: Any) -> Any:
+def mean_of_means(token_losses):
     """What everybody writes first."""
     return token_losses.mean()
 
 
 @EXERCISE.wrong("DDP's own division by the number of ranks is not taken back")
-def forgets_ddp(token_losses: Any) -> Any:
+def forgets_ddp(token_losses):
     """No factor n."""
     return scaled_loss(token_losses) / dist.get_world_size()
 
 
 @EXERCISE.wrong("the sum, not the mean")
-def sums(token_losses: Any) -> Any:
+def sums(token_losses):
     """No division."""
     return token_losses.sum()
 
 
 @EXERCISE.wrong("expected a scalar tensor that is part of the graph")
-def leaves_the_graph(token_losses: Any) -> Any:
+def leaves_the_graph(token_losses):
     """A plain number."""
     return scaled_loss(token_losses.detach())
 
 
 @EXERCISE.wrong("called all_reduce 2 times, expected once")
-def reduces_the_loss_too(token_losses: Any) -> Any:
+def reduces_the_loss_too(token_losses):
     """Not needed for the gradient."""
     dist.all_reduce(token_losses.detach().sum())
     return scaled_loss(token_losses)

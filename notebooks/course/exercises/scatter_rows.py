@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -69,7 +67,7 @@ def trial(t: Trial, most: int, columns: int) -> None:
 
 
 @EXERCISE.wrong("`part` has shape")
-def equal_parts(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
+def equal_parts(rows, counts, columns, rank, world_size):
     """As dist.scatter would."""
     size = sum(counts) // world_size
     return scatter_rows(
@@ -78,7 +76,7 @@ def equal_parts(rows: Any, counts: Any, columns: int, rank: int, world_size: int
 
 
 @EXERCISE.wrong("but the parts of the others are")
-def sends_everything(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
+def sends_everything(rows, counts, columns, rank, world_size):
     """Each takes his part himself."""
     if rank == 0:
         for other in range(1, world_size):
@@ -89,29 +87,22 @@ def sends_everything(rows: Any, counts: Any, columns: int, rank: int, world_size
     return rows.split(counts)[rank].clone()
 
 
-@EXERCISE.wrong("`part` is None, expected a tensor of shape (4, 3): no return?")
-def rank_0_returns_nothing(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
-    """Its own part is forgotten."""
-    part = scatter_rows(rows, counts, columns, rank, world_size)
-    return part if rank else None
+# Its own part is forgotten.
+EXERCISE.slip(
+    "rank_0_returns_nothing",
+    "`part` is None, expected a tensor of shape (4, 3): no return?",
+    ("return parts[0].clone()", "return None"),
+)
 
-
-@EXERCISE.wrong("waits in send for rank")
-def nobody_receives(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
-    """Half of it."""
-    if rank == 0:
-        return scatter_rows(rows, counts, columns, rank, world_size)
-    return torch.empty(counts[rank], columns)
+# Half of it.
+EXERCISE.slip("nobody_receives", "waits in send for rank", ("dist.recv(part, 0)", "pass"))
 
 
 @EXERCISE.wrong("raised AttributeError: 'NoneType' object has no attribute 'split'")
-def every_rank_cuts(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
+def every_rank_cuts(rows, counts, columns, rank, world_size):
     """Only rank 0 has rows."""
     return rows.split(counts)[rank]
 
 
-@EXERCISE.wrong("`part[0, 0]` is")
-def cuts_from_the_wrong_end(rows: Any, counts: Any, columns: int, rank: int, world_size: int) -> Any:
-    """The parts of other rows."""
-    rows = None if rows is None else rows.flip(0)
-    return scatter_rows(rows, counts, columns, rank, world_size)
+# The parts of other rows.
+EXERCISE.slip("cuts_from_the_wrong_end", "`part[0, 0]` is", ("rows.split(counts)", "rows.flip(0).split(counts)"))

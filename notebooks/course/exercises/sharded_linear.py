@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -76,33 +74,30 @@ def best(world_size: int, rows: int, columns: int, batch: int) -> Cost:
     return Cost(2, 2 * (4 * rows * columns * (world_size - 1)))
 
 
-@EXERCISE.wrong("summed, not averaged?")
-def sums(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
-    """No division."""
-    outputs, gradient = sharded_linear(shard, shape, inputs, output_gradient, world_size)
-    return outputs, gradient * world_size
+# No division.
+EXERCISE.slip("sums", "summed, not averaged?", (" / world_size", ""))
 
+# Nothing is reduced.
+EXERCISE.slip(
+    "keeps_its_own",
+    "this rank's gradient alone",
+    (
+        "dist.reduce_scatter_tensor(shard_gradient, gradient.flatten())",
+        "shard_gradient = gradient.flatten().chunk(world_size)[dist.get_rank()]",
+    ),
+    (" / world_size", ""),
+)
 
-@EXERCISE.wrong("this rank's gradient alone")
-def keeps_its_own(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
-    """Nothing is reduced."""
-    weight = torch.empty(shape)
-    dist.all_gather_into_tensor(weight.view(-1), shard)
-    gradient = (output_gradient.T @ inputs).flatten()
-    return inputs @ weight.T, gradient.chunk(world_size)[dist.get_rank()].clone()
-
-
-@EXERCISE.wrong("calls dist.all_reduce, which this exercise does not allow")
-def reduces_everything(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
-    """Every rank gets the whole gradient."""
-    outputs, _ = sharded_linear(shard, shape, inputs, output_gradient, world_size)
-    gradient = output_gradient.T @ inputs
-    dist.all_reduce(gradient)
-    return outputs, gradient.flatten().chunk(world_size)[dist.get_rank()] / world_size
+# Every rank gets the whole gradient.
+EXERCISE.slip(
+    "reduces_everything",
+    "calls dist.all_reduce, which this exercise does not allow",
+    ("dist.reduce_scatter_tensor(shard_gradient, gradient.flatten())", "dist.all_reduce(gradient)"),
+)
 
 
 @EXERCISE.wrong("the gradient's shard of rank 0")
-def takes_the_wrong_shard(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
+def takes_the_wrong_shard(shard, shape, inputs, output_gradient, world_size):
     """Everybody the first."""
     outputs, own = sharded_linear(shard, shape, inputs, output_gradient, world_size)
     whole = torch.empty(shape).flatten()
@@ -110,14 +105,14 @@ def takes_the_wrong_shard(shard: Any, shape: Any, inputs: Any, output_gradient: 
     return outputs, whole.chunk(world_size)[0].clone()
 
 
-@EXERCISE.wrong("returned a Tensor, expected (outputs, shard_gradient)")
-def returns_the_outputs_only(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
-    """Half of it."""
-    return sharded_linear(shard, shape, inputs, output_gradient, world_size)[0]
+# Half of it.
+EXERCISE.slip(
+    "returns_the_outputs_only",
+    "returned a Tensor, expected (outputs, shard_gradient)",
+    ("return outputs, shard_gradient / world_size", "return outputs"),
+)
 
-
-@EXERCISE.wrong("`outputs` has shape")
-def multiplies_by_the_shard(shard: Any, shape: Any, inputs: Any, output_gradient: Any, world_size: int) -> Any:
-    """Nothing is gathered."""
-    _, gradient = sharded_linear(shard, shape, inputs, output_gradient, world_size)
-    return inputs @ shard.view(-1, shape[1]).T, gradient
+# Nothing is gathered.
+EXERCISE.slip(
+    "multiplies_by_the_shard", "`outputs` has shape", ("inputs @ weight.T", "inputs @ shard.view(-1, shape[1]).T")
+)

@@ -197,172 +197,58 @@ def best(world_size: int, units: int, rows: int, batch: int) -> Cost:
     return Cost(3 * units, 3 * units * (size * (world_size - 1) // world_size))
 
 
-def _hooks(units: Any, before: Any, after: Any, before_backward: Any, after_backward: Any) -> None:
-    for i, unit in enumerate(units):
-        unit.register_forward_pre_hook(lambda *_, i=i: before(i))
-        unit.register_forward_hook(lambda *_, i=i: after(i))
-        unit.register_full_backward_pre_hook(lambda *_, i=i: before_backward(i))
-        unit.weight.register_post_accumulate_grad_hook(lambda _, i=i: after_backward(i))
-
-
-class _Right:
-    """The pieces of a right answer, of which each wrong one changes one."""
-
-    def __init__(self, units: Any, shards: Any) -> None:
-        self.units, self.shards = units, shards
-        self.gathers: dict[int, Any] = {}
-        _hooks(
-            units,
-            lambda i: self.use(i, i + 1),
-            self.free,
-            lambda i: self.use(i, i - 1),
-            self.after_backward,
-        )
-
-    def gather(self, i: int) -> None:
-        if i in range(len(self.units)) and i not in self.gathers:
-            weight = self.units[i].weight.data
-            weight.untyped_storage().resize_(weight.nbytes)
-            self.gathers[i] = dist.all_gather_into_tensor(weight.view(-1), self.shards[i].data, async_op=True)
-
-    def use(self, i: int, following: int) -> None:
-        self.gather(i)
-        self.gathers[i].wait()
-        self.gather(following)
-
-    def after_backward(self, i: int) -> None:
-        self.reduce(i)
-        self.free(i)
-
-    def free(self, i: int) -> None:
-        del self.gathers[i]
-        self.units[i].weight.untyped_storage().resize_(0)
-
-    def reduce(self, i: int) -> None:
-        whole, self.units[i].weight.grad = self.units[i].weight.grad, None
-        self.shards[i].grad = torch.empty_like(self.shards[i])
-        dist.reduce_scatter_tensor(self.shards[i].grad, whole.flatten())
-        self.shards[i].grad /= dist.get_world_size()
-
-
 @EXERCISE.wrong("forward of unit 0: its weight has no storage")
-def gathers_nothing(units: Any, shards: Any) -> None:
+def gathers_nothing(units, shards):
     """No hooks."""
 
 
-@EXERCISE.wrong("forward of unit 1: unit 0's weight still has its storage: free it")
-def never_frees(units: Any, shards: Any) -> None:
-    """The whole model is there after the first pass."""
+# The whole model is there after the first pass.
+EXERCISE.slip(
+    "never_frees",
+    "forward of unit 1: unit 0's weight still has its storage: free it",
+    ("units[i].weight.untyped_storage().resize_(0)", "pass"),
+)
 
-    class Wrong(_Right):
-        def free(self, i: int) -> None:
-            del self.gathers[i]
+# Each for itself.
+EXERCISE.slip("no_prefetch", "is not being gathered meanwhile", ("gather(following)", "pass"))
 
-    Wrong(units, shards)
+# Backward the next one is the one before.
+EXERCISE.slip(
+    "prefetches_forward_only",
+    "backward of unit 2: unit 1 is not being gathered meanwhile",
+    ("before(i, i - 1)", "before(i, i + 1)"),
+)
 
+# Nothing overlaps.
+EXERCISE.slip(
+    "waits_for_each", "all_gather without async_op=True", (", async_op=True", ""), ("gathers[i].wait()", "pass")
+)
 
-@EXERCISE.wrong("is not being gathered meanwhile")
-def no_prefetch(units: Any, shards: Any) -> None:
-    """Each for itself."""
+# Computes with what may not be there yet.
+EXERCISE.slip("never_waits", "its gather was not waited for", ("gathers[i].wait()", "pass"))
 
-    class Wrong(_Right):
-        def use(self, i: int, following: int) -> None:
-            super().use(i, -1)
+# No division.
+EXERCISE.slip("sums", "summed, not averaged?", ("shards[i].grad /= dist.get_world_size()", "pass"))
 
-    Wrong(units, shards)
+# The rank's own part of its own gradient.
+EXERCISE.slip(
+    "reduces_nothing",
+    "this rank's gradient alone",
+    (
+        "dist.reduce_scatter_tensor(shards[i].grad, units[i].weight.grad.flatten())",
+        "shards[i].grad = units[i].weight.grad.flatten().chunk(dist.get_world_size())[dist.get_rank()].clone()",
+    ),
+    ("shards[i].grad /= dist.get_world_size()", "pass"),
+)
 
+# As ZeRO-1 does.
+EXERCISE.slip(
+    "keeps_whole_gradients", "unit 0's weight still has its whole `grad`", ("units[i].weight.grad = None", "pass")
+)
 
-@EXERCISE.wrong("backward of unit 2: unit 1 is not being gathered meanwhile")
-def prefetches_forward_only(units: Any, shards: Any) -> None:
-    """Backward the next one is the one before."""
-
-    class Wrong(_Right):
-        def use(self, i: int, following: int) -> None:
-            super().use(i, i + 1)
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("all_gather without async_op=True")
-def waits_for_each(units: Any, shards: Any) -> None:
-    """Nothing overlaps."""
-
-    class Wrong(_Right):
-        def gather(self, i: int) -> None:
-            if i in range(len(units)) and i not in self.gathers:
-                weight = units[i].weight.data
-                weight.untyped_storage().resize_(weight.nbytes)
-                dist.all_gather_into_tensor(weight.view(-1), shards[i].data)
-                self.gathers[i] = None
-
-        def use(self, i: int, following: int) -> None:
-            self.gather(i)
-            self.gather(following)
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("its gather was not waited for")
-def never_waits(units: Any, shards: Any) -> None:
-    """Computes with what may not be there yet."""
-
-    class Wrong(_Right):
-        def use(self, i: int, following: int) -> None:
-            self.gather(i)
-            self.gather(following)
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("summed, not averaged?")
-def sums(units: Any, shards: Any) -> None:
-    """No division."""
-
-    class Wrong(_Right):
-        def reduce(self, i: int) -> None:
-            super().reduce(i)
-            self.shards[i].grad *= dist.get_world_size()
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("this rank's gradient alone")
-def reduces_nothing(units: Any, shards: Any) -> None:
-    """The rank's own part of its own gradient."""
-
-    class Wrong(_Right):
-        def reduce(self, i: int) -> None:
-            whole, units[i].weight.grad = units[i].weight.grad, None
-            shards[i].grad = whole.flatten().chunk(dist.get_world_size())[dist.get_rank()].clone()
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("unit 0's weight still has its whole `grad`")
-def keeps_whole_gradients(units: Any, shards: Any) -> None:
-    """As ZeRO-1 does."""
-
-    class Wrong(_Right):
-        def reduce(self, i: int) -> None:
-            whole = units[i].weight.grad
-            super().reduce(i)
-            units[i].weight.grad = whole
-
-    Wrong(units, shards)
-
-
-@EXERCISE.wrong("unit 0's weight still has its storage after backward")
-def frees_forward_only(units: Any, shards: Any) -> None:
-    """The first unit stays, for no other comes after it."""
-
-    class Wrong(_Right):
-        def reduce(self, i: int) -> None:
-            super().reduce(i)
-            self.gathers.setdefault(i, None)
-
-        def free(self, i: int) -> None:
-            if units[i].weight.grad is None and shards[i].grad is not None and i == 0:
-                return
-            super().free(i)
-
-    Wrong(units, shards)
+# The first unit stays, for no other comes after it.
+EXERCISE.slip(
+    "frees_forward_only",
+    "unit 0's weight still has its storage after backward",
+    ("resize_(0)", "resize_(0 if shards[0].grad is None else units[i].weight.nbytes)"),
+)

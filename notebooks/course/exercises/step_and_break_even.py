@@ -81,36 +81,27 @@ def trial(
     t.require(least == expected, f"the smallest batch is {least}, expected {expected}{said}")
 
 
-@EXERCISE.wrong("samples are whole, and the largest share decides")
-def fractions_of_samples(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """As if a sample could be cut."""
-    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    return step_s + (batch / ranks - math.ceil(batch / ranks)) * sample_s, least
+# As if a sample could be cut.
+EXERCISE.slip(
+    "fractions_of_samples",
+    "samples are whole, and the largest share decides",
+    ("math.ceil(batch / ranks)", "batch / ranks"),
+)
 
+# A reduce-scatter only.
+EXERCISE.slip("once_around", "a ring all-reduce has 2 (n − 1) messages", ("2 * (ranks - 1)", "(ranks - 1)"))
 
-@EXERCISE.wrong("a ring all-reduce has 2 (n − 1) messages")
-def once_around(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """A reduce-scatter only."""
-    return step_and_break_even(batch, ranks, sample_s, parameter_bytes / 2, latency_s / 2, byte_s)
+# As if all were hidden.
+EXERCISE.slip(
+    "the_longer_of_both",
+    "nothing hides behind computing, so the two add up",
+    ("math.ceil(batch / ranks) * sample_s + ring_s", "max(math.ceil(batch / ranks) * sample_s, ring_s)"),
+)
 
+# All ranks have as much.
+EXERCISE.slip(
+    "full_shares", "a smaller one has a rank with as many samples", ("(share - 1) * ranks + 1", "share * ranks")
+)
 
-@EXERCISE.wrong("nothing hides behind computing, so the two add up")
-def the_longer_of_both(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """As if all were hidden."""
-    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    compute_s = math.ceil(batch / ranks) * sample_s
-    return max(compute_s, step_s - compute_s), least
-
-
-@EXERCISE.wrong("a smaller one has a rank with as many samples")
-def full_shares(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """All ranks have as much."""
-    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    return step_s, math.ceil(least / ranks) * ranks
-
-
-@EXERCISE.wrong("that is the share of one rank")
-def share_of_one(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s):
-    """Not the batch."""
-    step_s, least = step_and_break_even(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    return step_s, math.ceil(least / ranks)
+# Not the batch.
+EXERCISE.slip("share_of_one", "that is the share of one rank", ("(share - 1) * ranks + 1", "share"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -76,46 +74,35 @@ def trial(t: Trial, losses: tuple[tuple[float, ...], ...], limit: float) -> None
     t.require(calls <= steps, f"called all_reduce {calls} times in {steps} steps, expected one a step")
 
 
-@EXERCISE.wrong("a hang: rank 1 waits in all_reduce for the other ranks")
-def as_it_was(losses: Any, limit: float) -> Any:
-    """The hang."""
-    steps = 0
-    for loss in losses:
-        total = torch.tensor(loss)
-        dist.all_reduce(total)
-        steps += 1
-        if loss < limit:
-            break
-    return steps
+# The hang.
+EXERCISE.slip(
+    "as_it_was",
+    "a hang: rank 1 waits in all_reduce for the other ranks",
+    ("total / dist.get_world_size() < limit", "loss < limit"),
+)
 
 
 @EXERCISE.wrong("did 5 steps, expected 4")
-def compares_the_sum(losses: Any, limit: float) -> Any:
+def compares_the_sum(losses, limit):
     """No division."""
     return stop_together([loss * dist.get_world_size() for loss in losses], limit)
 
 
 @EXERCISE.wrong("did 5 steps, expected 4")
-def never_stops(losses: Any, limit: float) -> Any:
+def never_stops(losses, limit):
     """No hang, and no early end."""
     return stop_together(losses, -1.0)
 
 
 @EXERCISE.wrong("did 3 steps, expected 4")
-def counts_one_less(losses: Any, limit: float) -> Any:
+def counts_one_less(losses, limit):
     """Off by one."""
     return stop_together(losses, limit) - 1
 
 
-@EXERCISE.wrong("called all_reduce 8 times in 4 steps, expected one a step")
-def asks_twice(losses: Any, limit: float) -> Any:
-    """A second all-reduce for the decision."""
-    steps = 0
-    for loss in losses:
-        dist.all_reduce(torch.tensor(loss))
-        total = torch.tensor(loss)
-        dist.all_reduce(total)
-        steps += 1
-        if total / dist.get_world_size() < limit:
-            break
-    return steps
+# A second all-reduce for the decision.
+EXERCISE.slip(
+    "asks_twice",
+    "called all_reduce 8 times in 4 steps, expected one a step",
+    ("dist.all_reduce(total)", "dist.all_reduce(total.clone()), dist.all_reduce(total)"),
+)

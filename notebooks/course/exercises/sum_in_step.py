@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -67,7 +65,7 @@ def trial(t: Trial, counts: tuple[int, ...]) -> None:
 
 
 @EXERCISE.wrong("a hang: rank 1 waits in all_reduce for the other ranks")
-def as_it_was(batches: Any) -> Any:
+def as_it_was(batches):
     """The hang."""
     totals = []
     for batch in batches:
@@ -78,7 +76,7 @@ def as_it_was(batches: Any) -> Any:
 
 
 @EXERCISE.wrong("raised IndexError")
-def takes_the_most(batches: Any) -> Any:
+def takes_the_most(batches):
     """MAX in the place of MIN."""
     steps = torch.tensor(len(batches))
     dist.all_reduce(steps, op=dist.ReduceOp.MAX)
@@ -91,14 +89,14 @@ def takes_the_most(batches: Any) -> Any:
 
 
 @EXERCISE.wrong("returned 4 totals, expected 3, the fewest batches of any rank")
-def goes_on_alone(batches: Any) -> Any:
+def goes_on_alone(batches):
     """What is left is added up by nobody."""
     totals = sum_in_step(batches)
     return totals + [batch.clone() for batch in batches[len(totals) :]]
 
 
 @EXERCISE.wrong("`batches[0]` was changed")
-def adds_in_place(batches: Any) -> Any:
+def adds_in_place(batches):
     """No clone."""
     totals = sum_in_step(batches)
     for batch, total in zip(batches, totals, strict=False):
@@ -107,6 +105,6 @@ def adds_in_place(batches: Any) -> Any:
 
 
 @EXERCISE.wrong("nothing has changed it")
-def does_not_add(batches: Any) -> Any:
+def does_not_add(batches):
     """No hang, and no sum."""
     return batches[: len(sum_in_step(batches))]

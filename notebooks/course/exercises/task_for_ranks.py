@@ -7,7 +7,6 @@ import itertools
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any
 
 from course.exercises.base import Exercise
 from course.exercises.trial import Trial
@@ -89,7 +88,7 @@ def trial(t: Trial, lines: int, world_size: int) -> None:
 
 
 @EXERCISE.wrong("`task` cannot be sent: cannot pickle")
-def as_it_was(path: str, world_size: int) -> Any:
+def as_it_was(path, world_size):
     """Unrepaired."""
     lock = threading.Lock()
     numbers = (float(line) for line in Path(path).read_text().split())
@@ -102,33 +101,33 @@ def as_it_was(path: str, world_size: int) -> Any:
 
 
 @EXERCISE.wrong("`task` cannot be sent: cannot pickle 'generator' object")
-def keeps_the_generator(path: str, world_size: int) -> Any:
+def keeps_the_generator(path, world_size):
     """Only the lock is gone."""
     numbers = (float(line) for line in Path(path).read_text().split())
     return lambda rank: sum(itertools.islice(numbers, rank, None, world_size))
 
 
 @EXERCISE.wrong("`task(0)` is 0 in its second call")
-def an_iterator(path: str, world_size: int) -> Any:
+def an_iterator(path, world_size):
     """An iterator of a list can be sent, but is used up."""
     numbers = iter([float(line) for line in Path(path).read_text().split()])
     return lambda rank: sum(itertools.islice(numbers, rank, None, world_size))
 
 
 @EXERCISE.wrong("that is the sum of all")
-def forgets_the_rank(path: str, world_size: int) -> Any:
+def forgets_the_rank(path, world_size):
     """Every rank does everything."""
     return lambda rank: sum(map(float, Path(path).read_text().split()))
 
 
 @EXERCISE.wrong("returned a float, expected a function of the rank")
-def calls_it(path: str, world_size: int) -> Any:
+def calls_it(path, world_size):
     """No function is left to be sent."""
     return sum(map(float, Path(path).read_text().split()))
 
 
 @EXERCISE.wrong("`task(0)` is None, expected")
-def returns_nothing(path: str, world_size: int) -> Any:
+def returns_nothing(path, world_size):
     """No return in the task."""
 
     def task(rank: int) -> None:

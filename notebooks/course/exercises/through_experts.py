@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,26 +96,26 @@ def best(world_size: int, positions: int, width: int) -> Cost:
 
 
 @EXERCISE.wrong("this rank's own expert did it")
-def stays_at_home(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+def stays_at_home(x, chosen, work):
     """No communication."""
     return work(x)
 
 
 @EXERCISE.wrong("in the order in which they were sent, not in that of the positions")
-def forgets_the_order(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+def forgets_the_order(x, chosen, work):
     """Comes back sorted by experts."""
     return through_experts(x, chosen, work)[chosen.argsort(stable=True)]
 
 
 @EXERCISE.wrong("sorted twice")
-def sorts_twice(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+def sorts_twice(x, chosen, work):
     """By the same order again."""
     order = chosen.argsort(stable=True)
     return through_experts(x, chosen, work)[order][order]
 
 
 @EXERCISE.wrong("calls dist.all_gather, which this exercise does not allow")
-def gathers_all(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+def gathers_all(x, chosen, work):
     """Every position to every rank."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)
@@ -124,7 +123,7 @@ def gathers_all(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
 
 
 @EXERCISE.wrong("failed: RuntimeError")
-def equal_parts(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
+def equal_parts(x, chosen, work):
     """As if as many came as go."""
     n = dist.get_world_size()
     order = chosen.argsort(stable=True)
@@ -135,6 +134,6 @@ def equal_parts(x: Any, chosen: Any, work: Callable[..., Any]) -> Any:
 
 
 @EXERCISE.wrong("no return?")
-def returns_nothing(x: Any, chosen: Any, work: Callable[..., Any]) -> None:
+def returns_nothing(x, chosen, work):
     """No return."""
     through_experts(x, chosen, work)

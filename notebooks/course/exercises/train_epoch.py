@@ -87,49 +87,30 @@ def trial(t: Trial, sizes: tuple[int, ...]) -> None:
         t.equal(f"loss of epoch {epoch}", torch.tensor(found), torch.tensor(true), known=known)
 
 
-@EXERCISE.wrong("`weight after epoch 0[")
-def never_forgets(model: Any, optimizer: Any, batches: Any) -> Any:
-    """No zero_grad: gradients of all steps add up."""
-    total, samples = 0.0, 0
-    for images, labels in batches:
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        total += loss.item() * len(labels)
-        samples += len(labels)
-    return total / samples
+# No zero_grad: gradients of all steps add up.
+EXERCISE.slip("never_forgets", "`weight after epoch 0[", ("optimizer.zero_grad()", "pass"))
 
+# The optimizer is not called.
+EXERCISE.slip("takes_no_step", "nothing has changed it", ("optimizer.step()", "pass"))
 
-@EXERCISE.wrong("nothing has changed it")
-def takes_no_step(model: Any, optimizer: Any, batches: Any) -> Any:
-    """The optimizer is not called."""
-    for images, labels in batches:
-        loss = cross_entropy(model(images), labels)
-        optimizer.zero_grad()
-        loss.backward()
-    return loss.item()
+# As many a tutorial prints it.
+EXERCISE.slip("the_last_batch", "that is the loss of the last batch", ("return total / samples", "return loss.item()"))
 
+# Every batch counts alike.
+EXERCISE.slip(
+    "mean_of_means",
+    "a mean over batches, and they are not equally large",
+    ("loss.item() * len(labels)", "loss.item()"),
+    ("samples += len(labels)", "samples += 1"),
+)
 
-@EXERCISE.wrong("that is the loss of the last batch")
-def the_last_batch(model: Any, optimizer: Any, batches: Any) -> Any:
-    """As many a tutorial prints it."""
-    return _plain(model, optimizer, batches)[-1]
+# Not divided.
+EXERCISE.slip(
+    "the_sum",
+    "that is the sum over the batches",
+    ("loss.item() * len(labels)", "loss.item()"),
+    ("return total / samples", "return total"),
+)
 
-
-@EXERCISE.wrong("a mean over batches, and they are not equally large")
-def mean_of_means(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Every batch counts alike."""
-    losses = _plain(model, optimizer, batches)
-    return sum(losses) / len(losses)
-
-
-@EXERCISE.wrong("that is the sum over the batches")
-def the_sum(model: Any, optimizer: Any, batches: Any) -> Any:
-    """Not divided."""
-    return sum(_plain(model, optimizer, batches))
-
-
-@EXERCISE.wrong("returned a Tensor, expected a float")
-def keeps_the_graph(model: Any, optimizer: Any, batches: Any) -> Any:
-    """No item()."""
-    return torch.tensor(_plain(model, optimizer, batches)).mean()
+# No item().
+EXERCISE.slip("keeps_the_graph", "returned a Tensor, expected a float", ("loss.item()", "loss"))

@@ -133,43 +133,30 @@ def _put_back(t: Trial, state: dict[str, Any], network: Any, optimizer: Any, sch
         torch.set_rng_state(state["rng"])
 
 
-@EXERCISE.wrong("the keys under `model` begin with `module.`")
-def saves_the_wrapper(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
-    """The keys are DDP's."""
-    return training_state(_Wrapped(model), optimizer, scheduler, epoch)
+# The keys are DDP's.
+EXERCISE.slip(
+    "saves_the_wrapper",
+    "the keys under `model` begin with `module.`",
+    ("model.module.state_dict()", "model.state_dict()"),
+)
 
 
 @EXERCISE.wrong("what the dict holds has changed while training went on")
-def takes_no_copy(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
+def takes_no_copy(model, optimizer, scheduler, epoch):
     """References."""
     return training_state(model, optimizer, scheduler, epoch) | {"model": model.module.state_dict()}
 
 
-@EXERCISE.wrong('the dict has no "optimizer"')
-def forgets_the_momentum(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
-    """The curves part."""
-    state = training_state(model, optimizer, scheduler, epoch)
-    del state["optimizer"]
-    return state
+# The curves part.
+EXERCISE.slip("forgets_the_momentum", 'the dict has no "optimizer"', ('"optimizer": optimizer.state_dict(),', ""))
 
+# Dropout draws other masks.
+EXERCISE.slip("forgets_the_random_numbers", 'the dict has no "rng"', ('"rng": torch.get_rng_state(),', ""))
 
-@EXERCISE.wrong('the dict has no "rng"')
-def forgets_the_random_numbers(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
-    """Dropout draws other masks."""
-    state = training_state(model, optimizer, scheduler, epoch)
-    del state["rng"]
-    return state
+# The learning rate begins anew.
+EXERCISE.slip("forgets_the_scheduler", 'the dict has no "scheduler"', ('"scheduler": scheduler.state_dict(),', ""))
 
-
-@EXERCISE.wrong('the dict has no "scheduler"')
-def forgets_the_scheduler(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
-    """The learning rate begins anew."""
-    state = training_state(model, optimizer, scheduler, epoch)
-    del state["scheduler"]
-    return state
-
-
-@EXERCISE.wrong("`epoch` is 0, expected 1: the first that is still to be done")
-def repeats_an_epoch(model: Any, optimizer: Any, scheduler: Any, epoch: int) -> Any:
-    """The one that is done."""
-    return training_state(model, optimizer, scheduler, epoch - 1)
+# The one that is done.
+EXERCISE.slip(
+    "repeats_an_epoch", "`epoch` is 0, expected 1: the first that is still to be done", ("epoch + 1", "epoch")
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,74 +80,34 @@ def trial(t: Trial, batch: int, width: int) -> None:
         t.equal("loss", torch.tensor(found), loss.detach())
 
 
-@EXERCISE.wrong("`stage.0.weight.grad` is None: backward has not come to this stage")
-def no_backward_on_rank_0(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """The first stage never learns."""
-    if rank == 0:
-        hidden = stage(inputs)
-        dist.send(hidden.detach(), 1)
-        dist.recv(torch.empty(hidden_shape), 1)
-        return None
-    return two_stages(stage, inputs, targets, hidden_shape, rank)
+# The first stage never learns.
+EXERCISE.slip(
+    "no_backward_on_rank_0",
+    "`stage.0.weight.grad` is None: backward has not come to this stage",
+    ("hidden.backward(gradient)", "pass"),
+)
 
+# What was received is no leaf that asks for a gradient.
+EXERCISE.slip("no_gradient_for_what_came", "raised", ("hidden.requires_grad_()", "pass"))
 
-@EXERCISE.wrong("raised")
-def no_gradient_for_what_came(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """What was received is no leaf that asks for a gradient."""
-    if rank == 0:
-        return two_stages(stage, inputs, targets, hidden_shape, rank)
-    hidden = torch.empty(hidden_shape)
-    dist.recv(hidden, 0)
-    loss = mse_loss(stage(hidden), targets)
-    loss.backward()
-    dist.send(hidden.grad, 0)
-    return loss.item()
+# As if the loss were the sum of what was sent.
+EXERCISE.slip(
+    "sends_ones_back",
+    "`stage.0.weight.grad[0, 0]` is",
+    ("dist.send(hidden.grad, 0)", "dist.send(torch.ones(hidden_shape), 0)"),
+)
 
+# Rank 1 keeps the gradient to itself.
+EXERCISE.slip("nothing_comes_back", "a hang: rank", ("dist.send(hidden.grad, 0)", "pass"))
 
-@EXERCISE.wrong("`stage.0.weight.grad[0, 0]` is")
-def sends_ones_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """As if the loss were the sum of what was sent."""
-    if rank == 0:
-        return two_stages(stage, inputs, targets, hidden_shape, rank)
-    hidden = torch.empty(hidden_shape)
-    dist.recv(hidden, 0)
-    hidden.requires_grad_()
-    loss = mse_loss(stage(hidden), targets)
-    loss.backward()
-    dist.send(torch.ones(hidden_shape), 0)
-    return loss.item()
+# No float.
+EXERCISE.slip(
+    "returns_a_tensor", "returned a Tensor, expected the loss as a float", ("return loss.item()", "return loss")
+)
 
-
-@EXERCISE.wrong("a hang: rank")
-def nothing_comes_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """Rank 1 keeps the gradient to itself."""
-    if rank == 0:
-        return two_stages(stage, inputs, targets, hidden_shape, rank)
-    hidden = torch.empty(hidden_shape)
-    dist.recv(hidden, 0)
-    hidden.requires_grad_()
-    loss = mse_loss(stage(hidden), targets)
-    loss.backward()
-    return loss.item()
-
-
-@EXERCISE.wrong("returned a Tensor, expected the loss as a float")
-def returns_a_tensor(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """No float."""
-    loss = two_stages(stage, inputs, targets, hidden_shape, rank)
-    return None if loss is None else torch.tensor(loss)
-
-
-@EXERCISE.wrong("5 times what it should be")
-def sends_the_sum_back(stage: Any, inputs: Any, targets: Any, hidden_shape: Any, rank: int) -> Any:
-    """A mean over the batch is forgotten."""
-    if rank == 0:
-        return two_stages(stage, inputs, targets, hidden_shape, rank)
-    hidden = torch.empty(hidden_shape)
-    dist.recv(hidden, 0)
-    hidden.requires_grad_()
-    loss = mse_loss(stage(hidden), targets)
-    loss.backward()
-    assert hidden.grad is not None
-    dist.send(hidden.grad * len(hidden), 0)
-    return loss.item()
+# A mean over the batch is forgotten.
+EXERCISE.slip(
+    "sends_the_sum_back",
+    "5 times what it should be",
+    ("dist.send(hidden.grad, 0)", "dist.send(hidden.grad * len(hidden), 0)"),
+)

@@ -63,34 +63,24 @@ def trial(t: Trial, entered: tuple[float, ...], ended: tuple[float, ...]) -> Non
         t.require(is_right, f"rank {rank} has {tuple(pair)}, expected {expected}{said}")
 
 
-@EXERCISE.wrong("nobody has waited here")
-def all_is_transfer(entered, ended):
-    """What a profiler of one rank shows."""
-    return [(0.0, went - came) for came, went in zip(entered, ended, strict=True)]
+# What a profiler of one rank shows.
+EXERCISE.slip("all_is_transfer", "nobody has waited here", ("full - came, went - full", "0.0, went - came"))
 
+# Transfer first.
+EXERCISE.slip("swapped", "the other way round", ("full - came, went - full", "went - full, full - came"))
 
-@EXERCISE.wrong("the other way round")
-def swapped(entered, ended):
-    """Transfer first."""
-    return [(went - max(entered), max(entered) - came) for came, went in zip(entered, ended, strict=True)]
+# The two do not add up to the whole.
+EXERCISE.slip("counts_twice", "transfer begins when the last rank has come", ("went - full", "went - came"))
 
+# The late rank is said to wait.
+EXERCISE.slip(
+    "since_the_first",
+    "it is the last rank that waits for nobody, not the first",
+    ("full - came, went - full", "came - min(entered), went - came"),
+)
 
-@EXERCISE.wrong("transfer begins when the last rank has come")
-def counts_twice(entered, ended):
-    """The two do not add up to the whole."""
-    return [(max(entered) - came, went - came) for came, went in zip(entered, ended, strict=True)]
-
-
-@EXERCISE.wrong("it is the last rank that waits for nobody, not the first")
-def since_the_first(entered, ended):
-    """The late rank is said to wait."""
-    return [(came - min(entered), went - came) for came, went in zip(entered, ended, strict=True)]
-
-
-@EXERCISE.wrong("expected a pair")
-def one_number(entered, ended):
-    """Waiting alone."""
-    return [max(entered) - came for came in entered]
+# Waiting alone.
+EXERCISE.slip("one_number", "expected a pair", ("(full - came, went - full)", "full - came"))
 
 
 @EXERCISE.wrong("returned a NoneType, expected a list of pairs")

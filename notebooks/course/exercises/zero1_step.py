@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 
@@ -81,45 +79,29 @@ def best(world_size: int, size: int, lr: float) -> Cost:
     return Cost(4, 4 * half)
 
 
-def _step(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int, divisor: float) -> Any:
-    mean = torch.empty_like(momentum)
-    dist.reduce_scatter_tensor(mean, gradient)
-    momentum.mul_(0.9).add_(mean / divisor)
-    return weights.chunk(world_size)[rank] - lr * momentum
+# No division.
+EXERCISE.slip("sums", "the gradients are summed, not averaged?", ("mean /= world_size", "pass"))
 
+# The others' weights stay old.
+EXERCISE.slip(
+    "does_not_gather",
+    "only this rank's share is new",
+    ("dist.all_gather_into_tensor(weights, share)", "weights.chunk(world_size)[rank].copy_(share)"),
+)
 
-@EXERCISE.wrong("the gradients are summed, not averaged?")
-def sums(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int) -> None:
-    """No division."""
-    share = _step(weights, gradient, momentum, lr, rank, world_size, 1)
-    dist.all_gather_into_tensor(weights, share)
+# As without ZeRO.
+EXERCISE.slip(
+    "reduces_everything",
+    "calls dist.all_reduce, which this exercise does not allow",
+    ("dist.reduce_scatter_tensor(mean, gradient)", "dist.all_reduce(gradient)"),
+)
 
+# The optimizer forgets: seen in the second step.
+EXERCISE.slip("plain_sgd", "without momentum", ("momentum.mul_(0.9).add_(mean)", "momentum.copy_(mean)"))
 
-@EXERCISE.wrong("only this rank's share is new")
-def does_not_gather(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int) -> None:
-    """The others' weights stay old."""
-    share = _step(weights, gradient, momentum, lr, rank, world_size, world_size)
-    weights.chunk(world_size)[rank].copy_(share)
-
-
-@EXERCISE.wrong("calls dist.all_reduce, which this exercise does not allow")
-def reduces_everything(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int) -> None:
-    """As without ZeRO."""
-    dist.all_reduce(gradient)
-    momentum.mul_(0.9).add_(gradient.chunk(world_size)[rank] / world_size)
-    dist.all_gather_into_tensor(weights, weights.chunk(world_size)[rank] - lr * momentum)
-
-
-@EXERCISE.wrong("without momentum")
-def plain_sgd(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int) -> None:
-    """The optimizer forgets: seen in the second step."""
-    momentum.zero_()
-    share = _step(weights, gradient, momentum, lr, rank, world_size, world_size)
-    dist.all_gather_into_tensor(weights, share)
-
-
-@EXERCISE.wrong("`momentum (step 0)[0]` is 0")
-def keeps_no_momentum(weights: Any, gradient: Any, momentum: Any, lr: float, rank: int, world_size: int) -> None:
-    """A copy is updated."""
-    share = _step(weights, gradient, momentum.clone(), lr, rank, world_size, world_size)
-    dist.all_gather_into_tensor(weights, share)
+# A copy is updated.
+EXERCISE.slip(
+    "keeps_no_momentum",
+    "`momentum (step 0)[0]` is 0",
+    ("momentum.mul_(0.9).add_(mean)", "momentum = 0.9 * momentum + mean"),
+)

@@ -90,40 +90,40 @@ def _without_weights(stage: int, stages: int, micro_batches: int) -> list[tuple[
 
 
 @EXERCISE.wrong("every W follows its B at once")
-def at_once(stage: int, stages: int, micro_batches: int) -> Any:
+def at_once(stage, stages, micro_batches):
     """Split, but not put off."""
     order = _without_weights(stage, stages, micro_batches)
     return [one for f in order for one in ([f, ("W", f[1])] if f[0] == "B" else [f])]
 
 
 @EXERCISE.wrong("micro-batches, expected 2 at most: from F to W")
-def all_at_the_end(stage: int, stages: int, micro_batches: int) -> Any:
+def all_at_the_end(stage, stages, micro_batches):
     """No bubble, and as much memory as GPipe."""
     return _without_weights(stage, stages, micro_batches) + [("W", i) for i in range(micro_batches)]
 
 
 @EXERCISE.wrong("('W', 0) is missing")
-def forgets_the_weights(stage: int, stages: int, micro_batches: int) -> Any:
+def forgets_the_weights(stage, stages, micro_batches):
     """1F1B's list."""
     return _without_weights(stage, stages, micro_batches)
 
 
 @EXERCISE.wrong("is missing")
-def forgets_the_rest(stage: int, stages: int, micro_batches: int) -> Any:
+def forgets_the_rest(stage, stages, micro_batches):
     """What was put off and never done."""
     order = zero_bubble(stage, stages, micro_batches)
     return order[: len(order) - min(stage, micro_batches)]
 
 
 @EXERCISE.wrong("comes before ('B', ")
-def weights_first(stage: int, stages: int, micro_batches: int) -> Any:
+def weights_first(stage, stages, micro_batches):
     """There are no output gradients yet."""
     order = _without_weights(stage, stages, micro_batches)
     return [one for f in order for one in ([("W", f[1]), f] if f[0] == "B" else [f])]
 
 
 @EXERCISE.wrong("the step takes 27 passes, expected 26")
-def puts_off_too_few(stage: int, stages: int, micro_batches: int) -> Any:
+def puts_off_too_few(stage, stages, micro_batches):
     """One W at most, however many stages come before."""
     order = _without_weights(stage, stages, micro_batches)
     late = min(stage, 1)
@@ -133,7 +133,7 @@ def puts_off_too_few(stage: int, stages: int, micro_batches: int) -> Any:
 
 
 @EXERCISE.wrong("deadlock: rank 0 is blocked before ")
-def in_a_circle(stage: int, stages: int, micro_batches: int) -> Any:
+def in_a_circle(stage, stages, micro_batches):
     """The first stage takes its micro-batches from the last to the first one."""
     order = zero_bubble(stage, stages, micro_batches)
     return [(kind, i if stage else micro_batches - 1 - i) for kind, i in order]

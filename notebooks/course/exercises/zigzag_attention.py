@@ -115,58 +115,32 @@ def best(world_size: int, length: int, width: int) -> Cost:
     return Cost(world_size - 1, (world_size - 1) * 2 * 4 * 2 * length * width)
 
 
-def _all(k: Any, v: Any, rank: int, world_size: int) -> Any:
-    """Return the keys and values of all ranks, by rank."""
-    block, blocks = torch.stack([k, v]), {}
-    for step in range(world_size):
-        blocks[(rank - step) % world_size] = block
-        if step < world_size - 1:
-            arrived = torch.empty_like(block)
-            sending = dist.isend(block, (rank + 1) % world_size)
-            dist.recv(arrived, (rank - 1) % world_size)
-            sending.wait()
-            block = arrived
-    return [torch.cat([blocks[other][part] for other in range(world_size)]) for part in (0, 1)]
+# As in the exercise before.
+EXERCISE.slip(
+    "not_causal", "every query sees every key", ("scores.masked_fill(keys > queries[:, None], -torch.inf)", "scores")
+)
 
-
-def _keys(world_size: int, length: int) -> Any:
-    return torch.cat([_positions(rank, world_size, length) for rank in range(world_size)])
-
-
-@EXERCISE.wrong("every query sees every key")
-def not_causal(q: Any, k: Any, v: Any, rank: int, world_size: int) -> Any:
-    """As in the exercise before."""
-    ks, vs = _all(k, v, rank, world_size)
-    return _gathered(q, ks, vs, torch.ones(len(q), len(ks), dtype=torch.bool))
-
-
-@EXERCISE.wrong("masked as if the sequence were cut in order")
-def in_order(q: Any, k: Any, v: Any, rank: int, world_size: int) -> Any:
-    """The wrong positions."""
-    ks, vs = _all(k, v, rank, world_size)
-    keys = torch.arange(len(ks))
-    return _gathered(q, ks, vs, keys.view(world_size, -1)[rank][:, None] >= keys)
+# The wrong positions.
+EXERCISE.slip(
+    "in_order",
+    "masked as if the sequence were cut in order",
+    ("pieces[rank], pieces[-1 - rank]", "pieces[2 * rank], pieces[2 * rank + 1]"),
+)
 
 
 @EXERCISE.wrong("this rank's keys and values only")
-def stays_at_home(q: Any, k: Any, v: Any, rank: int, world_size: int) -> Any:
+def stays_at_home(q, k, v, rank, world_size):
     """Local attention."""
     own = _positions(rank, world_size, len(q) // 2)
     return _gathered(q, k, v, own[:, None] >= own)
 
 
-@EXERCISE.wrong("a query does not see its own position")
-def strictly_before(q: Any, k: Any, v: Any, rank: int, world_size: int) -> Any:
-    """All but itself; the first sees itself, or nothing would be left."""
-    ks, vs = _all(k, v, rank, world_size)
-    keys, own = _keys(world_size, len(q) // 2), _positions(rank, world_size, len(q) // 2)
-    found = _gathered(q, ks, vs, own[:, None] > keys)
-    return torch.where(own[:, None] == 0, v[:1], found)
+# All but itself; the first sees itself, or nothing would be left.
+EXERCISE.slip(
+    "strictly_before",
+    "a query does not see its own position",
+    ("keys > queries[:, None], -torch.inf", "(keys >= queries[:, None]) & (keys > 0), -1e9"),
+)
 
-
-@EXERCISE.wrong("has a query seen nothing yet?")
-def own_block_last(q: Any, k: Any, v: Any, rank: int, world_size: int) -> Any:
-    """A quotient of two zeros."""
-    ks, vs = _all(k, v, rank, world_size)
-    keys, own = _keys(world_size, len(q) // 2), _positions(rank, world_size, len(q) // 2)
-    return _gathered(q, ks, vs, own[:, None] > keys)
+# A quotient of two zeros.
+EXERCISE.slip("own_block_last", "has a query seen nothing yet?", ("keys > queries", "keys >= queries"))
