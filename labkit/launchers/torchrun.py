@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import psutil
 
@@ -30,6 +30,7 @@ from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.private import private
+from labkit.protocol import former_names
 from labkit.rank.device import usable_gpus
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.system import host, require_posix
@@ -68,10 +69,12 @@ class Torchrun(Launcher):
         rdzv_endpoint: str | None = None,
         max_restarts: int = 0,
         folder: str | os.PathLike[str] = "labkit-runs",
+        **former: Never,
     ) -> None:
         if ranks_per_node is None:
             ranks_per_node = check_world_size(None, usable_gpus())
         with naming("bad_argument"):
+            former_names.refuse("Torchrun", former)
             check_whole("nodes", nodes)
             check_whole("ranks_per_node", ranks_per_node)
             check_whole("max_restarts", max_restarts, least=0)

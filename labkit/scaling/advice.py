@@ -9,7 +9,7 @@ import dataclasses
 import html
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.hardware import Device, Link, device_of, link_of
 from labkit.comparison.reading import measured
 from labkit.comparison.why import BATCH_NORM, DROPOUT, suspects
+from labkit.protocol import former_names
 from labkit.protocol.text import titled
 from labkit.scaling import known
 from labkit.scaling.cost_model import CostModel
@@ -161,6 +162,7 @@ def advise(
     optimizer: str = "AdamW",
     micro_batches: int = 0,
     ways: Sequence[str] = WAYS,
+    **former: Never,
 ) -> Advice:
     """Say in one table which way to train on other devices: what fits, how long a step is, whether it is exact.
 
@@ -186,6 +188,7 @@ def advise(
     Returns an `Advice`, which shows itself; `frame()` has the numbers. Raises ValueError for names that are not known,
     a batch that is missing, and a model that cannot be counted.
     """
+    former_names.refuse("advise", former)
     computes = device_of(device)
     carries = link_of(link, computes)
     beyond = link_of(network, computes)
