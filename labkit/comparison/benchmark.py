@@ -130,22 +130,17 @@ def every_strategy(
         live: show the comparison while they run; else only when it is the last expression of a cell.
     """
     from labkit.comparison.comparison import Comparison
-    from labkit.comparison.launching import grow
+    from labkit.comparison.launching import grow, reserved
     from labkit.launcher import launch
-    from labkit.session.session import Session
 
     chosen = {strategy.title: strategy for strategy in strategies}
     comparison = Comparison({}, to_come=chosen)
 
-    def launching(strategy: type[Strategy]) -> Callable[[], Run]:
+    def launching(strategy: type[Strategy], session: Session) -> Callable[[], Run]:
         call = (run_strategy, strategy, network, loss, optimizer, batches, steps)
         ranks = strategy.ranks(world_size)
-        return lambda: launch(*call, on=reserved, world_size=ranks, name=strategy.title, live=False, wait=False)
+        return lambda: launch(*call, on=session, world_size=ranks, name=strategy.title, live=False, wait=False)
 
-    reserved = on or Session(max(strategy.ranks(world_size) for strategy in chosen.values()))
-    try:
-        grow(comparison, {title: launching(strategy) for title, strategy in chosen.items()}, live)
-    finally:
-        if on is None:
-            reserved.close()
+    with reserved(on, (strategy.ranks(world_size) for strategy in chosen.values())) as session:
+        grow(comparison, {title: launching(strategy, session) for title, strategy in chosen.items()}, live)
     return comparison

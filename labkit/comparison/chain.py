@@ -30,13 +30,13 @@ def _children(network: nn.Module) -> Iterator[nn.Module]:
             yield child
 
 
-def sparse_gradients(network: nn.Module) -> list[str]:
-    """Return the names of weights whose gradients hold only the rows that were looked up."""
-    return [
-        f"{name}.weight"
+def sparse_embeddings(network: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    """Return the modules whose weights' gradients hold only the rows that were looked up, by these weights' names."""
+    return {
+        f"{name}.weight".removeprefix("."): module
         for name, module in network.named_modules()
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
-    ]
+    }
 
 
 def layers(network: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -357,14 +357,6 @@ class Comparison:
         figure.update_yaxes(autorange="reversed")
         return charts.Chart(charts.style(figure, "sent in a step", 130 + 40 * len(table)))
 
-    def gantt(self, title: str) -> Chart:
-        """Draw what every rank of one run did when, in one step under the profiler."""
-        from labkit.ui import charts
-
-        title = titled(title, self.runs)
-        rows = {f"rank {rank}": result.marks for rank, result in enumerate(measured(self.runs[title]))}
-        return charts.gantt(rows, f"{title}: one step")
-
     def pictures(self, titles: Sequence[str] | None = None, here: bool = False) -> list[Chart]:
         """Return loss, lanes, memory and bytes; of runs that measured nothing the loss alone.
 

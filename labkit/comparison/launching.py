@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.comparison import differences, why
@@ -130,17 +131,13 @@ class Launching:
         comparison.titles = list(dict.fromkeys([*comparison.titles, *functions]))
         self.ranks |= ranks
         self.calls |= {title: (measure, function, self.parameters) for title, function in functions.items()}
-        session = self.on if self.on is not None else Session(max(ranks.values()))
-        options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False, "wait": False}
 
-        def launching(title: str) -> Callable[[], Run]:
+        def launching(title: str, session: Any) -> Callable[[], Run]:
+            options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False, "wait": False}
             return lambda: launch(*self.calls[title], **options, world_size=ranks[title], name=title)
 
-        try:
-            grow(comparison, {title: launching(title) for title in functions}, live)
-        finally:
-            if self.on is None:
-                session.close()
+        with reserved(self.on, ranks.values()) as session:
+            grow(comparison, {title: launching(title, session) for title in functions}, live)
 
     def changed(
         self,
@@ -163,8 +160,7 @@ class Launching:
         results = {each: comparison.runs[each].results for each in (first, title)}
         seen = [frozenset().union(*(rank.samples for rank in ranks)) for ranks in results.values()]
         found = frozenset().union(*(rank.suspects for ranks in results.values() for rank in ranks))
-        session = self.on if self.on is not None else Session(max(self.ranks[first], self.ranks[title]))
-        options: dict[str, Any] = {"on": session, "stall_s": self.stall_s, "live": False}
+        options: dict[str, Any] = {"stall_s": self.stall_s, "live": False}
 
         def try_without(changes: Sequence[str]) -> tuple[float, str]:
             weights = []
@@ -178,11 +174,13 @@ class Launching:
             told = differences.columns(*weights)
             return told["difference"], told["weights"]
 
-        try:
+        with reserved(self.on, (self.ranks[first], self.ranks[title])) as options["on"]:
             return why.find(found, try_without, seen[0] == seen[1] if all(seen) else None)
-        finally:
-            if self.on is None:
-                session.close()
+
+
+def reserved(on: Any, ranks: Iterable[int]) -> contextlib.AbstractContextManager[Any]:
+    """Return the session to launch on: the one that is there, or, by default, one for the while, with enough ranks."""
+    return Session(max(ranks)) if on is None else contextlib.nullcontext(on)
 
 
 def grow(comparison: Comparison, launches: Mapping[str, Callable[[], Run]], live: bool = True) -> None:

@@ -66,11 +66,6 @@ class Measured:
         steps = self.timed.steps
         return [steps[-1], *clip(self.timed.marks, steps[-1])] if steps else []
 
-    @property
-    def parts_s(self) -> dict[str, float]:
-        """Seconds of a step by part (`labkit.profiling.PARTS`), the median."""
-        return self.timed.parts_s()
-
     @staticmethod
     def columns(ranks: Sequence[Measured], first: Sequence[Measured]) -> dict[str, Any]:
         """Return a run's columns in a comparison: `ranks` are its results, `first` those of the first run.

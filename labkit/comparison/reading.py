@@ -7,18 +7,21 @@ import logging
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.comparison.measured import Measured
 from labkit.comparison.replay import Devices, ReplayError, replay
 from labkit.comparison.timed import Timed, clip
 from labkit.monitor.history import SAMPLES, History
 from labkit.run import Run
+from labkit.trace.intervals import subtract, union
 from labkit.trace.profiling import PARTS, Mark
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LOG = logging.getLogger(__name__)
 
@@ -70,6 +73,18 @@ def on_devices(run: Run, devices: Devices) -> list[list[Timed]]:
     return known[devices]
 
 
+def device_step_s(run: Run, devices: Devices) -> float:
+    """Return the seconds of a run's step on devices of the ranks' own; NaN without any.
+
+    A GPU's steps were timed without the profiler, too: where they were, that is what counts.
+    """
+    ranks = measured(run)
+    timed_s = [second for rank in ranks if rank.is_on_gpu for second in rank.steps_s]
+    if timed_s:
+        return statistics.median(timed_s)
+    return statistics.fmean(of_rank[0].step_s for of_rank in on_devices(run, devices))
+
+
 def columns(run: Run, devices: Devices) -> dict[str, float]:
     """Return the columns of a run that was measured: what its steps last, by either clock, send and hold.
 
@@ -82,10 +97,6 @@ def columns(run: Run, devices: Devices) -> dict[str, float]:
     lanes = on_devices(run, devices)
     every = [lane for of_rank in lanes for lane in of_rank]
     here_s = [second for rank in ranks for second in rank.steps_s]
-    # A GPU's steps were timed without the profiler, too.
-    step_s = statistics.fmean(of_rank[0].step_s for of_rank in lanes)
-    if any(rank.is_on_gpu for rank in ranks) and here_s:
-        step_s = statistics.median(here_s)
     sent = [rank.program.bytes_sent if rank.program.pieces else math.nan for rank in ranks]
     low_s, middle_s, high_s = np.quantile(here_s, [0.1, 0.5, 0.9]) if here_s else [math.nan] * 3
 
@@ -94,7 +105,7 @@ def columns(run: Run, devices: Devices) -> dict[str, float]:
         return {f"{label}{part} ms": 1000 * statistics.fmean(each[part] for each in found) for part in PARTS}
 
     return {
-        "device step ms": 1000 * step_s,
+        "device step ms": 1000 * device_step_s(run, devices),
         "device busy ms": 1000 * statistics.fmean(lane.busy_s for lane in every),
         **parts([of_rank[0] for of_rank in lanes], "device "),
         "step ms": 1000 * float(middle_s),
@@ -122,8 +133,7 @@ def samples_per_step(run: Run) -> float:
     history = run.history
     if SAMPLES not in history:
         return math.nan
-    by_rank = history.dropna(subset=SAMPLES).groupby("rank")[SAMPLES]
-    return float(sum(statistics.median(values) for _, values in by_rank))
+    return float(history.dropna(subset=SAMPLES).groupby("rank")[SAMPLES].median().sum())
 
 
 def speed_up(run: Run, first: Run, devices: Devices) -> dict[str, float]:
@@ -131,9 +141,7 @@ def speed_up(run: Run, first: Run, devices: Devices) -> dict[str, float]:
 
     By the clock of devices, ideal or real. Where not both have logged `samples`, their steps count as equally large.
     """
-    each_s = [statistics.fmean(of_rank[0].step_s for of_rank in on_devices(one, devices)) for one in (first, run)]
-    if any(rank.is_on_gpu for one in (first, run) for rank in measured(one)):
-        each_s = [statistics.median(s for rank in measured(one) for s in rank.steps_s) for one in (first, run)]
+    each_s = [device_step_s(one, devices) for one in (first, run)]
     samples = [samples_per_step(one) for one in (first, run)]
     larger = samples[1] / samples[0] if not any(map(math.isnan, samples)) and samples[0] else 1.0
     found = larger * each_s[0] / each_s[1] if each_s[1] else math.nan
@@ -193,10 +201,7 @@ def break_even(run: Run, first: Run, devices: Devices) -> float:
 
     def gained(gflops: float) -> float:
         at = dataclasses.replace(devices, gflops=gflops)
-        step_s, first_s = (
-            statistics.fmean(of_rank[0].step_s for of_rank in on_devices(each, at)) for each in (run, first)
-        )
-        return first_s - step_s
+        return device_step_s(first, at) - device_step_s(run, at)
 
     low, high = 1e-2, 1e9
     if math.isnan(gained(low)):
@@ -220,21 +225,10 @@ def typical(steps: Sequence[Mark]) -> Mark:
 def exclusive(marks: Sequence[Mark], window: Mark) -> list[Mark]:
     """Return what of these marks lies within a window; of waiting, where nothing is computed meanwhile."""
     inside = clip(marks, window)
-    own = [mark for mark in inside if mark.what not in ("waiting", "communication")]
-    edges = sorted({t for mark in inside for t in (mark.start_s, mark.end_s)})
-    waiting = [
-        Mark("waiting", a, b)
-        for a, b in zip(edges, edges[1:], strict=False)
-        if any(m.what == "waiting" and m.start_s <= a and m.end_s >= b for m in inside)
-        and not any(m.start_s <= a and m.end_s >= b for m in own)
-    ]
-    merged: list[Mark] = []
-    for mark in waiting:
-        if merged and mark.start_s - merged[-1].end_s < 1e-9:
-            merged[-1] = merged[-1]._replace(end_s=mark.end_s)
-        else:
-            merged.append(mark)
-    return [*merged, *(mark for mark in inside if mark.what != "waiting")]
+    waited = union((mark.start_s, mark.end_s) for mark in inside if mark.what == "waiting")
+    computed = union((m.start_s, m.end_s) for m in inside if m.what not in ("waiting", "communication"))
+    waiting = [Mark("waiting", *span) for span in subtract(waited, computed)]
+    return [*waiting, *(mark for mark in inside if mark.what != "waiting")]
 
 
 def in_order(
@@ -253,37 +247,28 @@ def scale(kib: Iterable[float]) -> tuple[float, str]:
     return (1 / 1024, "MiB") if largest >= LARGE_KIB else (1.0, "KiB")
 
 
-MeanCurve = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-
-def mean_curve(history: History, name: str) -> MeanCurve:
+def mean_curve(history: History, name: str) -> pd.Series:
     """Return the mean of a logged value over the ranks that log it, wherever all of them do, from the whole history.
 
-    The first are (step, count): the first time that a rank logs a step has count 0, the next time 1. In order.
+    By (step, count), in order: the first time that a rank logs a step has count 0, the next time 1. NaN where a rank
+    has logged NaN.
     """
+    import pandas as pd
+
     known = _mean_curves.setdefault(history, {})
     ranks, steps, values = history.logged(name)
-    if name not in known or known[name][0] != (history.sifted, len(ranks)):
-        known[name] = (history.sifted, len(ranks)), _mean_of(ranks, steps, values)
+    until = history.sifted, len(ranks)
+    if name not in known or known[name][0] != until:
+        logged = pd.DataFrame({"rank": ranks, "step": steps, "value": values})
+        logged["again"] = logged.groupby(["rank", "step"]).cumcount()
+        found = logged.groupby(["step", "again"])["value"].agg(["mean", "count", "size"])
+        found = found[found["size"] == logged["rank"].nunique()]
+        known[name] = until, found["mean"].where(found["count"] == found["size"])  # else pandas leaves NaN out
     return known[name][1]
 
 
-_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], MeanCurve]]] = WeakKeyDictionary()
+_mean_curves: WeakKeyDictionary[History, dict[str, tuple[tuple[int, int], pd.Series]]] = WeakKeyDictionary()
 """Those that are known, each with how much of the history it is of: a comparison is drawn again and again."""
-
-
-def _mean_of(ranks: NDArray[np.int32], steps: NDArray[np.int64], values: NDArray[np.float64]) -> MeanCurve:
-    order = np.lexsort((np.arange(len(steps)), steps, ranks))
-    ranks, steps, values = ranks[order], steps[order], values[order]
-    is_new = np.ones(len(steps), bool)
-    is_new[1:] = (np.diff(ranks) != 0) | (steps[1:] != steps[:-1])
-    first = np.maximum.accumulate(np.where(is_new, np.arange(len(steps)), 0))
-    points, place = np.unique(np.stack((steps, np.arange(len(steps)) - first), axis=1), axis=0, return_inverse=True)
-    place = place.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums, counts = np.bincount(place, values, len(points)), np.bincount(place, minlength=len(points))
-        by_all = counts == len(np.unique(ranks))
-        return points[by_all], sums[by_all] / counts[by_all]
 
 
 def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:
@@ -291,23 +276,14 @@ def curves_apart(one: History, other: History, name: str) -> tuple[float, str]:
 
     NaN where no step is in both, or a curve is not finite.
     """
-    (points, means), (others, their_means) = mean_curve(one, name), mean_curve(other, name)
-    pair = np.dtype([("step", np.int64), ("count", np.int64)])
-    shared, at, their_at = np.intersect1d(
-        np.ascontiguousarray(points).view(pair).ravel(),
-        np.ascontiguousarray(others).view(pair).ravel(),
-        assume_unique=True,
-        return_indices=True,
-    )
-    if not len(shared):
+    mine, theirs = mean_curve(one, name).align(mean_curve(other, name), join="inner")
+    if mine.empty:
         return math.nan, "no step in both"
-    mine, theirs = means[at], their_means[their_at]
-    with np.errstate(over="ignore", invalid="ignore"):
-        apart = np.where(mine == theirs, 0.0, np.abs(mine - theirs))
-    if np.isfinite(apart).all():
+    apart = (mine - theirs).abs().where(mine != theirs, 0.0)
+    lost = apart[~np.isfinite(apart)]
+    if lost.empty:
         return float(apart.max()), ""
-    step = int(shared["step"][~np.isfinite(apart)][0])
-    return math.nan, f"not finite (from step {step:,})"
+    return math.nan, f"not finite (from step {lost.index.min()[0]:,})"
 
 
 def samples_per_s(run: Run) -> float:
@@ -315,15 +291,11 @@ def samples_per_s(run: Run) -> float:
 
     Of a run that was measured, from the steps in which nobody looked; else from each rank's first log call to its last.
     """
-    history = run.history
-    if SAMPLES not in history:
-        return float("nan")
-    steps_s = [second for rank in measured(run) for second in rank.steps_s]
-    per_rank = []
-    for _, rows in history.dropna(subset=SAMPLES).groupby("rank"):
-        if steps_s:
-            per_rank.append(rows[SAMPLES].median() / statistics.median(steps_s))
-            continue
-        span = rows["time_s"].iloc[-1] - rows["time_s"].iloc[0]
-        per_rank.append(rows[SAMPLES].iloc[1:].sum() / span if span > 0 else float("nan"))
-    return float(np.sum(per_rank))
+    if steps_s := [second for rank in measured(run) for second in rank.steps_s]:
+        return samples_per_step(run) / statistics.median(steps_s)
+    if SAMPLES not in run.history:
+        return math.nan
+    logged = run.history.dropna(subset=SAMPLES).groupby("rank")
+    span_s = logged["time_s"].last() - logged["time_s"].first()
+    since = logged[SAMPLES].sum() - logged[SAMPLES].first()
+    return float((since / span_s).where(span_s > 0).sum(skipna=False))

@@ -42,11 +42,6 @@ class Devices:
         if not 0 <= self.latency_us < math.inf:
             raise ValueError(f"latency_us must be a number from 0 on, got {self.latency_us!r}")
 
-    @property
-    def flops_per_byte(self) -> float:
-        """How many operations a device computes while its link carries one byte. It decides which way is faster."""
-        return self.gflops / self.link_gbytes_s
-
     def __str__(self) -> str:
         return f"{self.gflops:,g} GFLOP/s, {self.link_gbytes_s:,g} GB/s"
 

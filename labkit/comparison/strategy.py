@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from labkit.comparison.chain import sparse_embeddings
 from labkit.protocol.text import slug
 from labkit.rank.worker import Worker
 from labkit.trace.profiling import Clock, size_bytes
@@ -146,7 +147,7 @@ def note_sparse_gradients(model: nn.Module) -> dict[Tensor, int]:
 
         return note
 
-    for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
+    for module in sparse_embeddings(model).values():
+        if module.weight.requires_grad:
             module.weight.register_hook(noting(module.weight))
     return found

@@ -6,14 +6,13 @@ import html
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets as widgets
 
 from labkit.comparison.reading import HERE, ON_DEVICES, measured, time_to_come
 from labkit.comparison.replay import NAMED, Devices
-from labkit.run import Run
 from labkit.ui import kernel, page, prewarm, summary
 from labkit.ui.outputs import ChangingOutputs
 
@@ -108,14 +107,6 @@ class View(threading.Thread):
         self._comparison.devices = self._speeds.devices
         self.draw()
 
-    @property
-    def _titles(self) -> Sequence[str]:
-        return self._comparison.titles
-
-    @property
-    def _runs(self) -> Mapping[str, Run]:
-        return self._comparison.runs
-
     def run(self) -> None:
         """Draw until nothing is going on any more."""
         self._say()  # drawing may first have to be imported
@@ -133,23 +124,21 @@ class View(threading.Thread):
             self.draw()
         except Exception:
             if not self._has_failed:
-                LOG.exception(
-                    "<Comparison of %s> could not be drawn. Its runs are not affected", ", ".join(self._titles)
-                )
+                LOG.exception("%r could not be drawn. Its runs are not affected", self._comparison)
             self._has_failed = True
 
     def _say(self) -> None:
         """Write what is going on, and what has failed."""
         lines = []
-        for title in self._titles:
-            run = self._runs.get(title)
+        for title in self._comparison.titles:
+            run = self._comparison.runs.get(title)
             if run is not None and run.error is not None:
                 lines.append(summary.as_html(run))
             elif run is not None and not run.over.is_set():
                 lines.append(html.escape(summary.line(run)))
-        to_come = [title for title in self._titles if title not in self._runs]
+        to_come = [title for title in self._comparison.titles if title not in self._comparison.runs]
         if to_come:
-            over = [run for run in self._runs.values() if run.over.is_set()]
+            over = [run for run in self._comparison.runs.values() if run.over.is_set()]
             lines.append(f"to come: {html.escape(time_to_come(over, to_come) or ', '.join(to_come))}")
         text = "".join(f'<div style="line-height:1.5">{line}</div>' for line in lines)
         if text != self._now:
@@ -159,17 +148,13 @@ class View(threading.Thread):
         """Draw for what is ticked now."""
         with self._drawing:
             # The other clock is of use only where steps were recorded for ideal devices.
-            has_two = any(rank.program.pieces and not rank.is_on_gpu for rank in self._results())
+            runs = self._comparison.runs
+            results = [rank for run in runs.values() for rank in measured(run)]
+            has_two = any(rank.program.pieces and not rank.is_on_gpu for rank in results)
             self._clocks.layout.display = None if has_two else "none"
             self._speeds.box.layout.display = None if self._clock.value == ON_DEVICES else "none"
-            self._speeds.note.value = self._note() if has_two else ""
-            titles = [title for title, box in self._boxes.items() if box.value and title in self._runs]
-            logged = any(run.recorded.names for title, run in self._runs.items() if title in titles)
+            self._speeds.note.value = html.escape(self._comparison.devices.source) if has_two else ""
+            titles = [title for title, box in self._boxes.items() if box.value and title in runs]
+            logged = any(runs[title].recorded.names for title in titles)
             pictures: Sequence[Any] = self._comparison.pictures(titles, self._clock.value == HERE) if logged else []
             self._outputs.show(pictures, self._comparison.table(titles) if titles else None)
-
-    def _note(self) -> str:
-        return html.escape(self._comparison.devices.source)
-
-    def _results(self) -> list[Any]:
-        return [rank for run in self._runs.values() for rank in measured(run)]

@@ -74,8 +74,6 @@ class CostModel:
         overlap: share of the time for computing beside which they can travel, 0 … 1. The last bucket has
             nothing left to hide behind.
         spread: standard deviation of a rank's computing time, as a part of it: all wait for the slowest.
-        input_s: loading one sample on one rank, beside the training: a step takes no less than loading the next
-            share.
         stages: of a pipeline. More ranks make several chains side by side; the ranks with the same stage average
             its gradients around a ring of their own.
         micro_batches: in which a pipeline cuts a chain's batch.
@@ -94,7 +92,6 @@ class CostModel:
     buckets: int = 1
     overlap: float = 0.0
     spread: float = 0.0
-    input_s: float = 0.0
     stages: int = 8
     micro_batches: int = 8
     activation_bytes: float = 0.0
@@ -147,7 +144,7 @@ class CostModel:
         """Return the seconds of one step by what they are for; they add up to the step.
 
         "compute", "stragglers" (waiting for the slowest rank), "bubble" (a pipeline's idle time), "communication" that
-        nothing hides, "input" (waiting for data).
+        nothing hides.
 
         Raises ValueError for a strategy that is neither in `STRATEGIES` nor a slug of one, for less than one sample per
         rank or chain, and for ranks that do not make whole chains.
@@ -181,13 +178,11 @@ class CostModel:
             over, rings = (copies, 1) if over_machines else (ranks, chain)
             ring_s = self.ring_s(2, copies, self.parameter_bytes / chain, over, rings)
             sent_s += self._exposed_s(ring_s, BACKWARD_SHARE * compute_s)
-        step_s = compute_s + stragglers_s + bubble_s + sent_s
         return {
             "compute": compute_s,
             "stragglers": stragglers_s,
             "bubble": bubble_s,
             "communication": sent_s,
-            "input": max(0.0, self.input_s * share - step_s),
         }
 
     def ring_s(self, rounds: int, ranks: int, size_bytes: float, over: int | None = None, rings: int = 1) -> float:

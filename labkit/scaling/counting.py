@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from labkit.comparison.chain import layers
+from labkit.comparison.chain import layers, sparse_embeddings
 from labkit.comparison.program import Program, Recorder
 from labkit.trace.profiling import activations, kept_now
 
@@ -51,7 +51,6 @@ class Counted(NamedTuple):
     kept: int
     """The most bytes that autograd keeps, with the block that is being recomputed."""
     program: Program
-    batch_bytes: int
     sparse_bytes: dict[str, int]
     """Of gradients that hold only the rows that were looked up, by the parameter's name."""
 
@@ -125,9 +124,7 @@ def _counted(
                 f"{str(error).splitlines()[0][:200]}. Its forward pass must not depend on the values of tensors; check "
                 "that the batch is what the model is called with, (inputs, targets), and give `loss`"
             ) from error
-        return Counted(
-            found["activations"] + owned, recorder.program(), tensors_bytes(inputs), looked_up.gradient_bytes
-        )
+        return Counted(found["activations"] + owned, recorder.program(), looked_up.gradient_bytes)
 
 
 def fake_copy(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -319,11 +316,9 @@ class _Sparse:
 
     def __init__(self, model: nn.Module) -> None:
         self.gradient_bytes: dict[str, int] = {}
-        self._modules: list[tuple[str, Any]] = []
-        for name, module in model.named_modules():
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-                module.sparse = False
-                self._modules.append((f"{name}.weight" if name else "weight", module))
+        self._modules = sparse_embeddings(model)
+        for module in self._modules.values():
+            module.sparse = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -335,7 +330,7 @@ class _Sparse:
 
             return hook
 
-        hooks = [module.register_forward_hook(note(name)) for name, module in self._modules]
+        hooks = [module.register_forward_hook(note(name)) for name, module in self._modules.items()]
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from labkit.comparison.program import Program, Work
 from labkit.comparison.reading import measured, samples_per_step
 from labkit.run import Run
 from labkit.scaling.counting import batch_size, counted, resized
-from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, check_optimizer, trained_parameters
+from labkit.scaling.rank_memory import OPTIMIZERS, known, numbers_of, trained_parameters
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's `bucket_cap_mb`."""
@@ -70,10 +70,8 @@ def of_model(
 
     Raises ValueError as `labkit.scaling.predict_memory` does.
     """
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
-    check_optimizer(optimizer)
-    dtype, autocast, master = (None, False, False) if precision is None else PRECISIONS[precision]
+    dtype, autocast, master = numbers_of(precision)
+    kept_numbers = known("optimizer", optimizer, OPTIMIZERS)
     programs: dict[tuple[int, bool], Program] = {}
 
     def work_of(samples: int, recompute: bool) -> Mapping[Work, int]:
@@ -87,7 +85,7 @@ def of_model(
     numbers = sum(parameter.numel() for parameter in trained)
     itemsize = dtype.itemsize if dtype else max((p.element_size() for p in trained), default=4)
     # It reads gradients, and reads and writes parameters and its own numbers.
-    each = itemsize + 2 * (4 if master else itemsize) * (1 + OPTIMIZERS[optimizer]) + itemsize * master
+    each = itemsize + 2 * (4 if master else itemsize) * (1 + kept_numbers) + itemsize * master
     size = numbers * itemsize
     buckets = max(1, round(size / BUCKET_BYTES))
     return Known(batch_size(batch), size, buckets, numbers * each, work_of, len(blocks(model)) + 1)

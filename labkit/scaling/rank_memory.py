@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ from labkit.scaling.counting import (
     tensors_bytes,
 )
 from labkit.scaling.parameters import Tensors
+
+_T = TypeVar("_T")
 
 
 class Memory(NamedTuple):
@@ -88,10 +90,16 @@ CUT = ("model parallel", "GPipe", "1F1B")
 MICRO_BATCHES = 4
 
 
-def check_optimizer(name: str) -> None:
-    """Raise ValueError for an optimizer whose state is not known."""
-    if name not in OPTIMIZERS:
-        raise ValueError(f"known for optimizer: {', '.join(OPTIMIZERS)}; got {name!r}")
+def known(what: str, name: str, all_of: Mapping[str, _T]) -> _T:
+    """Return what is called so. Raises ValueError, with all names, for one that is not known."""
+    if name not in all_of:
+        raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
+    return all_of[name]
+
+
+def numbers_of(precision: str | None) -> tuple[torch.dtype | None, bool, bool]:
+    """Return a precision's dtype, autocast and master; without one, numbers are as they are."""
+    return (None, False, False) if precision is None else known("precision", precision, PRECISIONS)
 
 
 class Asked(NamedTuple):
@@ -169,15 +177,13 @@ def _asked(
 ) -> Asked:
     """Return a question, checked."""
     strategy = titled(strategy, WAYS)
-    check_optimizer(optimizer)
-    if precision is not None and precision not in PRECISIONS:
-        raise ValueError(f"known for precision: {', '.join(PRECISIONS)}; got {precision!r}")
+    known("optimizer", optimizer, OPTIMIZERS)
+    dtype, autocast, master = numbers_of(precision)
     for name, value in (("world_size", world_size), ("micro_batches", micro_batches)):
         if value != int(value) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
     if strategy == "one process" and world_size > 1:
         raise ValueError(f"one process is one rank, got {world_size}")
-    dtype, autocast, master = (None, False, False) if precision is None else PRECISIONS[precision]
     return Asked(model, batch, strategy, world_size, loss, dtype, autocast, master, optimizer, recompute, micro_batches)
 
 

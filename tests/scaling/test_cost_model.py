@@ -134,13 +134,6 @@ def test_stragglers_cost_what_the_slowest_of_n_costs():
     assert late.parts_s(1024, 10240)["stragglers"] > 1.7 * late.parts_s(16, 160)["stragglers"]
 
 
-def test_a_step_waits_for_its_input():
-    hungry = dataclasses.replace(NETWORK, input_s=4e-3)
-    assert hungry.step_s(1, 32) == pytest.approx(32 * 4e-3)
-    assert hungry.parts_s(1, 32)["input"] == pytest.approx(32 * 4e-3 - 37e-3)
-    assert dataclasses.replace(NETWORK, input_s=1e-4).parts_s(1, 32)["input"] == 0
-
-
 def test_ranks_without_a_device_share_the_cores_for_all_that_they_compute():
     shared = dataclasses.replace(NETWORK, cores=2)
     assert shared.parts_s(8, 64)["compute"] == pytest.approx(4 * NETWORK.parts_s(8, 64)["compute"])

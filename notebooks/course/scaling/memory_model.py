@@ -27,7 +27,7 @@ from labkit.protocol.text import titled
 from labkit.scaling import parameters
 from labkit.scaling.counting import fake
 from labkit.scaling.parameters import Tensors
-from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
+from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, known, state_bytes
 
 
 class Case(NamedTuple):
@@ -78,8 +78,8 @@ def predict_memory(
         recompute = True
     if kind.title == "DDP, bf16 autocast":
         precision = "bf16 autocast"
-    found = _known("precision", precision, PRECISIONS)
-    _known("optimizer", optimizer, OPTIMIZERS)
+    found = known("precision", precision, PRECISIONS)
+    known("optimizer", optimizer, OPTIMIZERS)
     for name, value in (("world_size", world_size), ("batch", batch), ("sequence", sequence)):
         if value != int(value) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}")
@@ -91,12 +91,6 @@ def predict_memory(
     if case.shape.experts and kind.cuts_layers:
         raise ValueError(f"{kind.title} is not known for a mixture of experts; take a model with experts=0")
     return _pipeline(case) if issubclass(kind, GPipe) else _alike(case)
-
-
-def _known(what: str, name: str, all_of: dict[str, Any]) -> Any:
-    if name not in all_of:
-        raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
-    return all_of[name]
 
 
 def _equal_part(size: int, parts: int, what: str) -> int:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from labkit import Strategy
-from labkit.comparison.chain import Stage, check_chain, sparse_gradients
+from labkit.comparison.chain import Stage, check_chain, sparse_embeddings
 from labkit.rank.device import is_nccl
 
 
@@ -57,7 +57,7 @@ class StageStrategy(Strategy):
 
 def check_dense(network: nn.Module, title: str) -> None:
     """Raise ValueError for a network with sparse gradients."""
-    if names := sparse_gradients(network):
+    if names := sparse_embeddings(network):
         raise ValueError(
             f"{title} cannot train this network: the gradients of {', '.join(names)} are sparse. Take sparse=False"
         )
