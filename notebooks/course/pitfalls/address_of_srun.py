@@ -5,7 +5,7 @@ import socket
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
@@ -25,6 +25,7 @@ EXHIBIT = Exhibit(
         "no, but it tries again until its timeout",
     ),
     shows=3,
+    gives=has("timed out after 1000ms"),
     expects="reached",
     kind="error",
     needs="Linux",
@@ -57,11 +58,6 @@ def address_of_srun():
     exit_code, said = python(CALL.format(host=host, port=port))
     assert exit_code == 0, said
     return "reached"
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "timed out after 1000ms" in seen
 
 
 @EXHIBIT.right

@@ -71,6 +71,11 @@ def above(limit: float) -> Expected:
     return Expected(f"more than {limit:g}", lambda found: found > limit)
 
 
+def has(*texts: str) -> Expected:
+    """Expect a text, such as an error's, that has one of these in it."""
+    return Expected(" or ".join(texts), lambda found: any(text in found for text in texts))
+
+
 def fault(expected: Any, found: Any, world_size: int) -> str:
     """Return what was found and what was expected, with the rank where there is one; "" if they agree."""
     if isinstance(expected, OnEachRank):
@@ -99,9 +104,9 @@ def brief(value: Any) -> str:
 class Exhibit:
     """Code that looks right or wrong: what it does, what might come of it, and what a right form returns.
 
-    The exhibit's file fills it in with decorators. A mistake has three: `@EXHIBIT.broken` over the function that the
-    reader runs; `@EXHIBIT.symptom` over the test of whether it showed the mistake; `@EXHIBIT.right` over the right
-    form, whose docstring says why. Code that only looks wrong has one, `@EXHIBIT.sound`, and `why` as an argument.
+    The exhibit's file fills it in with decorators. A mistake has two: `@EXHIBIT.broken` over the function that the
+    reader runs; `@EXHIBIT.right` over the right form, whose docstring says why. Code that only looks wrong has one,
+    `@EXHIBIT.sound`, and `why` as an argument.
     These functions ask for what they need by the names of their arguments: `on_ranks`, `images`, `world_size`,
     `folder`, … (`course.pitfalls.Museum` has them all).
     """
@@ -114,6 +119,7 @@ class Exhibit:
         choices: Sequence[str],
         shows: int,
         expects: Any,
+        gives: Any = None,
         kind: str = "silently wrong",
         needs: str = "",
         why: str = "",
@@ -137,11 +143,12 @@ class Exhibit:
         """The right choice; `shows` is its number, from 1."""
         self.expects = expects
         """What a right form returns: a value, an `Expected`, `OnEachRank`, or a function that returns one of these."""
+        self.gives = gives
+        """What the broken form gives where it shows its mistake, likewise; its error as a text."""
         self.kind = kind
         self.needs = needs
         """What not every machine has: one of `NEEDS`."""
         self.broken_form: Callable[..., Any] | None = None
-        self.has_symptom: Callable[..., bool] | None = None
         self.right_form: Callable[..., Any] | None = None
         self._why = why
 
@@ -156,11 +163,6 @@ class Exhibit:
         """Take a form that looks wrong and is right."""
         self.broken_form = self.right_form = function
         self.kind = SOUND
-        return function
-
-    def symptom(self, function: Callable[..., bool]) -> Callable[..., bool]:
-        """Take what looks at what came of the broken form, its first argument: an error as text, or what it gave."""
-        self.has_symptom = function
         return function
 
     def right(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,12 @@
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
+
+
+def symptom(seen):
+    return [n for n in seen if seen[n] == 126] == [3, 6] and set(seen.values()) == {126, 128}
+
 
 EXHIBIT = Exhibit(
     wing="data",
@@ -22,6 +27,7 @@ EXHIBIT = Exhibit(
         "more than 128 at 3 and 6 ranks",
     ),
     shows=2,
+    gives=Expected("126 on 3 and 6 ranks", symptom),
     expects=dict.fromkeys((1, 2, 3, 4, 6, 8), 128),
     kind="silently wrong",
 )
@@ -42,11 +48,6 @@ def batch_of_128():
     return {
         n: images_in_steps([loader(rank, n) for rank in range(n)])[0] for n in (1, 2, 3, 4, 6, 8)
     }
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return [n for n in seen if seen[n] == 126] == [3, 6] and set(seen.values()) == {126, 128}
 
 
 @EXHIBIT.right

@@ -16,6 +16,7 @@ EXHIBIT = Exhibit(
         "not at all",
     ),
     shows=2,
+    gives=0,
     expects=above(0),
     kind="silently wrong",
 )
@@ -27,11 +28,6 @@ def called_training(images):
     before = flat(model.parameters()).clone()
     model(images)
     return (flat(model.parameters()) - before).abs().max().item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 0
 
 
 @EXHIBIT.right

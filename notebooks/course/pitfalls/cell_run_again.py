@@ -4,7 +4,7 @@ import contextlib
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="starting",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "it waits for the ranks of the first run",
     ),
     shows=2,
+    gives=has("twice"),
     expects="trained",
     kind="error",
 )
@@ -38,11 +39,6 @@ def cell_run_again():
     with contextlib.suppress(ValueError):
         train("bad batch")
     return train(None)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "twice" in seen
 
 
 @EXHIBIT.right

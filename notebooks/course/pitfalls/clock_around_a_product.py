@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from course.pitfalls.base import Exhibit, above
+from course.pitfalls.base import Exhibit, above, below
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "a small part",
     ),
     shows=2,
+    gives=below(0.5),
     expects=above(0.9),
     kind="silently wrong",
     needs="1 GPU",
@@ -42,11 +43,6 @@ def clock_around_a_product():
     x = torch.randn(8192, 8192, device="cuda")
     seen, waited = timed(x)
     return round(seen / waited, 3)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen < 0.5
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("device_ids[0]"),
     expects=torch.device("cuda:1"),
     kind="error",
     needs="2 GPUs",
@@ -28,11 +29,6 @@ EXHIBIT = Exhibit(
 def data_parallel_in_ranks():
     model = nn.DataParallel(nn.Linear(2, 2)).cuda(1)
     return model(torch.ones(4, 2, device="cuda:1")).device
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "device_ids[0]" in seen
 
 
 @EXHIBIT.right

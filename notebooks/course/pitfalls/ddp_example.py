@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 from course.pitfalls.helpers import flat, part_of, spread, steps_of
 
 EXHIBIT = Exhibit(
@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "not equal at all",
     ),
     shows=3,
+    gives=above(0.01),
     expects=0,
     kind="silently wrong",
 )
@@ -34,11 +35,6 @@ def ddp_example(on_ranks, images, labels):
         return flat(model.parameters())
 
     return spread(on_ranks(train))  # the greatest difference to rank 0
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0.01
 
 
 @EXHIBIT.right

@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "until they are infinite",
     ),
     shows=2,
+    gives=0,
     expects=above(0),
     kind="silently wrong",
 )
@@ -32,11 +33,6 @@ def ddp_series():
     before = flat(model.parameters()).clone()
     steps_of(model, x, y, steps=10)
     return (flat(model.parameters()) - before).abs().max().item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 0
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit, below
+from course.pitfalls.base import Exhibit, below, has
 
 EXHIBIT = Exhibit(
     wing="gradients",
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("leaf Variable that requires grad"),
     expects=below(1e-6),
     kind="error",
 )
@@ -29,11 +30,6 @@ def dividing_in_place(world_size):
     before = weight.detach().clone()
     weight /= world_size
     return (weight * world_size - before).abs().max().item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "leaf Variable that requires grad" in seen
 
 
 @EXHIBIT.right

@@ -5,7 +5,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit, below
+from course.pitfalls.base import Exhibit, above, below
 from course.pitfalls.helpers import far_from_one_process, flat, part_of
 
 EXHIBIT = Exhibit(
@@ -22,6 +22,7 @@ EXHIBIT = Exhibit(
         "wrong",
     ),
     shows=2,
+    gives=above(0.05),
     expects=below(1e-6),
     kind="silently wrong",
 )
@@ -46,11 +47,6 @@ def accumulated(worker, images, labels, when):
 def flag_in_the_loop(on_ranks, images, labels):
     found = on_ranks(lambda worker: accumulated(worker, images, labels, "after forward"))[0]
     return round(far_from_one_process(found, images, labels), 3)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0.05
 
 
 @EXHIBIT.right

@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "6",
     ),
     shows=3,
+    gives=6,
     expects=4,
     kind="silently wrong",
 )
@@ -46,11 +47,6 @@ def four_epochs_in_two_runs(folder, images, labels):
     killed, _ = train(file, 2, False, images, labels)
     resumed, _ = train(file, 4, False, images, labels)
     return len(killed) + len(resumed)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 6
 
 
 @EXHIBIT.right

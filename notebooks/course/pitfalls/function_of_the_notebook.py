@@ -4,7 +4,7 @@ import pickle
 
 import cloudpickle
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 from course.pitfalls.helpers import python
 
 EXHIBIT = Exhibit(
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "a SyntaxError",
     ),
     shows=2,
+    gives=Expected("no such function", lambda seen: "Can't get attribute 'work'" in seen[1]),
     expects=(0, "42"),
     kind="error",
 )
@@ -33,11 +34,6 @@ def work():
 def function_of_the_notebook():
     by_name = pickle.dumps(work)
     return python("import pickle, sys; pickle.load(sys.stdin.buffer)()", by_name)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "Can't get attribute 'work'" in seen[1]
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 
 EXHIBIT = Exhibit(
     wing="well_known",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "one or more",
     ),
     shows=2,
+    gives=above(0),
     expects=0,
     kind="silently wrong",
 )
@@ -37,11 +38,6 @@ def gathered(worker, count):
 def gathered_predictions(on_ranks, world_size):
     count = 10 * world_size + 1
     return len(on_ranks(lambda worker: gathered(worker, count))[0]) - count
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0
 
 
 @EXHIBIT.right

@@ -20,6 +20,9 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=Expected(
+        "an error of CUDA", lambda seen: re.search("CUDA|NVIDIA|ordinal", seen) and "Error" in seen
+    ),
     expects=Expected(
         "the CPU, or a GPU that there is",
         lambda found: found.type == "cpu" or found.index < torch.cuda.device_count(),
@@ -32,11 +35,6 @@ EXHIBIT = Exhibit(
 def gpu_for_every_rank():
     rank = torch.cuda.device_count()
     return next(nn.Linear(2, 2).cuda(rank).parameters()).device
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return re.search("CUDA|NVIDIA|ordinal", seen) and "Error" in seen
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit, OnEachRank
+from course.pitfalls.base import Exhibit, OnEachRank, has
 
 EXHIBIT = Exhibit(
     wing="gradients",
@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("AttributeError: 'int' object has no attribute"),
     expects=lambda world_size: OnEachRank(world_size),
     kind="error",
 )
@@ -32,11 +33,6 @@ def group_0(on_ranks):
         return ones.item()
 
     return on_ranks(total)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "AttributeError: 'int' object has no attribute" in seen
 
 
 @EXHIBIT.right

@@ -2,7 +2,7 @@
 
 from torch.utils.data import DataLoader
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="well_known",
@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=2,
+    gives=has("positive integer"),
     expects=lambda world_size: 128 // world_size,
     kind="error",
 )
@@ -25,11 +26,6 @@ EXHIBIT = Exhibit(
 @EXHIBIT.broken
 def half_a_batch(world_size, train_set):
     return DataLoader(train_set, batch_size=128 / float(world_size)).batch_size
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "positive integer" in seen
 
 
 @EXHIBIT.right

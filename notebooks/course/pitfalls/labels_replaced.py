@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "not at all",
     ),
     shows=2,
+    gives=0,
     expects=above(0),
     kind="silently wrong",
 )
@@ -28,11 +29,6 @@ def labels_replaced(images, labels, network):
         return nn.functional.log_softmax(network(images), dim=1).sum(dim=1).mean().item()
 
     return abs(loss_of(labels) - loss_of(9 - labels))
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 0
 
 
 @EXHIBIT.right

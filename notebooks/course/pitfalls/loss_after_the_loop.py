@@ -2,7 +2,7 @@
 
 from torch.nn.functional import cross_entropy
 
-from course.pitfalls.base import Exhibit, below
+from course.pitfalls.base import Exhibit, above, below
 from course.pitfalls.helpers import ten_orders
 
 EXHIBIT = Exhibit(
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "more",
     ),
     shows=3,
+    gives=above(0.01),
     expects=below(1e-6),
     kind="silently wrong",
 )
@@ -30,11 +31,6 @@ def loss_after_the_loop(network, images, labels, seed):
     losses = cross_entropy(network(images), labels, reduction="none").detach()
     last = [order.split(64)[-1].mean().item() for order in ten_orders(losses, seed)]
     return round(max(last) - min(last), 3)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0.01
 
 
 @EXHIBIT.right

@@ -2,7 +2,7 @@
 
 from torch.nn.functional import cross_entropy
 
-from course.pitfalls.base import Exhibit, below
+from course.pitfalls.base import Exhibit, above, below
 from course.pitfalls.helpers import ten_orders
 
 EXHIBIT = Exhibit(
@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "by more",
     ),
     shows=2,
+    gives=above(0.0001),
     expects=below(1e-6),
     kind="silently wrong",
 )
@@ -30,11 +31,6 @@ def loss_of_an_epoch(network, images, labels, seed):
     batches = [order.split(500) for order in ten_orders(losses, seed)]
     means = [sum(b.mean().item() for b in epoch) / len(epoch) for epoch in batches]
     return round(max(means) - min(means), 4)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0.0001
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 from course.pitfalls.helpers import flat
 
 EXHIBIT = Exhibit(
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "it changes too",
     ),
     shows=2,
+    gives=above(0),
     expects=0,
     kind="silently wrong",
 )
@@ -33,11 +34,6 @@ def model_passed_on():
     child.start()
     child.join(60)
     return (flat(model.parameters()) - before).abs().max().item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 0
 
 
 @EXHIBIT.right

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "an error: two devices",
     ),
     shows=2,
+    gives=has("same device"),
     expects=(4, 2),
     kind="error",
     needs="2 GPUs",
@@ -35,11 +36,6 @@ class Cut(nn.Module):
 @EXHIBIT.broken
 def moving_a_cut_network():
     return Cut().to("cuda:0")(torch.ones(4, 2)).shape
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "same device" in seen
 
 
 @EXHIBIT.right

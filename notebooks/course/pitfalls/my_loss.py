@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "as many as ranks",
     ),
     shows=2,
+    gives=lambda world_size: world_size,
     expects=1,
     kind="silently wrong",
 )
@@ -32,11 +33,6 @@ def my_loss(on_ranks, network, images, labels):
         return cross_entropy(network(part_of(worker, images)), part_of(worker, labels)).item()
 
     return len({round(loss, 6) for loss in on_ranks(rank_loss)})
-
-
-@EXHIBIT.symptom
-def symptom(seen, world_size):
-    return seen == world_size
 
 
 @EXHIBIT.right

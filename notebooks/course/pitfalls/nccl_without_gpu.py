@@ -5,7 +5,7 @@ import re
 import torch
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -20,6 +20,9 @@ EXHIBIT = Exhibit(
         "it works on the CPU, slowly",
     ),
     shows=2,
+    gives=Expected(
+        "an error of NCCL", lambda seen: re.search("CUDA|GPU|NCCL", seen) and "Error" in seen
+    ),
     expects="gloo",
     kind="error",
     needs="no GPU",
@@ -30,11 +33,6 @@ EXHIBIT = Exhibit(
 def nccl_without_gpu():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     return dist.get_backend()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return re.search("CUDA|GPU|NCCL", seen) and "Error" in seen
 
 
 @EXHIBIT.right

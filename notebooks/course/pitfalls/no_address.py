@@ -5,7 +5,17 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
+
+
+def symptom(seen):
+    with mock.patch.dict(os.environ, clear=True):
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            return "MASTER_ADDR expected" in seen and "RANK expected" in str(error)
+    return False
+
 
 EXHIBIT = Exhibit(
     wing="starting",
@@ -20,6 +30,7 @@ EXHIBIT = Exhibit(
         "it starts, alone",
     ),
     shows=2,
+    gives=Expected("names of variables that are missing", symptom),
     expects=1,
     kind="error",
 )
@@ -30,16 +41,6 @@ def no_address():
     with mock.patch.dict(os.environ, clear=True):
         dist.init_process_group("gloo", rank=0, world_size=1)
         return dist.get_world_size()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    with mock.patch.dict(os.environ, clear=True):
-        try:
-            dist.init_process_group("gloo")
-        except ValueError as error:
-            return "MASTER_ADDR expected" in seen and "RANK expected" in str(error)
-    return False
 
 
 @EXHIBIT.right

@@ -4,7 +4,7 @@ import struct
 
 import torchvision
 
-from course.pitfalls.base import Exhibit, Expected
+from course.pitfalls.base import Exhibit, Expected, has
 
 EXHIBIT = Exhibit(
     wing="data",
@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("Dataset not found"),
     expects=Expected("at least one image", lambda found: found > 0),
     kind="error",
 )
@@ -29,11 +30,6 @@ EXHIBIT = Exhibit(
 @EXHIBIT.broken
 def no_download(folder):
     return len(torchvision.datasets.MNIST(str(folder / "empty"), download=False))
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "Dataset not found" in seen
 
 
 @EXHIBIT.right

@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "100",
     ),
     shows=3,
+    gives=100,
     expects=0,
     kind="silently wrong",
 )
@@ -26,11 +27,6 @@ EXHIBIT = Exhibit(
 def num_workers_2():
     rank_0, rank_1 = ({int(x) for x in DataLoader(range(100), num_workers=2)} for rank in range(2))
     return len(rank_0 & rank_1)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 100
 
 
 @EXHIBIT.right

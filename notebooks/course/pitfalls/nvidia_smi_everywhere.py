@@ -4,7 +4,7 @@ import subprocess
 
 import torch
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -21,6 +21,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("FileNotFoundError"),
     expects=lambda: [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     kind="error",
 )
@@ -31,11 +32,6 @@ def nvidia_smi_everywhere():
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True)
     return done.stdout.splitlines()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen.startswith("FileNotFoundError")
 
 
 @EXHIBIT.right

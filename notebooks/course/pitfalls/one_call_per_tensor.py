@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit, below
+from course.pitfalls.base import Exhibit, above, below
 from course.pitfalls.helpers import flat
 
 EXHIBIT = Exhibit(
@@ -23,6 +23,7 @@ EXHIBIT = Exhibit(
         "more than 3 times as long",
     ),
     shows=3,
+    gives=above(3),
     expects=below(3),
     kind="slow",
 )
@@ -46,11 +47,6 @@ def one_call_per_tensor(on_ranks):
         return ours / one_call
 
     return round(on_ranks(times_as_long)[0], 1)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 3
 
 
 @EXHIBIT.right

@@ -8,6 +8,12 @@ import torch.distributed as dist
 import labkit
 from course.pitfalls.base import Exhibit, Expected
 
+
+def symptom(seen):
+    failed_at_once = re.search("Connection (closed|reset) by peer", seen)
+    return "returned while rank 0 was still in " in seen and bool(failed_at_once)
+
+
 EXHIBIT = Exhibit(
     wing="gradients",
     title="One rank with one batch more",
@@ -25,6 +31,7 @@ EXHIBIT = Exhibit(
         "it fails at once: the others have closed their connections",
     ),
     shows=3,
+    gives=Expected("a rank that waits for one that has returned", symptom),
     expects=Expected("equally many steps on each rank", lambda found: len(set(found)) == 1),
     kind="error",
     needs="Linux",
@@ -40,12 +47,6 @@ def one_step_more(world_size):
 
     options = {"world_size": world_size, "backend": "gloo", "stall_s": 20, "live": False}
     return labkit.launch(reduce, **options).results
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    failed_at_once = re.search("Connection (closed|reset) by peer", seen)
-    return "returned while rank 0 was still in " in seen and bool(failed_at_once)
 
 
 @EXHIBIT.right

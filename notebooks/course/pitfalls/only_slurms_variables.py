@@ -1,6 +1,6 @@
 """Only SLURM's variables."""
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "rank -1",
     ),
     shows=2,
+    gives=has("KeyError: 'SLURM_PROCID'"),
     expects=[(3, 8), (1, 4), (5, 8), (0, 1)],
     kind="error",
 )
@@ -35,11 +36,6 @@ def rank_and_size(environment):
 @EXHIBIT.broken
 def only_slurms_variables():
     return [rank_and_size(environment) for environment in (SRUN, TORCHRUN, BOTH, {})]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen.startswith("KeyError: 'SLURM_PROCID'")
 
 
 @EXHIBIT.right

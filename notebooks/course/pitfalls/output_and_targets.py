@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.functional import cross_entropy
 
-from course.pitfalls.base import Exhibit, near
+from course.pitfalls.base import Exhibit, has, near
 
 EXHIBIT = Exhibit(
     wing="machines",
@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "an error: two devices",
     ),
     shows=2,
+    gives=has("same device"),
     expects=near(math.log(2)),
     kind="error",
     needs="2 GPUs",
@@ -32,11 +33,6 @@ def output_and_targets():
         torch.zeros(4, dtype=torch.long, device="cuda:0"),
     )
     return cross_entropy(output, target).item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "same device" in seen
 
 
 @EXHIBIT.right

@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "1: all of them",
     ),
     shows=2,
+    gives=1,
     expects=below(1),
     kind="silently wrong",
 )
@@ -32,11 +33,6 @@ def part_of_the_model(on_ranks, images):
         return sum(p.numel() for p in DistributedDataParallel(model).parameters()) / count
 
     return on_ranks(share)[-1]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 1
 
 
 @EXHIBIT.right

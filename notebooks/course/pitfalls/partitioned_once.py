@@ -3,7 +3,7 @@
 import torch
 from torch.utils.data import DistributedSampler
 
-from course.pitfalls.base import Exhibit, above
+from course.pitfalls.base import Exhibit, above, near
 
 EXHIBIT = Exhibit(
     wing="data",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "one image in ten",
     ),
     shows=2,
+    gives=lambda world_size: near(1 / world_size, 0.01),
     expects=lambda world_size: above(1.5 / world_size),
     kind="silently wrong",
 )
@@ -32,11 +33,6 @@ def partitioned_once(world_size):
     )[0]
     seen = {int(index) for epoch in range(10) for index in part}
     return len(seen) / 1000
-
-
-@EXHIBIT.symptom
-def symptom(seen, world_size):
-    return abs(seen - 1 / world_size) < 0.01
 
 
 @EXHIBIT.right

@@ -4,7 +4,7 @@ import socket
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="starting",
@@ -23,6 +23,7 @@ EXHIBIT = Exhibit(
         "an error: in use",
     ),
     shows=3,
+    gives=Expected("the port is taken", lambda seen: "address already in use" in seen.lower()),
     expects=True,
     kind="error",
 )
@@ -34,11 +35,6 @@ def port_taken():
         port = other_job.getsockname()[1]
         store = dist.TCPStore("127.0.0.1", port, 1, is_master=True)
         return store.port != port
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "address already in use" in seen.lower()
 
 
 @EXHIBIT.right

@@ -5,7 +5,7 @@ import warnings
 import torch
 import torchvision
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="learning",
@@ -22,6 +22,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=2,
+    gives=Expected("a warning", lambda seen: "deprecated" in str(seen)),
     expects=[],
     kind="warning",
 )
@@ -33,11 +34,6 @@ def pretrained_false():
         warnings.simplefilter("always")
         torchvision.models.resnet50(pretrained=False)
     return [f"{w.category.__name__}: {w.message}"[:90] for w in caught]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "deprecated" in str(seen)
 
 
 @EXHIBIT.right

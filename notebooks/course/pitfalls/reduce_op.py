@@ -4,7 +4,7 @@ import warnings
 
 import torch.distributed as dist
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, Expected
 
 EXHIBIT = Exhibit(
     wing="gradients",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=2,
+    gives=Expected("a warning", lambda seen: "deprecated" in str(seen)),
     expects=[],
     kind="warning",
 )
@@ -31,11 +32,6 @@ def reduce_op():
         warnings.simplefilter("always")
         dist.reduce_op.SUM
     return [f"{w.category.__name__}: {w.message}" for w in caught]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "deprecated" in str(seen)
 
 
 @EXHIBIT.right

@@ -2,7 +2,7 @@
 
 import torch
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="learning",
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "nothing is saved",
     ),
     shows=2,
+    gives=has("does not exist", "No such file"),
     expects=0,
     kind="error",
 )
@@ -28,11 +29,6 @@ def saved_to_checkpoint(folder):
     place = folder / "checkpoint" / "1GPU_0epoch.checkpoint"
     torch.save({"epoch": 0}, place)
     return torch.load(place)["epoch"]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "does not exist" in seen or "No such file" in seen
 
 
 @EXHIBIT.right

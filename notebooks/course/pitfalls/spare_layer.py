@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, has
 
 EXHIBIT = Exhibit(
     wing="gradients",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "an error",
     ),
     shows=3,
+    gives=has("'NoneType' object has no attribute 'data'"),
     expects=[(1, 2), (1,), (1, 2), (1,)],
     kind="error",
 )
@@ -34,11 +35,6 @@ def with_spare_layer():
 @EXHIBIT.broken
 def spare_layer():
     return [parameter.grad.data.shape for parameter in with_spare_layer().parameters()]
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "'NoneType' object has no attribute 'data'" in seen
 
 
 @EXHIBIT.right

@@ -1,6 +1,6 @@
 """The standard deviation of CIFAR-10."""
 
-from course.pitfalls.base import Exhibit, near
+from course.pitfalls.base import Exhibit, above, near
 
 EXHIBIT = Exhibit(
     wing="data",
@@ -18,6 +18,7 @@ EXHIBIT = Exhibit(
         "more than 1",
     ),
     shows=3,
+    gives=above(1.001),
     expects=near(1, 1e-3),
     kind="silently wrong",
 )
@@ -27,11 +28,6 @@ EXHIBIT = Exhibit(
 def standard_deviation(images):
     pixels = images.flatten(1).double()
     return round((pixels / pixels.std(1).mean()).std().item(), 3)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 1.001
 
 
 @EXHIBIT.right

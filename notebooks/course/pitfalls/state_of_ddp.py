@@ -3,7 +3,7 @@
 from torch.nn.parallel import DistributedDataParallel
 
 import course
-from course.pitfalls.base import Exhibit, OnEachRank
+from course.pitfalls.base import Exhibit, OnEachRank, has
 
 EXHIBIT = Exhibit(
     wing="learning",
@@ -20,6 +20,7 @@ EXHIBIT = Exhibit(
         "an error about keys",
     ),
     shows=3,
+    gives=has("Error(s) in loading state_dict"),
     expects=OnEachRank("<All keys matched successfully>"),
     kind="error",
 )
@@ -33,11 +34,6 @@ def state_of_ddp(on_ranks, images):
         return str(network.load_state_dict(saved))
 
     return on_ranks(save_and_load)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return "Error(s) in loading state_dict" in seen
 
 
 @EXHIBIT.right

@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "it depends on the data",
     ),
     shows=2,
+    gives=lambda world_size: near(world_size, 0.01),
     expects=near(1, 1e-3),
     kind="silently wrong",
 )
@@ -41,11 +42,6 @@ def summed_gradients(on_ranks, network, images, labels, world_size):
         return gradient
 
     return round((on_ranks(summed)[0].norm() / gradient_of(network, x, y).norm()).item(), 3)
-
-
-@EXHIBIT.symptom
-def symptom(seen, world_size):
-    return abs(seen - world_size) < 0.01
 
 
 @EXHIBIT.right

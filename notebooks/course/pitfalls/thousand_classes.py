@@ -23,6 +23,7 @@ EXHIBIT = Exhibit(
         "an error: too many classes",
     ),
     shows=2,
+    gives=near(math.log(1000), 0.3),
     expects=near(math.log(10), 0.3),
     kind="silently wrong",
 )
@@ -36,11 +37,6 @@ def first_loss(classes, images, labels, seed):
 @EXHIBIT.broken
 def thousand_classes(images, labels, seed):
     return round(first_loss(1000, images, labels, seed), 2)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return abs(seen - math.log(1000)) < 0.3
 
 
 @EXHIBIT.right

@@ -19,6 +19,7 @@ EXHIBIT = Exhibit(
         "1",
     ),
     shows=3,
+    gives=1,
     expects=3,
     kind="silently wrong",
 )
@@ -28,11 +29,6 @@ EXHIBIT = Exhibit(
 def three_epochs(world_size, seed):
     sampler = DistributedSampler(range(1000), world_size, 0, seed=seed)
     return len({tuple(sampler) for epoch in range(3)})
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen == 1
 
 
 @EXHIBIT.right

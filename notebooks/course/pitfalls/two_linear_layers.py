@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from course.pitfalls.base import Exhibit, above
+from course.pitfalls.base import Exhibit, above, below
 
 EXHIBIT = Exhibit(
     wing="learning",
@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "no",
     ),
     shows=1,
+    gives=below(1e-09),
     expects=above(0.01),
     kind="silently wrong",
 )
@@ -30,11 +31,6 @@ def two_linear_layers():
     one.bias.data = last.weight.data @ first.bias.data + last.bias.data
     x = torch.randn(100, 8).double()
     return (last(first(x)) - one(x)).abs().max().item()
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen < 1e-09
 
 
 @EXHIBIT.right

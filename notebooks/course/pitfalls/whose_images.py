@@ -1,6 +1,6 @@
 """Whose images."""
 
-from course.pitfalls.base import Exhibit
+from course.pitfalls.base import Exhibit, above
 
 EXHIBIT = Exhibit(
     wing="well_known",
@@ -17,6 +17,7 @@ EXHIBIT = Exhibit(
         "nearly all",
     ),
     shows=3,
+    gives=above(100),
     expects=0,
     kind="silently wrong",
 )
@@ -35,11 +36,6 @@ def whose_images(on_ranks, images):
 
     rank_0, rank_1, *_ = on_ranks(take)
     return shared(rank_0, rank_1)
-
-
-@EXHIBIT.symptom
-def symptom(seen):
-    return seen > 100
 
 
 @EXHIBIT.right
