@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,42 +48,59 @@ class Thinned:
         return x, y
 
 
+def points_of(ranks: NDArray[Any], steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the points (step, count) at which ranks have logged, in order, and of each log call which point it is.
+
+    The first time that a rank logs a step has count 0, the next time 1: so calls of several ranks are told to belong
+    together.
+    """
+    at, counts = np.arange(len(steps)), np.empty(len(steps), np.int64)
+    order = np.lexsort((steps, ranks))  # stable: each rank's calls for a step stay in their order
+    counts[order] = at - np.maximum.accumulate(np.where(_begins(ranks[order], steps[order]), at, 0))
+    order = np.lexsort((counts, steps))
+    pairs, place = np.stack((steps, counts), axis=1)[order], np.empty(len(steps), np.int64)
+    is_new = _begins(*pairs.T)
+    place[order] = np.cumsum(is_new) - 1
+    return pairs[is_new], place
+
+
+def _begins(*columns: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which rows are other than those before them, by column; the first is."""
+    found = np.ones(len(columns[0]), bool)
+    found[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return found
+
+
 class Mean:
     """The mean over ranks at every step that all ranks have logged, as it becomes known."""
 
-    WAITING = 20_000
-    """Points that one rank may be ahead of the others before its oldest are left out of the mean."""
+    WAITING = 50_000
+    """Values that wait for those of other ranks, at most: the oldest are left out of the mean."""
 
     def __init__(self, world_size: int) -> None:
         self.curve = Thinned()
-        self._untried = 0
-        self._waiting: list[NDArray[np.float64]] = [np.empty((2, 0))] * world_size  # steps and values of each rank
+        self._world_size = world_size
+        self._waiting: tuple[NDArray[Any], ...] = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
 
-    def add(self, rank: int, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-        """Take points of one rank."""
-        waiting = self._waiting
-        waiting[rank] = np.concatenate((waiting[rank], (x, y)), axis=1)[:, -self.WAITING :]
-        shared = min(points.shape[1] for points in waiting)
-        if not shared:
-            return
-        together = np.stack([points[:, :shared] for points in waiting])
-        if (together[:, 0] == together[0, 0]).all():
-            self._waiting = [points[:, shared:] for points in waiting]
-        else:
-            # Ranks that log different steps: average where they meet, forget what can no longer be met. To look for
-            # that is dear, so after a vain attempt only when there is a tenth more to look at.
-            self._untried += len(x)
-            if self._untried < sum(points.shape[1] for points in waiting) / 10:
-                return
-            self._untried = 0
-            common = reduce(np.intersect1d, [steps for steps, _ in waiting])
-            if not len(common):
-                return
-            at = [np.intersect1d(steps, common, return_indices=True)[1] for steps, _ in waiting]
-            together = np.stack([points[:, where] for points, where in zip(waiting, at, strict=True)])
-            self._waiting = [points[:, points[0] > common[-1]] for points in waiting]
-        with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
-            self.curve.add(together[0, 0], together[:, 1].mean(axis=0))
+    def add(self, ranks: NDArray[Any], steps: NDArray[np.int64], y: NDArray[np.float64]) -> None:
+        """Take values of any ranks, those of each in its own order."""
+        ranks, steps, y = (np.concatenate(each) for each in zip(self._waiting, (ranks, steps, y), strict=True))
+        waits = np.ones(len(ranks), bool)
+        if np.bincount(ranks, minlength=self._world_size).all():
+            points, place = points_of(ranks, steps)
+            has_all = np.bincount(place) == self._world_size
+            when = np.zeros(len(points), np.int64)
+            np.maximum.at(when, place, np.arange(len(place)))  # a point is known once the last rank has logged it
+            drawn = np.flatnonzero(has_all)[np.argsort(when[has_all])]
+            with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
+                means = np.bincount(place, y, len(points)) / self._world_size
+            self.curve.add(points[drawn, 0].astype(np.float64), means[drawn])
+            # What a rank has logged before a step at which all have met can no longer be met.
+            met = np.full(self._world_size, -1)
+            is_met = has_all[place]
+            np.maximum.at(met, ranks[is_met], np.flatnonzero(is_met))
+            waits = np.arange(len(ranks)) > met[ranks]
+        self._waiting = tuple(each[waits][-self.WAITING :] for each in (ranks, steps, y))
 
 
 class Rates:

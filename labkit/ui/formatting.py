@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 
-from labkit.monitor import not_finite
 from labkit.monitor.history import PANELS
 from labkit.monitor.record import RunRecord
 
@@ -42,7 +41,7 @@ def rate(per_s: float) -> str:
 
 def remark(run: RunRecord) -> str:
     """Return which rank was the first to log a NaN or an Inf, in one line; "" if none has."""
-    found = not_finite.first(run.recorded)
+    found = run.recorded.not_finite
     return found.said if found else ""
 
 

@@ -130,6 +130,16 @@ def test_mean_curve_is_numpys_mean_at_the_steps_that_all_ranks_logged(every, com
     assert mean == pytest.approx(values.mean(axis=0)[::common])
 
 
+def test_of_steps_that_are_counted_anew_in_every_epoch_the_mean_is_in_the_order_in_which_they_were_logged():
+    history = History(2)
+    for epoch in range(3):
+        for rank in (0, 1):
+            history.add(log(rank, range(4), loss=[10 * epoch + 2 * rank + step for step in range(4)]))
+        steps, mean = history.curves("loss")["mean"] if epoch else ([], [])  # the first two are looked at together
+    assert steps.tolist() == [0, 1, 2, 3] * 3
+    assert mean.tolist() == [10 * epoch + step + 1 for epoch in range(3) for step in range(4)]
+
+
 @pytest.mark.parametrize(
     ("world_size", "ranks", "labels"),
     [

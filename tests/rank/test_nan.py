@@ -9,7 +9,6 @@ import pytest
 import labkit
 from labkit.engines.arguments import check_options
 from labkit.monitor.history import History
-from labkit.monitor.not_finite import first
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.rank.log_batcher import LogBatcher
@@ -46,19 +45,19 @@ def logged(*logs, world_size=2):
     ],
 )
 def test_the_value_of_the_earliest_step_is_the_one_that_is_named(logs, said):
-    assert str(first(logged(*logs))) == said
+    assert str(logged(*logs).not_finite) == said
     history = logged()
     for each in logs:
         history.add(each)
-        found = first(history)
+        found = history.not_finite
     assert str(found) == said, "however often one looks"
 
 
 def test_what_a_rank_takes_back_is_forgotten():
     history = logged(log(0, 0, 1.0, NAN))
-    assert first(history)
+    assert history.not_finite
     history.go_back(0, 1)
-    assert first(history) is None
+    assert history.not_finite is None
 
 
 def a_run(*logs):
@@ -140,4 +139,4 @@ def test_watched_a_run_ends_as_that_ranks_failure_with_its_frames():
     assert error.rank == 1
     assert "rank 1 failed: FloatingPointError: loss is nan at step 7" in error.diagnosis.headline
     assert {"scale": "nan", "step": "7"}.items() <= error.frames[0].variables.items()
-    assert str(first(error.run.recorded)) == "rank 1 logged loss NaN at step 7"
+    assert str(error.run.recorded.not_finite) == "rank 1 logged loss NaN at step 7"

@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 
 import labkit
+from labkit.monitor.history import LoggedValue
 from labkit.protocol import events
 from labkit.run import Run
 from labkit.trackers import following
@@ -102,11 +103,19 @@ def tracked(*trackers):
 # Which steps of which curves
 
 
+def take(curves, log):
+    """Take log calls of a rank, value by value."""
+    values = iter(log.values)
+    for step, time_s in zip(log.steps, log.times_s, strict=True):
+        for name in log.names:
+            curves.take(LoggedValue(log.rank, step, time_s, name, next(values)))
+
+
 def curves_of(*logs, world_size=2, by_rank=False):
     """What is written at once, and what once all ranks have ended."""
     curves = Curves(world_size, by_rank)
     for log in logs:
-        curves.take(log)
+        take(curves, log)
     return pairs(curves.ready()), pairs(curves.ready(ended=range(world_size)))
 
 
@@ -140,20 +149,20 @@ def test_a_value_that_one_rank_alone_logs_is_written_when_the_others_have_had_ti
 
 def test_when_all_begin_again_a_step_that_was_written_is_not_written_again():
     curves = Curves(2, by_rank=False)
-    curves.take(calls(0, [0, 1, 2, 3]))
-    curves.take(calls(1, [0, 1, 2]))
+    take(curves, calls(0, [0, 1, 2, 3]))
+    take(curves, calls(1, [0, 1, 2]))
     assert [row.step for row in curves.ready()] == [0, 1, 2]
     curves.begin_again()  # from a checkpoint after step 1
     for rank in range(2):
-        curves.take(calls(rank, [0, 1]))
-        curves.take(calls(rank, [2, 3, 4], value=7.0))
+        take(curves, calls(rank, [0, 1]))
+        take(curves, calls(rank, [2, 3, 4], value=7.0))
     assert pairs(curves.ready()) == [(3, {"loss": 7.0}), (4, {"loss": 7.0})]
     assert curves.again == 0
 
 
 def test_a_step_that_comes_once_more_is_counted_and_not_written():
     curves = Curves(1, by_rank=False)
-    curves.take(calls(0, [0, 1, 2, 1, 2]))
+    take(curves, calls(0, [0, 1, 2, 1, 2]))
     assert [row.step for row in curves.ready()] == [0, 1, 2]
     assert curves.again == 2
 
@@ -164,7 +173,7 @@ def test_steps_that_begin_again_have_a_curve_of_their_own():
     curves = Curves(2, by_rank=False)
     for name, step in [*fit, *fit, *fit[:1]]:
         for rank in range(2):
-            curves.take(calls(rank, [step], (name,)))
+            take(curves, calls(rank, [step], (name,)))
     found = {}
     for row in curves.ready():
         for name in row.values:
@@ -175,15 +184,15 @@ def test_steps_that_begin_again_have_a_curve_of_their_own():
 
 def test_a_row_has_the_time_at_which_its_last_value_was_logged():
     curves = Curves(2, by_rank=False)
-    curves.take(calls(0, range(3), second=1.0))
-    curves.take(calls(1, range(3), second=2.0))
+    take(curves, calls(0, range(3), second=1.0))
+    take(curves, calls(1, range(3), second=2.0))
     assert [row.time_s for row in curves.ready()] == [0.0, 2.0, 4.0]
 
 
 def test_what_waits_for_a_slower_rank_does_not_grow_without_end():
     curves = Curves(2, by_rank=False)
-    curves.take(calls(1, [0]))
-    curves.take(calls(0, list(range(2 * WAITING_STEPS))))
+    take(curves, calls(1, [0]))
+    take(curves, calls(0, list(range(2 * WAITING_STEPS))))
     (curve,) = curves._curves.values()
     assert len(curve._waiting) <= WAITING_STEPS + 1
 
