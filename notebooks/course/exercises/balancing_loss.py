@@ -60,17 +60,15 @@ def trial(t: Trial, positions: int, experts: int) -> None:
         "the sum over the experts, and not yet times their number": expected / experts,
         "f and P both from the probabilities: f counts the likeliest": experts * probabilities.mean(0).square().sum(),
     }
-    if n > 1:
-        known["f of this rank's positions only"] = experts * (own * probabilities.mean(0)).sum()
-        known["f was divided by this rank's positions, and counts those of all"] = expected * n
+    known["f of this rank's positions only"] = experts * (own * probabilities.mean(0)).sum()
+    known["f was divided by this rank's positions, and counts those of all"] = expected * n
     t.equal("the loss", found, expected.detach(), None, {said: wrong.detach() for said, wrong in known.items()})
     t.require(found.requires_grad, "the loss has no gradient: P must be computed from `logits`")
     expected.backward()
     t.watch(found.backward)
     t.require(logits.grad is not None, "the loss does not depend on `logits`")
     t.equal("logits.grad", logits.grad, plain.grad, tolerance=1e-4)
-    calls = t.traffic.count("all_reduce")
-    t.require(calls <= 1, f"called all_reduce {calls} times, expected once: of f, and P is this rank's own")
+    t.reduced_once(": of f, and P is this rank's own")
 
 
 @EXERCISE.best

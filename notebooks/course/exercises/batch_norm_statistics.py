@@ -60,8 +60,7 @@ def trial(t: Trial, rows: tuple[int, ...], features: int, around: float = 0.0) -
         parts = [(around + part / 50).float() for part in parts]
     x = parts[t.rank].clone()
     found = t.call(x)
-    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
-    t.require(is_pair, f"returned a {type(found).__name__}, expected (mean, variance)")
+    t.returned(found, "(mean, variance)")
     whole = torch.cat(parts).double()
     mean, variance = (value.to(x.dtype) for value in (whole.mean(0), whole.var(0, unbiased=False)))
     if around:
@@ -93,16 +92,13 @@ def _check_exactly(t: Trial, found: Any, rows: tuple[int, ...], parts: list[torc
         "the mean of the ranks' means, though they have unequally many rows": means.mean(0),
         "over this rank's rows only": means[t.rank],
     }
-    t.equal("mean", found[0], whole.mean(0), None, known if t.world_size > 1 else None)
+    t.equal("mean", found[0], whole.mean(0), None, known)
     known = {"the mean square: the square of the mean is to be taken off": whole.square().mean(0)}
     if len(whole) > 1:
         known["divided by one row less"] = whole.var(0, unbiased=True)
-    if t.world_size > 1:
-        known["over this rank's rows only"] = variances[t.rank]
-        weights = torch.tensor(rows[: t.world_size]).double()[:, None] / len(whole)
-        known["the mean of the ranks' variances: it misses how far their means lie apart"] = (variances * weights).sum(
-            0
-        )
+    known["over this rank's rows only"] = variances[t.rank]
+    weights = torch.tensor(rows[: t.world_size]).double()[:, None] / len(whole)
+    known["the mean of the ranks' variances: it misses how far their means lie apart"] = (variances * weights).sum(0)
     t.equal("variance", found[1], whole.var(0, unbiased=False), None, known)
 
 

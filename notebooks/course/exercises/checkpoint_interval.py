@@ -54,8 +54,7 @@ def _lost(interval_s: float, save_s: float, between_failures_s: float) -> float:
 def trial(t: Trial, save_s: float, machine_mtbf_s: float, machines: int) -> None:
     """Call it, and look whether a little more or less often loses less."""
     found = t.call(save_s, machine_mtbf_s, machines)
-    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
-    t.require(is_pair, f"returned a {type(found).__name__}, expected (interval_s, lost)")
+    t.returned(found, "(interval_s, lost)")
     interval_s, lost = found
     t.require(isinstance(interval_s, (int, float)) and interval_s > 0, f"the interval is {interval_s!r:.40}")
     between_failures_s = machine_mtbf_s / machines

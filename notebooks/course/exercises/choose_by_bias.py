@@ -67,8 +67,7 @@ def trial(t: Trial, positions: int, experts: int, k: int, speed: float) -> None:
     load = torch.stack([chosen.flatten().bincount(minlength=experts) for chosen in every]).float()
     mine, given = scores[t.rank].clone(), bias.clone()
     found = t.call(mine, given, k, speed)
-    is_triple = isinstance(found, (tuple, list)) and len(found) == 3
-    t.require(is_triple, f"returned a {type(found).__name__}, expected (chosen, gates, bias)")
+    t.returned(found, "(chosen, gates, bias)")
     t.unchanged("scores", mine, scores[t.rank])
     t.unchanged("bias", given, bias)
     chosen, gates, moved = found
@@ -92,8 +91,7 @@ def trial(t: Trial, positions: int, experts: int, k: int, speed: float) -> None:
         "the popular go up, the others down": bias - speed * missing.sign(),
         "moved by the difference, not by its sign": bias + speed * missing,
     }
-    if n > 1:
-        known["by the choices of this rank only"] = bias + speed * (load[t.rank].mean() - load[t.rank]).sign()
+    known["by the choices of this rank only"] = bias + speed * (load[t.rank].mean() - load[t.rank]).sign()
     t.equal("bias", moved, bias + speed * missing.sign(), bias, known)
 
 

@@ -69,8 +69,7 @@ def trial(t: Trial, shapes: tuple[tuple[int, ...], ...], most: float) -> None:
     for index, (now, before) in enumerate(zip(shards, of_ranks[t.rank], strict=True)):
         known = {"scaled up: it was shorter than `most`": before * most / norm} if norm < most else {}
         t.equal(f"shards[{index}]", now, before * factor, before if factor < 1 else None, known)
-    calls = t.traffic.count("all_reduce")
-    t.require(calls <= 1, f"called all_reduce {calls} times, expected once")
+    t.reduced_once()
 
 
 @EXERCISE.best

@@ -84,7 +84,7 @@ def trial(t: Trial, batch: int, features: int, hidden: int) -> None:
     t.require(t.traffic.count("all_reduce") == 0, "f all-reduces forward: its input is whole already")
     own = part.detach().clone()
     y = t.watch(lambda: g(part))
-    known = {"this rank's hidden units only: who adds up?": own} if n > 1 else {}
+    known = {"this rank's hidden units only: who adds up?": own}
     t.equal("y", y, expected.detach(), None, known)
     t.unchanged("what g was given", part.detach(), own)
     t.require(t.traffic.count("all_reduce") <= 1, "more than one all-reduce forward")
@@ -100,9 +100,8 @@ def trial(t: Trial, batch: int, features: int, hidden: int) -> None:
     for (name, want), tensor in zip(wanted.items(), (first, second, x), strict=True):
         t.require(tensor.grad is not None, f"`{name}.grad` is None: the graph is cut")
         known = {}
-        if n > 1:
-            known["g's gradient was added up, though every rank has all of it"] = n * want
-        if name == "x" and n > 1:
+        known["g's gradient was added up, though every rank has all of it"] = n * want
+        if name == "x":
             hidden_gradient = (upstream @ seconds[t.rank]) * (inputs @ firsts[t.rank].T > 0)
             known["what this rank's hidden units contribute, only: who adds up backward?"] = (
                 hidden_gradient @ firsts[t.rank]

@@ -82,8 +82,7 @@ def trial(
 ) -> None:
     """Call it, and count."""
     found = t.call(weights, depth, width, sequence, tokens_per_s, devices, peak_flops)
-    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
-    t.require(is_pair, f"returned a {type(found).__name__}, expected (operations per token, MFU)")
+    t.returned(found, "(operations per token, MFU)")
     per_token, share = found
     matrices, attention = 2 * weights, 2 * 2 * sequence * width * depth
     expected = 3 * (matrices + attention)

@@ -57,8 +57,7 @@ def mended_line(script):
 def trial(t: Trial, script: str) -> None:
     """Put the line in its place, and see what would come of the script."""
     found = t.call(script)
-    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
-    t.require(is_pair, f"returned a {type(found).__name__}, expected (number, line)")
+    t.returned(found, "(number, line)")
     number, line = found
     lines = SCRIPTS[script].splitlines()
     t.require(number in range(1, len(lines) + 1), f"there is no line {number!r}; there are 1 to {len(lines)}")

@@ -56,16 +56,15 @@ def trial(t: Trial, positions: int, size: int) -> None:
     found = t.call(given, targets.clone(), t.rank)
     whole = torch.cat(parts, 1)
     known = {"not a mean over the positions, but their sum": cross_entropy(whole, targets, reduction="sum")}
-    if n > 1:
-        column = targets - t.rank * size
-        own = parts[t.rank].gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
-        total = whole.logsumexp(1)
-        clamped = sum(
-            part.gather(1, (targets - rank * size).clamp(0, size - 1)[:, None])[:, 0] for rank, part in enumerate(parts)
-        )
-        known["only the rank that has a target knows its logit"] = (total - own).mean()
-        known["ranks that do not have the target's logit add another one"] = (total - clamped).mean()
-        known["this rank's part of the vocabulary only"] = (parts[t.rank].logsumexp(1) - own).mean()
+    column = targets - t.rank * size
+    own = parts[t.rank].gather(1, column.clamp(0, size - 1)[:, None])[:, 0] * ((column >= 0) & (column < size))
+    total = whole.logsumexp(1)
+    clamped = sum(
+        part.gather(1, (targets - rank * size).clamp(0, size - 1)[:, None])[:, 0] for rank, part in enumerate(parts)
+    )
+    known["only the rank that has a target knows its logit"] = (total - own).mean()
+    known["ranks that do not have the target's logit add another one"] = (total - clamped).mean()
+    known["this rank's part of the vocabulary only"] = (parts[t.rank].logsumexp(1) - own).mean()
     t.equal("the loss", found, cross_entropy(whole, targets), None, known, tolerance=1e-4)
     t.unchanged("logits", given, parts[t.rank])
     sent, least = t.traffic.bytes_sent, best(n, positions, size).bytes

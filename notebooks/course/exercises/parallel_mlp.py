@@ -56,10 +56,9 @@ def trial(t: Trial, batch: int, features: int, hidden: int, outputs: int) -> Non
         "the relu is missing": product @ torch.cat(seconds, 1).T + bias,
         "the bias is missing": whole,
     }
-    if n > 1:
-        known["the bias is added once on every rank"] = whole + n * bias
-        known["this rank's hidden units only"] = torch.relu(inputs @ firsts[t.rank].T) @ seconds[t.rank].T + bias
-        known["averaged, where the contributions add up"] = whole / n + bias
+    known["the bias is added once on every rank"] = whole + n * bias
+    known["this rank's hidden units only"] = torch.relu(inputs @ firsts[t.rank].T) @ seconds[t.rank].T + bias
+    known["averaged, where the contributions add up"] = whole / n + bias
     t.equal("outputs", found, whole + bias, None, known)
     t.unchanged("inputs", given, inputs)
     calls, sent = t.traffic.count("all_reduce"), t.traffic.bytes_sent

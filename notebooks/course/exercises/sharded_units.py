@@ -180,7 +180,7 @@ def _one_step(t: Trial, watch: _Watch, inputs: Sequence[torch.Tensor], shards: S
         t.require(watch.units[i].weight.grad is None, f"unit {i}'s weight still has its whole `grad`{when}")
         t.require(shard.grad is not None, f"`{what}` is None")
         known = {"summed, not averaged?": total, "this rank's gradient alone": mine[t.rank].chunk(n)[t.rank]}
-        t.equal(what, shard.grad, total / n, None, known if n > 1 else None, tolerance=1e-4)
+        t.equal(what, shard.grad, total / n, None, known, tolerance=1e-4)
     gathers, least = t.traffic.count("all_gather_into_tensor"), 2 * len(shards)
     t.require(gathers <= least, f"{gathers} all-gathers{when}, expected {least}: two for each unit")
 

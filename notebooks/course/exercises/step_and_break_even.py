@@ -55,8 +55,7 @@ def trial(
     from labkit.scaling import CostModel
 
     found = t.call(batch, ranks, sample_s, parameter_bytes, latency_s, byte_s)
-    is_pair = isinstance(found, (tuple, list)) and len(found) == 2
-    t.require(is_pair, f"returned a {type(found).__name__}, expected (step_s, batch)")
+    t.returned(found, "(step_s, batch)")
     step_s, least = found
     model = CostModel(sample_s, parameter_bytes=parameter_bytes, latency_s=latency_s, byte_s=byte_s)
     parts = model.parts_s(ranks, batch)

@@ -78,10 +78,9 @@ def trial(t: Trial, positions: int, width: int) -> None:
     found = t.call(given, asked, work)
     expected, order = x * (chosen + 2)[:, None], chosen.argsort(stable=True)
     known = {}
-    if n > 1:
-        known["this rank's own expert did it"] = x * (t.rank + 2)
-        known["in the order in which they were sent, not in that of the positions"] = expected[order]
-        known["sorted twice: `found[order] = back` undoes `x[order]`"] = expected[order][order]
+    known["this rank's own expert did it"] = x * (t.rank + 2)
+    known["in the order in which they were sent, not in that of the positions"] = expected[order]
+    known["sorted twice: `found[order] = back` undoes `x[order]`"] = expected[order][order]
     t.equal("found", found, expected, None, known)
     t.unchanged("x", given, x)
     t.unchanged("chosen", asked, chosen)

@@ -103,6 +103,16 @@ class Trial:
         if not condition:
             raise Wrong(message)
 
+    def returned(self, found: Any, expected: str) -> None:
+        """End the trial unless the answer has returned as many things as `expected` names: "(mean, variance)"."""
+        is_right = isinstance(found, (tuple, list)) and len(found) == expected.count(",") + 1
+        self.require(is_right, f"returned a {type(found).__name__}, expected {expected}")
+
+    def reduced_once(self, why: str = "") -> None:
+        """End the trial if the answer has called all_reduce more often than once."""
+        calls = self.traffic.count("all_reduce")
+        self.require(calls <= 1, f"called all_reduce {calls} times, expected once{why}")
+
     def equal(
         self,
         what: str,
@@ -112,7 +122,10 @@ class Trial:
         known: Mapping[str, torch.Tensor] | None = None,
         tolerance: float = 1e-5,
     ) -> None:
-        """End the trial unless a tensor is as expected. `known` has what mistakes give, by what to say of them."""
+        """End the trial unless a tensor is as expected. `known` has what mistakes give, by what to say of them.
+
+        Of mistakes that make no difference here nothing is said.
+        """
         if not isinstance(found, torch.Tensor):
             raise Wrong(f"`{what}` is {_said(found)}, expected a tensor of shape {_shape(expected)}{_forgotten(found)}")
         if found.shape != expected.shape:
@@ -161,6 +174,10 @@ def _shape(tensor: torch.Tensor) -> str:
     return str(tuple(tensor.shape))
 
 
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.to(other.dtype), other, rtol=1e-4, atol=1e-5)
+
+
 def _guess(
     found: torch.Tensor,
     expected: torch.Tensor,
@@ -170,7 +187,8 @@ def _guess(
 ) -> str:
     """Name the mistake, if it is a known one."""
     for said, wrong in known.items():
-        if wrong.shape == found.shape and torch.allclose(found, wrong.to(found.dtype), rtol=1e-4, atol=1e-5):
+        # With one rank, say, most mistakes give what is expected.
+        if wrong.shape == found.shape and _is_near(wrong, found) and not _is_near(wrong, expected):
             return f": {said}"
     if before is not None and before.shape == found.shape and torch.equal(found, before):
         return ": nothing has changed it"

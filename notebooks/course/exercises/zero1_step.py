@@ -59,14 +59,13 @@ def trial(t: Trial, size: int, lr: float) -> None:
         before, true = true, true - lr * true_momentum
         gradient = given[t.rank].clone()
         t.call(weights, gradient, momentum, lr, t.rank, n)
-        known = {"the gradients are summed, not averaged?": summed} if n > 1 else {}
+        known = {"the gradients are summed, not averaged?": summed}
         if step:
             known["without momentum"] = plain
-        if n > 1:
-            mine = slice(t.rank * size, (t.rank + 1) * size)
-            only = before.clone()
-            only[mine] = true[mine]
-            known["only this rank's share is new"] = only
+        mine = slice(t.rank * size, (t.rank + 1) * size)
+        only = before.clone()
+        only[mine] = true[mine]
+        known["only this rank's share is new"] = only
         t.equal(f"weights (step {step})", weights, true, before, known)
         mine_only = true_momentum.chunk(n)[t.rank]
         t.equal(f"momentum (step {step})", momentum, mine_only)
