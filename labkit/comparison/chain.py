@@ -84,27 +84,22 @@ def check_chain(network: nn.Module, inputs: Tensor, title: str) -> None:
             module.training = is_training
         for each in hooks:
             each.remove()
-    expected: Any = inputs
-    version = given_version
-    before, why = "the input", ""
-    for index in range(max(len(chain), len(called))):
-        name = chain[index][0] if index < len(chain) else "nothing"
-        call = called[index] if index < len(called) else _Call("nothing", (), [])
+    called.append(_Call("nothing", (outputs,), [_version(outputs)]))
+    before, expected, version, why = "the input", inputs, given_version, ""
+    for name, call in zip([*(name for name, _ in chain), "nothing"], called, strict=False):
         if call.name != name:
             why = f"after {before}, {call.name} is called, and not {name}"
         elif len(call.args) != 1 or call.args[0] is not expected or call.versions[0] != version:
-            why = f"{name} does not get just what {before} returned"
+            gets = "the network does not return" if call is called[-1] else f"{name} does not get just"
+            why = f"{gets} what {before} returned"
         if why:
-            break
+            raise ValueError(
+                f"{title} cannot cut this network: {why}. Cuts lie between layers, so these must be called one after "
+                "the other, and nothing may happen between them. Put what belongs together, such as a residual "
+                "connection, into a module of its own (nn.Flatten for a view), and these into an nn.Sequential or "
+                "nn.ModuleList"
+            )
         before, expected, version = name, call.output, call.output_version
-    if not why and (outputs is not expected or _version(outputs) != version):
-        why = f"the network does not return what {before} returned"
-    if why:
-        raise ValueError(
-            f"{title} cannot cut this network: {why}. Cuts lie between layers, so these must be called one after the "
-            "other, and nothing may happen between them. Put what belongs together, such as a residual connection, "
-            "into a module of its own (nn.Flatten for a view), and these into an nn.Sequential or nn.ModuleList"
-        )
 
 
 def _shared(chain: list[tuple[str, nn.Module]]) -> str:

@@ -126,14 +126,6 @@ class Advice:
         )
 
 
-def _first_of_each(runs: Sequence[tuple[str, Any]], way_of: Callable[[Any], str]) -> dict[str, str]:
-    """Return, by way, the title of the first run of it: on a CPU `nn.DataParallel` is one process, too."""
-    found: dict[str, str] = {}
-    for title, run in runs:
-        found.setdefault(way_of(run), title)
-    return found
-
-
 def _milliseconds(seconds: float) -> str:
     ms = 1000 * seconds
     return "not known" if math.isnan(ms) else f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
@@ -430,7 +422,8 @@ class _Question(NamedTuple):
 
     def _equal_as_measured(self, way: str) -> str:
         runs = [(title, run) for title, run in self.source.runs.items() if measured(run)]
-        titles = _first_of_each(runs, known.way_of)
+        # The first of each way: on a CPU `nn.DataParallel` is one process, too.
+        titles = {known.way_of(run): title for title, run in reversed(runs)}
         title = titles.get({"one process": "one process"}.get(way, STEP_OF.get(way, "pipeline")))
         if title is None or way in ("ZeRO-1", "DataParallel"):
             return "not measured"

@@ -7,7 +7,6 @@ import gzip
 import math
 import shutil
 import struct
-import tempfile
 import zlib
 from collections.abc import Iterator
 from importlib import resources
@@ -154,25 +153,21 @@ def _test_indices(count: int) -> Tensor:
 
 
 def _mnist(name: str, root: Path, download: bool) -> Splits:
-    from torchvision import datasets
-
-    kind = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}[name]
+    folder = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}[name]
     if download:
-        with _clear_download_errors(name, root / kind.__name__ / "raw"):
-            kind(str(root), download=True)
-    with tempfile.TemporaryDirectory(prefix="labkit-") as staging:
-        raw = Path(staging) / kind.__name__ / "raw"
-        raw.mkdir(parents=True)
-        for part in ("train", "t10k"):
-            counts = {}
-            for content, magic in (("images-idx3-ubyte", IDX_IMAGES), ("labels-idx1-ubyte", IDX_LABELS)):
-                found = _find_idx(name, root, kind.__name__, f"{part}-{content}")
-                counts[found] = _copy_idx(found, raw / f"{part}-{content}", magic)
-            if len(set(counts.values())) > 1:
-                listed = ", ".join(f"{path} has {count:,}" for path, count in counts.items())
-                raise ValueError(f"images and labels of {name} do not belong together: {listed}")
-        sets = [kind(staging, train=train) for train in (True, False)]
-    return _in_memory(*((s.data.unsqueeze(1), s.targets.long()) for s in sets))
+        from torchvision import datasets
+
+        with _clear_download_errors(name, root / folder / "raw"):
+            getattr(datasets, folder)(str(root), download=True)
+    sets = []
+    for part in ("train", "t10k"):
+        files = [_find_idx(name, root, folder, f"{part}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1")]
+        images, labels = (_read_idx(file, magic) for file, magic in zip(files, (IDX_IMAGES, IDX_LABELS), strict=True))
+        if len(images) != len(labels):
+            listed = ", ".join(f"{file} has {len(each):,}" for file, each in zip(files, (images, labels), strict=True))
+            raise ValueError(f"images and labels of {name} do not belong together: {listed}")
+        sets.append((images.unsqueeze(1), labels.long()))
+    return _in_memory(*sets)
 
 
 def _find_idx(name: str, root: Path, folder: str, file: str) -> Path:
@@ -187,8 +182,8 @@ def _find_idx(name: str, root: Path, folder: str, file: str) -> Path:
     )
 
 
-def _copy_idx(source: Path, target: Path, magic: int) -> int:
-    """Copy an IDX file, unzipped, after checking that it is whole. Return its number of items."""
+def _read_idx(source: Path, magic: int) -> Tensor:
+    """Return what an IDX file has, gzipped or not, after checking that it is whole."""
     what = "images" if magic == IDX_IMAGES else "labels"
     try:
         with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file:
@@ -214,8 +209,7 @@ def _copy_idx(source: Path, target: Path, magic: int) -> int:
             f"{source} is truncated or damaged: its header promises {shape[0]:,} {what}, that is {expected:,} bytes, "
             f"but it has {len(data):,}. Fetch it again"
         )
-    target.write_bytes(data)
-    return shape[0]
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=header).view(shape)
 
 
 def _cifar10(root: Path, download: bool) -> Splits:

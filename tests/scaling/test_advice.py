@@ -18,7 +18,7 @@ from labkit.comparison.measured import Measured
 from labkit.comparison.program import Piece, Program, Work
 from labkit.comparison.timed import Timed
 from labkit.scaling import CostModel, fit
-from labkit.scaling.advice import ROOM, Row, _first_of_each, recommend
+from labkit.scaling.advice import ROOM, Row, recommend
 from labkit.scaling.known import of_model
 from tests.scaling.models import SIX, ResidualCNN, loss
 
@@ -261,8 +261,3 @@ def test_efficiency_is_the_speed_up_over_one_device_by_devices_as_in_a_compariso
 def test_an_optimizer_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="known for optimizer: AdamW"):
         labkit.advise(large(), of_large(8), optimizer="sgd")
-
-
-def test_the_first_run_of_one_rank_is_one_process():
-    runs = [(title, SimpleNamespace()) for title in ("one process", "nn.DataParallel")]
-    assert _first_of_each(runs, lambda run: "one process") == {"one process": "one process"}

@@ -71,7 +71,7 @@ def trial(t: Trial, sizes: tuple[int, ...], unused: bool = False) -> None:
 def best(world_size: int, sizes: tuple[int, ...], unused: bool = False) -> Cost:
     """Return one all-reduce of all gradients in one buffer."""
     count = sum(a * b + b for a, b in zip(sizes, sizes[1:], strict=False))
-    return Cost(1, 4 * count * (world_size - 1) // world_size * 2)
+    return Cost.all_reduce(4 * count, world_size)
 
 
 # No division.

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.exercises.base import Cost, Exercise
+from course.exercises.base import Cost, Exercise, ring_bytes
 from course.exercises.trial import Trial
 
 EXERCISE = Exercise(
@@ -106,7 +106,7 @@ def trial(t: Trial, sizes: tuple[int, ...], bucket_bytes: int) -> None:
 def best(world_size: int, sizes: tuple[int, ...], bucket_bytes: int) -> Cost:
     """Return a call per bucket."""
     nbytes = [4 * p.numel() for p in _model(sizes).parameters()]
-    return Cost(len(filled(nbytes[::-1], bucket_bytes)), sum(nbytes) * (world_size - 1) // world_size * 2)
+    return Cost(len(filled(nbytes[::-1], bucket_bytes)), 2 * ring_bytes(sum(nbytes), world_size))
 
 
 # No buckets.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
-import pkgutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    pass
+from course import files
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 
@@ -36,9 +33,19 @@ class Cost(NamedTuple):
     bytes: int
     """Sent by one rank."""
 
+    @classmethod
+    def all_reduce(cls, size: int, world_size: int, calls: int = 1) -> Cost:
+        """Return the cost of all-reduces of so many bytes each, around a ring."""
+        return cls(calls, calls * 2 * ring_bytes(size, world_size))
+
     def time_s(self, latency_s: float = 50e-6, bytes_per_s: float = 1e9) -> float:
         """Return calls × latency + bytes ÷ bandwidth, in s."""
         return self.calls * latency_s + self.bytes / bytes_per_s
+
+
+def ring_bytes(size: int, world_size: int) -> int:
+    """Return what one rank sends once around a ring, as for a reduce-scatter or an all-gather of so many bytes."""
+    return size * (world_size - 1) // world_size
 
 
 class Exercise:
@@ -172,20 +179,11 @@ class Exercise:
 @functools.cache
 def table() -> dict[str, Exercise]:
     """Return every exercise by its function's name, in the order of the lessons."""
-    package = importlib.import_module("course.exercises")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in NO_EXERCISES]
-    found = [find(name) for name in names]
+    found = [find(name) for name in files.names("course.exercises", NO_EXERCISES)]
     return {exercise.name: exercise for exercise in sorted(found, key=lambda each: (each.lesson, each.name))}
 
 
 def find(name: str) -> Exercise:
     """Return one exercise. Raises ValueError if there is none of this name."""
-    try:
-        if name in NO_EXERCISES:
-            raise ModuleNotFoundError(name=f"course.exercises.{name}")
-        exercise: Exercise = importlib.import_module(f"course.exercises.{name}").EXERCISE
-    except ModuleNotFoundError as error:
-        if error.name != f"course.exercises.{name}":
-            raise
-        raise ValueError(f"there is no exercise {name!r}; there are {', '.join(table())}") from None
+    exercise: Exercise = files.defined("course.exercises", name, "EXERCISE", NO_EXERCISES, table)
     return exercise

@@ -100,7 +100,7 @@ def _steps(t: Trial, signals: list[tuple[int, int, str]], missed: list[str]) -> 
 def best(world_size: int, signals: Any) -> Cost:
     """Return one all-reduce of a number after each step that is done."""
     steps = min((step + 1 for step, *_ in signals), default=STEPS)
-    return Cost(steps, steps * (8 * (world_size - 1) // world_size * 2))
+    return Cost.all_reduce(8, world_size, calls=steps)
 
 
 # No agreement: the others go on.

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from course.exercises.base import Cost, Exercise
+from course.exercises.base import Cost, Exercise, ring_bytes
 from course.exercises.traffic import Event
 from course.exercises.trial import Trial
 
@@ -194,7 +194,7 @@ def _nothing_held(t: Trial, watch: _Watch, when: str) -> None:
 def best(world_size: int, units: int, rows: int, batch: int) -> Cost:
     """Return two gathers and a reduce-scatter for each unit."""
     size = 4 * (rows * world_size) ** 2
-    return Cost(3 * units, 3 * units * (size * (world_size - 1) // world_size))
+    return Cost(3 * units, 3 * units * ring_bytes(size, world_size))
 
 
 @EXERCISE.wrong("forward of unit 0: its weight has no storage")

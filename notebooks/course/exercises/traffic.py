@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from course.exercises.base import ring_bytes
+
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
     *("broadcast", "broadcast_object_list", "barrier", "monitored_barrier", "gather", "gather_object", "reduce"),
@@ -250,7 +252,7 @@ def _ring_bytes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
     size = max(tensor.numel() * tensor.element_size() for tensor in tensors)  # of all ranks' pieces together
     if name == "all_gather":
         size *= n
-    return size * (n - 1) // n * (2 if name.startswith("all_reduce") else 1)
+    return ring_bytes(size, n) * (2 if name.startswith("all_reduce") else 1)
 
 
 # What else an answer may do without end

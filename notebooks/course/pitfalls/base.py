@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
 import os
-import pkgutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from course import files
 
 NO_EXHIBITS = {"base", "helpers", "museum"}
 """Files of this folder that are the machinery."""
@@ -290,12 +290,7 @@ def _spaced(parts: Sequence[str]) -> str:
 @functools.cache
 def table() -> dict[str, Exhibit]:
     """Return every exhibit by its function's name, wing by wing."""
-    package = importlib.import_module("course.pitfalls")
-    found = [
-        find(module.name)
-        for module in pkgutil.iter_modules(package.__path__)
-        if module.name not in NO_EXHIBITS
-    ]
+    found = [find(name) for name in files.names("course.pitfalls", NO_EXHIBITS)]
     order = list(WINGS)
     return {
         each.name: each
@@ -305,12 +300,5 @@ def table() -> dict[str, Exhibit]:
 
 def find(name: str) -> Exhibit:
     """Return one exhibit. Raises ValueError if there is none of this name."""
-    try:
-        if name in NO_EXHIBITS:
-            raise ModuleNotFoundError(name=f"course.pitfalls.{name}")
-        exhibit: Exhibit = importlib.import_module(f"course.pitfalls.{name}").EXHIBIT
-    except ModuleNotFoundError as error:
-        if error.name != f"course.pitfalls.{name}":
-            raise
-        raise ValueError(f"there is no exhibit {name!r}; there are {', '.join(table())}") from None
+    exhibit: Exhibit = files.defined("course.pitfalls", name, "EXHIBIT", NO_EXHIBITS, table)
     return exhibit
