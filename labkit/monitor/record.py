@@ -132,12 +132,12 @@ class RunRecord:
         with self.lock:
             return [rank.result for rank in self._state.ranks]
 
-    def load_results(self, map_location: Any = None) -> list[Any]:
-        """Load what could not be loaded when it arrived, and return the results; `map_location` is as in `torch.load`.
+    def load_results(self) -> list[Any]:
+        """Load what could not be loaded when it arrived, and return the results.
 
         Raises what loading raises, with the first such rank noted; the others are loaded nevertheless.
         """
-        load_again(self._state.ranks, self.lock, map_location)
+        load_again(self._state.ranks, self.lock)
         return self.results
 
     @property

@@ -13,8 +13,8 @@ from labkit.protocol.text import printable
 class UnloadedResult:
     """What a rank returned and this notebook could not load, in `run.results`; `run.load_results` tries again.
 
-    A module that is missing here, a class that has changed since, a tensor on a device that is not there: none of
-    these is a failure of the training, and none costs the other ranks' results.
+    A module that is missing here, a class that has changed since: neither is a failure of the training, nor costs the
+    other ranks' results.
 
     Attributes:
         rank: the rank that returned it.
@@ -39,10 +39,10 @@ class UnloadedResult:
         first_line = str(self.error).partition("\n")[0]
         return printable(f"{type(self.error).__name__}: {first_line}"[:500])
 
-    def load(self, map_location: Any = None) -> Any:
-        """Return what the rank returned. Raises whatever loading it raises. `map_location` is as in `torch.load`."""
+    def load(self) -> Any:
+        """Return what the rank returned. Raises whatever loading it raises."""
         try:
-            return loads(self._blob, missing=self._missing, map_location=map_location)
+            return loads(self._blob, missing=self._missing)
         except (Exception, SystemExit) as error:
             self.error = error
             raise
@@ -51,7 +51,7 @@ class UnloadedResult:
         return f"<rank {self.rank}'s result, {megabytes(self.size)}, could not be loaded here: {self.why}; {TRY_AGAIN}>"
 
 
-TRY_AGAIN = "run.load_results(map_location='cpu') tries again"
+TRY_AGAIN = "run.load_results() tries again"
 
 
 def load(rank: int, blob: Message | bytes, missing: Callable[[str], Any] | None = None) -> Any:
@@ -65,7 +65,7 @@ def load(rank: int, blob: Message | bytes, missing: Callable[[str], Any] | None 
         return UnloadedResult(rank, blob, error.with_traceback(None), missing)
 
 
-def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any], map_location: Any) -> None:
+def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any]) -> None:
     """Load the results of these `RankState`s that could not be loaded before. Raises what the first raises that fails.
 
     `lock` is held while a result takes its place, and not while it is loaded.
@@ -75,7 +75,7 @@ def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any], map_loca
         if not isinstance(unloaded := rank.result, UnloadedResult):
             continue
         try:
-            result = unloaded.load(map_location)
+            result = unloaded.load()
         except (Exception, SystemExit) as error:
             error.add_note(f"raised as rank {unloaded.rank}'s result was loaded in the notebook")
             failed = failed or error

@@ -356,12 +356,10 @@ class _Reading:
     """What one message needs while it is unpickled."""
 
     def __init__(
-        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, map_location: Any, device: Any
+        self, message: Message, main: Main | None, missing: Callable[[str], Any] | None, device: torch.device | None
     ) -> None:
         self._storages, self._main, self._missing = message.storages, main, missing
-        self._map_location, self._device = map_location, device
-        self._mapped: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        """Storages, by their `id`, and those that take their places."""
+        self._device = device
         self._is_here = main is None or main.is_here
         self._own_namespace: dict[str, Any] = {"__name__": MAIN, "__builtins__": builtins}
         self._makes_copies = False
@@ -418,42 +416,15 @@ class _Reading:
         """Give a class that was made its attributes."""
         return value if id(value) in self._left_alone else by_value._class_setstate(value, state)
 
-    # `map_location`, as `torch.load` takes it
-
-    def on_device(self, storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
-        """Return a storage that was on a GPU, on the device of who receives it."""
-        return storage if self._device.type == "cpu" else storages.placed(storage, str(self._device))
-
     def placed(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """Return the storage where it is to be that was at a location. Two that were one stay one."""
-        if id(storage) not in self._mapped:
-            restore = torch.serialization._get_restore_location(self._map_location)
-            self._mapped[id(storage)] = storage, restore(storage, location)
-        found = self._mapped[id(storage)][1]
-        self._mapped.setdefault(id(found), (found, found))
-        return found
-
-    def tensor_in(self, storage: torch.UntypedStorage, *lies: Any) -> torch.Tensor:
-        """Return the tensor in a storage that is where it is to be."""
-        return storages.tensor_in(self.placed(storage, "cpu"), *lies)
-
-    def typed(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
-        """Return the storage, where it is to be, as PyTorch's rebuilding functions take it."""
-        return storages.typed(self.placed(storage, str(storage.device)), dtype)
-
-    def load_from_bytes(self, data: bytes) -> Any:
-        """Return a storage that was pickled by PyTorch's own way."""
-        return torch.load(io.BytesIO(data), map_location=self._map_location, weights_only=False)
+        """Return a storage that was on a GPU, on the device of who receives it, where that is known."""
+        location = location if self._device is None else str(self._device)
+        return storage if location == "cpu" else storages.placed(storage, location)
 
     def named(self, module: str, name: str) -> Any:
         """Return what stands for a name in the pickle, or None if it means what it says."""
-        if self._map_location is not None:
-            if module == storages.__name__ and name in ("placed", "tensor_in", "typed"):
-                return getattr(self, name)
-            if (module, name) == ("torch.storage", "_load_from_bytes"):
-                return self.load_from_bytes
-        if self._device is not None and (module, name) == (storages.__name__, "placed"):
-            return self.on_device
+        if (module, name) == (storages.__name__, "placed"):
+            return self.placed
         if module == __name__ and name.startswith("_"):
             return getattr(self, name[1:])
         if module == by_value.__name__:
@@ -477,7 +448,6 @@ def loads(
     message: Message | bytes,
     main: Main | None = None,
     missing: Callable[[str], Any] | None = None,
-    map_location: Any = None,
     device: torch.device | None = None,
 ) -> Any:
     """Unpickle what `dump` or `dumps` has pickled.
@@ -486,14 +456,13 @@ def loads(
         message: what was pickled.
         main: where the definitions that it brings are kept; None: nowhere.
         missing: returns what is called so in the notebook that sent it, where this one's `__main__` has it no more.
-        map_location: where tensors go, as `torch.load` takes it; None leaves them where they were.
         device: where those go that were on another device than the CPU.
 
     Raises what unpickling raises.
     """
     if not isinstance(message, Message):
         message = Message.of_bytes(message)
-    return _Unpickler(message.head, _Reading(message, main, missing, map_location, device)).load()
+    return _Unpickler(message.head, _Reading(message, main, missing, device)).load()
 
 
 # What a launch sends, and what comes back

@@ -99,13 +99,6 @@ def test_a_module_and_its_optimizer_are_returned_as_ever():
     assert torch.equal(state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
 
 
-def test_tensors_of_a_result_go_where_map_location_says():
-    blob = dumps([torch.ones(3), "text"])
-    assert loads(blob, map_location="meta")[0].device.type == "meta"
-    assert torch.equal(loads(cloudpickle.dumps(GpuTensor([3.0])), map_location="cpu"), torch.tensor([3.0]))
-    assert loads(blob, map_location=lambda storage, where: storage)[1] == "text"
-
-
 # Results that cannot be loaded
 
 
@@ -116,7 +109,7 @@ def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_l
     whole, kept = run.results
     assert whole == "well"
     why = "ModuleNotFoundError: No module named 'only_on_the_ranks'"
-    said = f"rank 1's result, {len(blob):,} bytes, could not be loaded here: {why}; run.load_results(map_location="
+    said = f"rank 1's result, {len(blob):,} bytes, could not be loaded here: {why}; run.load_results()"
     assert said in repr(kept)
     line = f"the result of rank 1 ({len(blob):,} bytes) could not be loaded here: {why}; run.load_results("
     assert line in summary.as_text(run)
@@ -127,7 +120,7 @@ def test_a_run_whose_result_cannot_be_loaded_is_finished_says_why_and_loads_it_l
         run.load_results()
     assert raised.value.__notes__ == ["raised as rank 1's result was loaded in the notebook"]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    (_, (found, tensor)) = run.load_results(map_location="cpu")
+    (_, (found, tensor)) = run.load_results()
     assert type(found) is module.Kept
     assert torch.equal(tensor, torch.ones(3))
     assert unloaded(run) == []
@@ -143,12 +136,6 @@ def test_what_can_be_loaded_later_is_though_another_rank_still_cannot(monkeypatc
     assert "rank 0's result" in raised.value.__notes__[0]
     assert type(run.results[1][0]) is module.Kept
     assert [each.rank for each in unloaded(run)] == [0]
-
-
-def test_a_tensor_of_a_gpu_that_came_as_one_can_be_loaded_on_the_cpu():
-    run = returned(cloudpickle.dumps(GpuTensor([1.0])))
-    assert "deserialize object on a CUDA device" in unloaded(run)[0].why
-    assert torch.equal(run.load_results(map_location="cpu")[0], torch.tensor([1.0]))
 
 
 def test_results_that_cannot_be_loaded_for_the_same_reason_are_said_in_one_line(monkeypatch):
