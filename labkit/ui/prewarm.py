@@ -15,6 +15,7 @@ import threading
 from array import array
 
 from labkit.engines import standby
+from labkit.protocol import modules
 from labkit.ui import kernel
 
 _lock = threading.Lock()
@@ -67,9 +68,14 @@ def begin_when_idle() -> None:
     threading.Thread(target=_prewarm, args=(kernel.is_interactive(),), name="labkit-prewarm", daemon=True).start()
 
 
+def _after_cell(_: object) -> None:
+    standby.renew()
+    modules.of_reader()  # which notes in which state the files are that the cell has imported
+
+
 def _prewarm(is_interactive: bool) -> None:
     if (shell := kernel.shell()) is not None:
-        shell.events.register("post_run_cell", lambda _: standby.renew())
+        shell.events.register("post_run_cell", _after_cell)
     if is_interactive:
         standby.prewarm_first_launch()
     standby.idle.wait()

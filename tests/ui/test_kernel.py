@@ -280,6 +280,15 @@ def test_what_earlier_cells_define_travels_and_an_edited_cell_is_what_goes_next(
 # Failing
 
 
+@pytest.mark.cold
+def test_a_module_that_was_edited_before_its_first_launch_is_named(fresh_notebook, tmp_path):
+    (tmp_path / "of_the_reader.py").write_text("X = 1\n")
+    fresh_notebook.run("import of_the_reader")
+    (tmp_path / "of_the_reader.py").write_text("X = 22\n")
+    cell = fresh_notebook.run("run = labkit.launch(lambda worker: None, on=labkit.Here(), live=False)")
+    assert "of_the_reader.py has changed since this notebook imported it" in cell.stderr
+
+
 def test_an_error_shows_the_readers_own_cells_and_none_of_labkits_files(notebook):
     helper = notebook.run("""
         def check(batch):
