@@ -121,11 +121,7 @@ class InProcessEngine(Engine):
         channel.hooks = hooks_of(job)
         log = LogBatcher(0, channel.send, job.start_s)
         try:
-            main.set_up(job, info)
-            channel.store = dist.HashStore()
-            settled = device.settle(job, info, channel.store)
-            channel.during = "joining the process group"
-            process_group.join(info, settled, channel.store)
+            settled, channel.store = main.join(main.RankTask(job, info, channel, lambda *_: dist.HashStore()))
             main.call_and_send_result(job, info, channel, log, settled, is_here=True)
             return 0
         except KeyboardInterrupt:

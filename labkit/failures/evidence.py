@@ -6,7 +6,7 @@ import os
 import re
 
 from labkit.failures.facts import RankFacts
-from labkit.protocol.source import LIBRARIES
+from labkit.protocol.modules import LIBRARIES
 from labkit.system import host
 
 LOST_PEER = re.compile(

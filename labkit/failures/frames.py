@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from labkit.protocol.events import Failure
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers, line_of, place_of
+from labkit.protocol.modules import is_readers
+from labkit.protocol.source import line_of, place_of
 from labkit.rank.capture_locals import KIND
 
 Described = Sequence[Sequence[tuple[str, str]]]

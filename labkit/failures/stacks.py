@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from labkit.failures.grouping import alike, rank_list
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers, line_of, place_of, text_of
+from labkit.protocol.modules import is_readers
+from labkit.protocol.source import line_of, place_of, text_of
 
 WAITING = re.compile(
     r"(^|\.)(all_?reduce|all_?gather|all_to_all|broadcast|reduce|gather|scatter|reduce_scatter|barrier|monitored_barrier|"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from labkit.failures.facts import Diagnosis
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers, place_of
+from labkit.protocol.modules import is_readers
+from labkit.protocol.source import place_of
 
 DIED = re.compile(
     r"^Exception in thread (?P<name>.+):\nTraceback .*\n(?P<trace>(?:[ \t]+.*\n)+)(?P<error>\S.*)$", re.MULTILINE

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 import traceback
-from pathlib import Path
 
-HERE = f"{Path(__file__).parents[1]}{os.sep}"
+from labkit.protocol.modules import HERE
 
 
 def help_hint(page: str) -> str:

@@ -1,4 +1,4 @@
-"""Source files: the reader's or a library's, and their text."""
+"""The text of source files, and of the notebook's cells."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from labkit.protocol.job import Cell
-from labkit.protocol.modules import HERE, LIBRARIES, is_readers
-
-__all__ = ["HERE", "LIBRARIES", "is_readers", "line_of", "place_of", "text_of"]
 
 
 def text_of(file: str, cells: Mapping[str, Cell]) -> str:

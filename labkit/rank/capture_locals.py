@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 
-from labkit.protocol.events import Attached
 from labkit.protocol.job import Job, RankHook
 from labkit.rank import describe as describing
 from labkit.rank import failure
@@ -22,4 +20,4 @@ class CaptureLocals(RankHook):
         """Send what the variables were, frame by frame, as `events.Failure` has the frames."""
         frames = [frame for frame, _ in traceback.walk_tb(failure.below_own(error))]
         found = describing.of_frames(reversed(frames[-failure.FRAMES :]), job.cells)
-        channel.send(Attached(channel.rank, KIND, pickle.dumps(found)))
+        channel.attach(KIND, found)

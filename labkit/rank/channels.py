@@ -336,6 +336,10 @@ class Channel:
     def _send(self, event: events.Event) -> None:
         raise NotImplementedError
 
+    def attach(self, kind: str, value: Any) -> None:
+        """Send what else there is to say of this rank, as `events.Attached`: plain values."""
+        self.send(events.Attached(self.rank, kind, pickle.dumps(value)))
+
     def receive(self, word: str) -> None:
         """Receive what the notebook sends: "stop", or a word for the hooks; "details" are asked for.
 

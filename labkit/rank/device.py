@@ -314,12 +314,6 @@ def is_broken() -> bool:
     return False
 
 
-def give_memory_back() -> None:
-    """Have the caching allocator give the GPU back what nobody refers to."""
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 def peak_bytes() -> int:
     """Return the most that PyTorch has allocated on this process's GPUs, of all of them together."""
     if not torch.cuda.is_initialized():

@@ -90,8 +90,23 @@ def left_tensors() -> list[torch.Tensor]:
     return [tensor for each in _left if (tensor := each()) is not None]
 
 
-class _Stays:
+@dataclass(frozen=True)
+class Isolation:
     """What a rank that stays does around each job; see `labkit.protocol.job.ProcessIsolation`."""
+
+    folder: str
+    """The notebook's working folder."""
+    environment: dict[str, str] | None = None
+    """The notebook's, which a process that it started now would inherit; None for ranks on other machines, which may
+    not have the folder either."""
+
+    def take_over(self) -> None:
+        """Make them this process's own. Raises OSError if the working folder of this machine's notebook is gone."""
+        if self.environment is None:
+            _set_folder(self.folder)
+        else:
+            _set_environment(self.environment)
+            os.chdir(self.folder)
 
     def around(self, is_cell: bool) -> contextlib.AbstractContextManager[int]:
         """Return the context in which this process does the job."""
@@ -114,44 +129,9 @@ class _Stays:
         By itself glibc keeps what was freed for later; the next job would use that, and its own peak would seem lower.
         """
         collect_garbage()
-        device.give_memory_back()
+        torch.cuda.empty_cache()
         host.give_memory_back()
         _left[:] = [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-
-
-@dataclass(frozen=True)
-class NotebookIsolation(_Stays):
-    """What a process that the notebook started now would inherit from it."""
-
-    environment: dict[str, str]
-    folder: str
-
-    @classmethod
-    def here(cls) -> NotebookIsolation:
-        """Return those of this process."""
-        return cls(dict(os.environ), os.getcwd())
-
-    def take_over(self) -> None:
-        """Make them this process's own. Raises OSError if the working folder is gone."""
-        _set_environment(self.environment)
-        os.chdir(self.folder)
-
-
-@dataclass(frozen=True)
-class Folder(_Stays):
-    """The notebook's working folder, for ranks on other machines: they may have it, too."""
-
-    folder: str
-
-    @classmethod
-    def here(cls) -> Folder:
-        """Return that of this process."""
-        return cls(os.getcwd())
-
-    def take_over(self) -> None:
-        """Have this process work there, too."""
-        with contextlib.suppress(OSError):
-            os.chdir(self.folder)
 
 
 def _set_environment(environment: dict[str, str]) -> None:

@@ -59,9 +59,6 @@ BROKEN = (
 )
 """What a reserved rank says whose CUDA context is of no use any more."""
 
-KILLED_S = 1.0
-"""How long a process that was killed may take to be gone: milliseconds, unless the system holds it."""
-
 
 def unreadable_job(error: BaseException, rank: int, time_s: float, kernels: versions.Version) -> events.Failure:
     """Return what a rank reports that cannot read its job."""
@@ -319,7 +316,7 @@ def end_children() -> None:
     """End the processes that this one has started."""
     for child in multiprocessing.active_children():
         child.kill()
-        child.join(KILLED_S)  # so that the next job does not find it
+        child.join(descendants.KILLED_S)  # so that the next job does not find it
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if pid := getattr(server, "_forkserver_pid", None):
         with contextlib.suppress(OSError):

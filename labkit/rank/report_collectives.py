@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import pickle
 import sys
 import threading
 import traceback
@@ -15,7 +14,6 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.protocol.events import Attached
 from labkit.protocol.job import Job, RankHook
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
@@ -55,7 +53,7 @@ class ReportCollectives(RankHook):
         """Answer the question for details, in the asking thread, while the main thread waits in native code."""
         if word == "details":
             _say_calls(channel)
-            channel.send(Attached(channel.rank, THREADS, pickle.dumps(look_at_threads())))
+            channel.attach(THREADS, look_at_threads())
 
     def failed(self, error: BaseException, job: Job, channel: Channel) -> None:
         """Report the calls of a rank that fails."""
@@ -64,7 +62,7 @@ class ReportCollectives(RankHook):
 
 def _say_calls(channel: Channel, trace: TracebackType | None = None, is_last: bool = False) -> None:
     said = recorder.look(channel.rank, trace)._replace(is_last=is_last)
-    channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(said))))
+    channel.attach(KIND, tuple(said))
 
 
 @contextlib.contextmanager
@@ -85,7 +83,7 @@ def _reporting_leaving(channel: Channel, is_cell: bool) -> Iterator[None]:
             frames = traceback.extract_stack(sys._getframe(1))[-FRAMES:]
             _say_calls(channel)
             left = tuple((frame.filename, frame.lineno or 0, frame.name) for frame in reversed(frames))
-            channel.send(Attached(channel.rank, LEFT, pickle.dumps(left)))
+            channel.attach(LEFT, left)
         real(group)
 
     for module in (distributed_c10d, dist):
@@ -106,12 +104,9 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
         The main thread's frames, most recent first, if they are too many for `faulthandler`, and those of another
         thread that waits for other ranks; either is empty if there is none.
     """
-    main, deep = threading.main_thread().ident or 0, []
-    frames = frames_of_threads()
-    depth = sum(1 for _ in _up(frames.get(main)))
-    if depth > DEEPEST:
-        deep = _named(frames.get(main))
-        deep = deep[:KEPT] + deep[-KEPT:]
+    main, frames = threading.main_thread().ident, frames_of_threads()
+    deep = [each for ident, frame in frames.items() if ident == main for each in _named(frame)]
+    deep = deep[:KEPT] + deep[-KEPT:] if len(deep) > DEEPEST else []
     ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("labkit-")}
     for ident, frame in frames.items():
         if ident != main and ident not in ours and frame.f_code.co_filename.startswith(COLLECTIVES):
@@ -119,11 +114,5 @@ def look_at_threads() -> tuple[list[tuple[str, int, str]], list[tuple[str, int, 
     return deep, []
 
 
-def _up(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _named(frame: FrameType | None) -> list[tuple[str, int, str]]:
-    return [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _up(frame)]
+def _named(frame: FrameType) -> list[tuple[str, int, str]]:
+    return [(each.f_code.co_filename, line, each.f_code.co_name) for each, line in traceback.walk_stack(frame)]

@@ -69,18 +69,19 @@ def _print_options() -> dict[str, Any]:
     return {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _PRINTED}
 
 
-def _print_options_of_numpy() -> Any:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else {k: v for k, v in numpy.get_printoptions().items() if v is None or _is_plain(v)}
+def _numpys(get: str, set: str) -> Setting:
+    """Return the setting for which NumPy has these functions, as far as it consists of plain values."""
 
+    def read() -> dict[str, Any]:
+        numpy = sys.modules.get("numpy")
+        given = {} if numpy is None else getattr(numpy, get)()
+        return {name: value for name, value in given.items() if isinstance(value, (int, float, str, type(None)))}
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str))
+    def write(options: Mapping[str, Any]) -> None:
+        if options and "numpy" in sys.modules:
+            getattr(sys.modules["numpy"], set)(**options)
 
-
-def _set_print_options_of_numpy(options: Mapping[str, Any] | None) -> None:
-    if options is not None and "numpy" in sys.modules:
-        sys.modules["numpy"].set_printoptions(**options)
+    return Setting(read, write)
 
 
 PYTORCHS = {
@@ -111,7 +112,7 @@ PYTORCHS = {
     "plain attention": Setting(torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "sharing strategy": Setting(torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
     "printed tensors": Setting(_print_options, lambda options: torch.set_printoptions(**options)),
-    "printed arrays": Setting(_print_options_of_numpy, _set_print_options_of_numpy),
+    "printed arrays": _numpys("get_printoptions", "set_printoptions"),
 }
 """By what a reader would call it, in an order in which they can be set."""
 
@@ -127,16 +128,6 @@ def _decimal_context() -> dict[str, Any]:
 def _set_decimal_context(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         setattr(decimal.getcontext(), name, value)
-
-
-def _errors_of_numpy() -> dict[str, str] | None:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else dict(numpy.geterr())
-
-
-def _set_errors_of_numpy(errors: Mapping[str, str] | None) -> None:
-    if errors is not None and "numpy" in sys.modules:
-        sys.modules["numpy"].seterr(**errors)
 
 
 def _time_zone() -> tuple[str | None, Any]:
@@ -156,7 +147,7 @@ PYTHONS = {
     "sockets' time limit": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
     "locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     "decimal numbers": Setting(_decimal_context, _set_decimal_context),
-    "NumPy's floating-point errors": Setting(_errors_of_numpy, _set_errors_of_numpy),
+    "NumPy's floating-point errors": _numpys("geterr", "seterr"),
 }
 """Likewise."""
 
@@ -222,9 +213,8 @@ def _set_warning_filters(filters: list[tuple[Any, ...]]) -> None:
 def put_in_place(filters: list[Any]) -> None:
     """Make these the warning filters."""
     warnings.filters[:] = filters  # type: ignore[index]
-    mutated: Any = getattr(warnings, "_filters_mutated", None) or getattr(warnings, "_filters_mutated_lock_held", None)
-    if mutated is not None:
-        mutated()
+    with warnings.catch_warnings():  # which has Python ask them anew, also of what it has shown
+        pass
 
 
 # Logging

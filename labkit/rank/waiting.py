@@ -6,17 +6,16 @@ Knows only its own process. Whether it all comes to nothing is decided in the no
 
 from __future__ import annotations
 
-import pickle
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import torch
 
-from labkit.protocol.events import Attached
 from labkit.protocol.job import RankHook
 from labkit.rank import recorder
 from labkit.rank.channels import Channel
@@ -64,7 +63,7 @@ class ReportWaits(RankHook):
     def receive(self, word: str, channel: Channel) -> None:
         """Answer a stop, perhaps once more, in the thread that receives it."""
         if word == "stop":
-            channel.send(Attached(channel.rank, KIND, pickle.dumps(tuple(look(channel.rank)))))
+            channel.attach(KIND, tuple(look(channel.rank)))
 
 
 def look(rank: int) -> Waits:
@@ -132,9 +131,5 @@ def _for_ever(frame: FrameType, threads: set[int]) -> bool:
     return not threads - ours - {threading.main_thread().ident}
 
 
-def _lines(frame: FrameType | None) -> str:
-    lines = []
-    while frame is not None:
-        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " ".join(lines)
+def _lines(frame: FrameType) -> str:
+    return " ".join(f"{each.f_code.co_filename}:{line}" for each, line in traceback.walk_stack(frame))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import os
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ import torch
 
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
+from labkit.protocol.pages import help_hint
 from labkit.protocol.text import printable
-from labkit.rank import not_finite
 from labkit.rank.channels import Channel
 from labkit.rank.log_batcher import LogBatcher, number
 from labkit.rank.stop_agreement import StopAgreement
@@ -80,7 +81,7 @@ class Worker:
         self._log.add(step, names, numbers)
         self._log_calls += 1
         if self._watches_nan:
-            not_finite.check(step, names, numbers)
+            self._check_finite(step, names, numbers)
         if self._channel.stop_asked_s is not None:
             self._stop_agreement.check(self._log_calls)
 
@@ -102,6 +103,14 @@ class Worker:
     def stopping(self) -> bool:
         """Whether the run was asked to stop. The next `log` may then raise `labkit.Stopped`."""
         return self._channel.stop_asked_s is not None
+
+    def _check_finite(self, step: int, names: tuple[str, ...], values: list[float]) -> None:
+        for name, value in zip(names, values, strict=True):
+            if not math.isfinite(value):
+                raise FloatingPointError(
+                    f"{name} is {value} at step {step}: the run was launched with watch='nan'\n"
+                    f"{help_hint('not_a_number')}"
+                )
 
     def _whole_number(self, value: Any) -> int:
         try:

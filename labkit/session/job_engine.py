@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from labkit.launchers.directory_engine import folder_gone
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
-from labkit.rank.isolation import Folder
+from labkit.rank.isolation import Isolation
 from labkit.session.cluster_ranks import KILL_S, ClusterRanks, ReservedJobEngine
 from labkit.session.ranks import Replaced, replaced_in_words
 from labkit.session.turns import Turn
@@ -70,7 +71,7 @@ class JobEngine(ReservedJobEngine):
             self._reserve.take(self)
             self._emit_what_is_awaited(self._reserve.take_replaced())
             self.about |= {"only": self._only, "processes": self._reserve.incarnations}
-            self.directory.create(job._replace(isolation=Folder.here()), self.about)
+            self.directory.create(job._replace(isolation=Isolation(os.getcwd())), self.about)
             self._is_given = True
             self._reserve.directory.give_job(self.number, self._only)
             self._emit_who_is_absent()

@@ -17,7 +17,7 @@ from labkit.launchers import job_events
 from labkit.protocol import events
 from labkit.protocol.job import Job
 from labkit.protocol.pages import help_hint
-from labkit.rank.isolation import NotebookIsolation
+from labkit.rank.isolation import Isolation
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.session.ranks import Replaced, ReservedRank, replaced_in_words
 from labkit.session.turns import Turn
@@ -213,7 +213,7 @@ class ReservedEngine(LocalEngine):
         """Send each rank the job. Returns at once; a rank whose process is new begins when it is ready."""
         # Only NCCL's groups outlive a launch, so ranks on the CPU need no store for them.
         store = self._reserve.lasting_store() if job.cuda_devices and job.group is None else ""
-        super().start(job._replace(isolation=NotebookIsolation.here(), lasting_store=store))
+        super().start(job._replace(isolation=Isolation(os.getcwd(), dict(os.environ)), lasting_store=store))
         if new := [each for each in self._reserve.take_replaced() if each.rank < self.world_size]:
             self._awaited = {each.rank for each in new}
             self._events.put(job_events.Notice(-1, replaced_in_words(new) + ": the launch waits until it is ready"))

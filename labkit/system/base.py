@@ -9,12 +9,12 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from types import FrameType
 
 Primitive = Literal[
     "ends with its notebook",
@@ -338,9 +338,9 @@ class System:
 
 def main_stack() -> str:
     """Return the main thread's stack as faulthandler writes it; for a thread that is asked, where no signal can be."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines = ["Stack (most recent call first):"]
-    while frame is not None:
-        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
-        frame = frame.f_back
-    return "\n".join(lines) + "\n"
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines = [
+        f'  File "{each.f_code.co_filename}", line {line} in {each.f_code.co_name}\n'
+        for each, line in traceback.walk_stack(frame)
+    ]
+    return "Stack (most recent call first):\n" + "".join(lines)

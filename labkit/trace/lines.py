@@ -15,7 +15,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from labkit.protocol.source import is_readers
+from labkit.protocol.modules import is_readers
 from labkit.trace.records import Place
 
 LIMIT = 100_000

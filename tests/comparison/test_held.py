@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -182,7 +183,7 @@ def test_what_an_earlier_job_has_left_counts_only_if_it_is_trained(monkeypatch):
     monkeypatch.setattr(isolation, "_left", [])
     left = ddp()
     most_of(*left)
-    isolation.Folder.here().give_memory_back()  # as a reserved rank does between two jobs
+    isolation.Isolation(os.getcwd()).give_memory_back()  # as a reserved rank does between two jobs
     expected = {"parameters": WEIGHTS, "gradients": WEIGHTS, "optimizer state": WEIGHTS}
     assert most_of(*left).items() >= {**expected, "buckets": WEIGHTS}.items()
     assert most_of(*alone()).items() >= {**expected, "buckets": 0}.items()

@@ -12,7 +12,7 @@ import pytest
 import labkit
 from labkit.failures.stacks import Frame, RankStack, Stacks, is_complete, parse
 from labkit.protocol.job import Cell
-from labkit.protocol.source import is_readers
+from labkit.protocol.modules import is_readers
 
 STDLIB, SITE = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
 CELL = "/tmp/ipykernel_77/1234567890.py"
