@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+
+from labkit.protocol.text import known
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,10 @@ LINKS = {
 }
 """Real ones, by name; "NVLink" is the device's own."""
 
-_T = TypeVar("_T", Device, Link)
-
 
 def device_of(given: str | Device) -> Device:
     """Return a device by its name, or as it is. Raises ValueError for an unknown name."""
-    return _of("device", given, DEVICES)
+    return known("device", given, DEVICES) if isinstance(given, str) else given
 
 
 def link_of(given: str | Link, device: Device) -> Link:
@@ -137,19 +136,8 @@ def link_of(given: str | Link, device: Device) -> Link:
 
     Raises ValueError for an unknown name, or NVLink where there is none.
     """
-    if not given:
-        given = "NVLink" if device.nvlink_gbytes_s else "PCIe 4"
-    if given == "NVLink":
-        if not device.nvlink_gbytes_s:
-            raise ValueError(f"{device.name} has no NVLink; take one of {', '.join(LINKS)}")
-        return Link("NVLink", device.nvlink_gbytes_s, 2, device.source)
-    return _of("link", given, LINKS)
-
-
-def _of(what: str, given: str | _T, known: Mapping[str, _T]) -> _T:
-    if not isinstance(given, str):
-        return given
-    if given not in known:
-        more = ", NVLink" if what == "link" else ""
-        raise ValueError(f"known for {what}: {', '.join(known)}{more}; got {given!r}")
-    return known[given]
+    own = {"NVLink": Link("NVLink", device.nvlink_gbytes_s, 2, device.source)} if device.nvlink_gbytes_s else {}
+    given = given or ("NVLink" if own else "PCIe 4")
+    if given == "NVLink" and not own:
+        raise ValueError(f"{device.name} has no NVLink; take one of {', '.join(LINKS)}")
+    return known("link", given, LINKS | own) if isinstance(given, str) else given

@@ -21,6 +21,8 @@ LOG = logging.getLogger(__name__)
 REDRAW_S = 1.0
 """Least time between two drawings of the growing curves."""
 
+BY_NAME = {devices.name: devices for devices in NAMED}
+
 
 class Speeds:
     """Sliders for the speed of ideal devices and of their links, and real ones to choose."""
@@ -28,11 +30,12 @@ class Speeds:
     OWN = "your own"
 
     def __init__(self, devices: Devices) -> None:
-        named = [each.name for each in NAMED]
-        chosen = next((each.name for each in NAMED if each == devices), self.OWN)
+        chosen = devices.name if devices in NAMED else self.OWN
         wide = widgets.Layout(width="min(460px, calc(100% - 4px))")
         look = {"description_width": "120px"}
-        self._named = widgets.Dropdown(options=[*named, self.OWN], value=chosen, description="devices like", style=look)
+        self._named = widgets.Dropdown(
+            options=[*BY_NAME, self.OWN], value=chosen, description="devices like", style=look
+        )
         self._gflops = widgets.FloatLogSlider(
             value=devices.gflops, min=0, max=6, step=0.02, description="GFLOP/s of each", style=look, layout=wide
         )
@@ -55,11 +58,11 @@ class Speeds:
     @property
     def devices(self) -> Devices:
         """What is chosen."""
-        named = next((each for each in NAMED if each.name == self._named.value), None)
+        named = BY_NAME.get(self._named.value)
         return named or Devices(self._gflops.value, self._link.value, self._latency_us)
 
     def _take(self, name: str) -> None:
-        named = next((each for each in NAMED if each.name == name), None)
+        named = BY_NAME.get(name)
         if named is not None and not self.is_settling:
             self.is_settling = True
             self._gflops.value, self._link.value = named.gflops, named.link_gbytes_s

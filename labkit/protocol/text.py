@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """What a curve is drawn with in a line of text …"""
@@ -52,6 +55,13 @@ def titled(name: str, titles: Collection[str]) -> str:
         known = ", ".join(title if slug(title) == title else f"{title} ({slug(title)})" for title in titles)
         raise ValueError(f"known are {known or 'none'}; got {name!r}")
     return found[0]
+
+
+def known(what: str, name: str, all_of: Mapping[str, T]) -> T:
+    """Return what is called so. Raises ValueError, with all names, for one that is not known."""
+    if name not in all_of:
+        raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
+    return all_of[name]
 
 
 def print_text(text: str, flush: bool = True) -> None:

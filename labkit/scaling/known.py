@@ -19,9 +19,10 @@ from labkit.comparison.comparison import Comparison
 from labkit.comparison.hardware import LINKS, Device, Link, device_of, link_of
 from labkit.comparison.program import Program, Work
 from labkit.comparison.reading import measured, samples_per_step
+from labkit.protocol.text import known
 from labkit.run import Run
 from labkit.scaling.counting import batch_size, counted, resized
-from labkit.scaling.rank_memory import OPTIMIZERS, known, numbers_of, trained_parameters
+from labkit.scaling.rank_memory import OPTIMIZERS, numbers_of, trained_parameters
 
 BUCKET_BYTES = 25 * 2**20
 """DDP's `bucket_cap_mb`."""
@@ -115,18 +116,12 @@ def of_comparison(comparison: Comparison, samples: int | None = None) -> Known:
             for each, count in rank.program.work.items()
         }
 
-    calls = [
-        len([piece for piece in measured(run)[0].program.pieces if piece.what == "all_reduce"])
-        for run in runs
-        if way_of(run) == "DDP"
-    ]
+    def calls(way: str, what: str) -> list[int]:
+        ranks = [measured(run)[0] for run in runs if way_of(run) == way]
+        return [sum(piece.what == what for piece in each.program.pieces) for each in ranks]
+
     size = rank.most_held["gradients"]
     moved = sum(each.moved * count for each, count in rank.program.work.items() if each.in_step)
-    units = [
-        len([piece for piece in measured(run)[0].program.pieces if piece.what == "reduce_scatter"])
-        for run in runs
-        if way_of(run) == "FSDP"
-    ]
     cuts = [
         max(piece.size for one in measured(run) for piece in one.program.pieces if piece.what == "send")
         / samples_of(run)
@@ -136,10 +131,10 @@ def of_comparison(comparison: Comparison, samples: int | None = None) -> Known:
     return Known(
         samples or round(trained_on),
         size,
-        calls[0] if calls else max(1, round(size / BUCKET_BYTES)),
+        next(iter(calls("DDP", "all_reduce")), max(1, round(size / BUCKET_BYTES))),
         moved,
         work_of,
-        max(units, default=1),
+        max(calls("FSDP", "reduce_scatter"), default=1),
         max(cuts, default=0.0),
     )
 
@@ -211,14 +206,14 @@ def costs(
 def points_of(comparison: Comparison) -> list[tuple[int, int, float, float, str]]:
     """Return the measured steps of those runs whose way the cost model knows: the fields of `Point`."""
     points = []
-    names = {"one process": "DDP", "DDP": "DDP", "FSDP": "FSDP", "pipeline": "pipeline"}
     for run in comparison.runs.values():
         steps_s = [second for rank in measured(run) for second in rank.steps_s]
         way = way_of(run) if steps_s else ""
         if way:
             middle_s = statistics.median(steps_s)
             error = 1.25 * statistics.pstdev(steps_s) / middle_s / math.sqrt(len(steps_s))
-            points.append((run.world_size, round(samples_of(run)), middle_s, error, names[way]))
+            strategy = "DDP" if way == "one process" else way
+            points.append((run.world_size, round(samples_of(run)), middle_s, error, strategy))
     return points
 
 

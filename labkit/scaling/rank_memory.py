@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from labkit.comparison.chain import Stage, blocks, check_chain, split_stages
-from labkit.protocol.text import titled
+from labkit.protocol.text import known, titled
 from labkit.scaling import parameters
 from labkit.scaling.counting import (
     Counted,
@@ -35,8 +35,6 @@ from labkit.scaling.counting import (
     tensors_bytes,
 )
 from labkit.scaling.parameters import Tensors
-
-_T = TypeVar("_T")
 
 
 class Memory(NamedTuple):
@@ -88,13 +86,6 @@ CUT = ("model parallel", "GPipe", "1F1B")
 """Those that cut a network between its layers."""
 
 MICRO_BATCHES = 4
-
-
-def known(what: str, name: str, all_of: Mapping[str, _T]) -> _T:
-    """Return what is called so. Raises ValueError, with all names, for one that is not known."""
-    if name not in all_of:
-        raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
-    return all_of[name]
 
 
 def numbers_of(precision: str | None) -> tuple[torch.dtype | None, bool, bool]:

@@ -23,11 +23,11 @@ from course.scaling.local_parts import Shape
 from course.scaling.schedules import Action
 from course.transformer import ALL, GPT, GPTStrategy, mean_loss
 from course.transformer.pipelines import GPipe
-from labkit.protocol.text import titled
+from labkit.protocol.text import known, titled
 from labkit.scaling import parameters
 from labkit.scaling.counting import fake
 from labkit.scaling.parameters import Tensors
-from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, known, state_bytes
+from labkit.scaling.rank_memory import OPTIMIZERS, PRECISIONS, Memory, Precision, state_bytes
 
 
 class Case(NamedTuple):
