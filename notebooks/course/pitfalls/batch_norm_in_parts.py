@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=above(0.01),
     expects=below(1e-9),
-    kind="silently wrong",
 )
 
 

@@ -22,7 +22,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=below(0.5),
     expects=above(0.9),
-    kind="silently wrong",
     needs="1 GPU",
 )
 

@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=above(0.01),
     expects=0,
-    kind="silently wrong",
 )
 
 

@@ -20,7 +20,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=lambda world_size: ["first half, second half"] + ["first half, "] * (world_size - 1),
     expects=OnEachRank("first half, second half"),
-    kind="silently wrong",
 )
 
 

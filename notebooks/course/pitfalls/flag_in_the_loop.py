@@ -24,7 +24,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=above(0.05),
     expects=below(1e-6),
-    kind="silently wrong",
 )
 
 

@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=6,
     expects=4,
-    kind="silently wrong",
 )
 
 

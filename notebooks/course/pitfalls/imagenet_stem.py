@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=1,
     gives=(1, 1),
     expects=(4, 4),
-    kind="silently wrong",
 )
 
 

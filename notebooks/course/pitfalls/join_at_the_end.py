@@ -19,7 +19,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=Expected("exit code 0", lambda seen: seen[0] == 0),
     expects=Expected("an exit code that is not 0", lambda found: found[0] != 0),
-    kind="silently wrong",
 )
 
 

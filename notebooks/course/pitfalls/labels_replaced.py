@@ -19,7 +19,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=0,
     expects=above(0),
-    kind="silently wrong",
 )
 
 

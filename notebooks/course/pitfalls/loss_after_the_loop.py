@@ -22,7 +22,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=above(0.01),
     expects=below(1e-6),
-    kind="silently wrong",
 )
 
 

@@ -21,7 +21,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=above(0.0001),
     expects=below(1e-6),
-    kind="silently wrong",
 )
 
 

@@ -20,7 +20,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=above(0),
     expects=0,
-    kind="silently wrong",
 )
 
 

@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=lambda world_size: world_size,
     expects=1,
-    kind="silently wrong",
 )
 
 

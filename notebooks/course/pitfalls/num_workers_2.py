@@ -19,7 +19,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=100,
     expects=0,
-    kind="silently wrong",
 )
 
 

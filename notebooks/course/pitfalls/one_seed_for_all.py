@@ -21,7 +21,6 @@ EXHIBIT = Exhibit(
     shows=1,
     gives=1,
     expects=lambda world_size: world_size,
-    kind="silently wrong",
 )
 
 

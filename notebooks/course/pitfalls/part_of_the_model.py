@@ -21,7 +21,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=1,
     expects=below(1),
-    kind="silently wrong",
 )
 
 

@@ -19,7 +19,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=(64, 256),
     expects=(64, 64),
-    kind="silently wrong",
 )
 
 

@@ -20,7 +20,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=False,
     expects=True,
-    kind="silently wrong",
 )
 
 

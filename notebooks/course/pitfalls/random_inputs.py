@@ -20,7 +20,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=OnEachRank(False),
     expects=OnEachRank(True),
-    kind="silently wrong",
 )
 
 

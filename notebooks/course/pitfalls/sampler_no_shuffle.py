@@ -20,7 +20,6 @@ EXHIBIT = Exhibit(
     shows=1,
     gives=True,
     expects=False,
-    kind="silently wrong",
 )
 
 

@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=below(1.0),
     expects=above(2),
-    kind="silently wrong",
 )
 
 

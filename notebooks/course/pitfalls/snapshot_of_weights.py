@@ -23,7 +23,6 @@ EXHIBIT = Exhibit(
     shows=2,
     gives=above(0.001),
     expects=0,
-    kind="silently wrong",
 )
 
 

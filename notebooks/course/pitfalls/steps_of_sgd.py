@@ -24,7 +24,6 @@ EXHIBIT = Exhibit(
     shows=1,
     gives=below(0.3),
     expects=above(0.6),
-    kind="silently wrong",
 )
 
 

@@ -21,7 +21,6 @@ EXHIBIT = Exhibit(
     shows=3,
     gives=1,
     expects=3,
-    kind="silently wrong",
 )
 
 

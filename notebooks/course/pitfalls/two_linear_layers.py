@@ -19,7 +19,6 @@ EXHIBIT = Exhibit(
     shows=1,
     gives=below(1e-09),
     expects=above(0.01),
-    kind="silently wrong",
 )
 
 
