@@ -44,8 +44,10 @@ class DirectoryEngine(Engine):
     stacks_s = 10.0
     """Question and answer travel through files, which over a network are seen after seconds."""
 
-    def __init__(self, world_size: int, directory: RunDirectory) -> None:
+    def __init__(self, world_size: int, directory: RunDirectory, asked_in: RunDirectory) -> None:
+        """Take the directory into which ranks write, and that in which they are asked."""
         self.world_size, self.directory, self.folder = world_size, directory, directory.path
+        self._asked_in = asked_in
         self.pids: list[int] = []
         self._reader = DirectoryReader(directory)
         self._exits: dict[int, events.Exit] = {}
@@ -95,7 +97,7 @@ class DirectoryEngine(Engine):
     def _ask(self, word: str) -> bool:
         """Ask something of the ranks. Return whether it could be written down; else the notebook is told why."""
         try:
-            self.directory.ask(word)
+            self._asked_in.ask(word)
         except OSError as error:  # a full disk, say; whoever asked has a deadline, after which the ranks are ended
             self.emit(job_events.Notice(-1, f"the ranks could not be asked ({word}): {error}"))
             return False
@@ -121,7 +123,7 @@ class LaunchedEngine(DirectoryEngine):
     """Carries one run as one job of a launcher."""
 
     def __init__(self, launched: LauncherJob) -> None:
-        super().__init__(launched.world_size, launched.directory)
+        super().__init__(launched.world_size, launched.directory, launched.directory)
         self.launched = launched
         self.outlives_notebook = launched.outlives_notebook
         self._is_told = False

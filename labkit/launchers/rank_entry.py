@@ -49,13 +49,12 @@ FIND_EVERY_S = 0.02
 
 
 class FileChannel(Channel):
-    """The channel of a rank that another machine may have: events go to its file, words come from its supervisor."""
+    """The channel of a rank that another machine may have: what it reports goes to its file."""
 
     def __init__(self, directory: RunDirectory, rank: int, attempt: int) -> None:
         super().__init__()
-        self.rank = rank
+        self.directory, self.rank = directory, rank
         self.sender = FileSender(directory.file(rank, attempt, "records"))
-        listen(self.receive)
 
     def _send(self, event: events.Event) -> None:
         self.sender.send(event)
@@ -79,8 +78,9 @@ def main() -> NoReturn:
     directory, rank, attempt = RunDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], RankTask | None]:
-        begin(os.open(directory.file(rank, attempt, "stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        begin(directory.open(rank, attempt, "stacks"))
         channel = FileChannel(directory, rank, attempt)
+        listen(channel.receive)
         atexit.register(channel.sender.flush)  # first, so that it is called last
         info = rank_info_here()
         job = read_job(directory.job, channel)

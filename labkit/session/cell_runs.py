@@ -6,13 +6,11 @@ import inspect
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.debugger.debugger import Debugger
 from labkit.engines.arguments import check_seconds
-from labkit.engines.base import Engine
 from labkit.failures.evidence import LOST_PEER
 from labkit.failures.facts import RankFacts
 from labkit.failures.first_to_fail import diagnose
@@ -27,7 +25,7 @@ from labkit.rank.device import Placement
 from labkit.rank.local_rendezvous import LocalRendezvous
 from labkit.run import Run, RunInterrupted, WorkerFailed
 from labkit.session.cells import CellCode, compile_cell, join, run_cell
-from labkit.session.ranks import Replaced, lost_in_words, replaced_in_words, variables_gone
+from labkit.session.ranks import lost_in_words, replaced_in_words, variables_gone
 from labkit.session.turns import Turns
 from labkit.system import threads
 from labkit.ui import kernel
@@ -119,66 +117,53 @@ class CellRuns:
         sent = _pack_variables(send, self._reserve.is_here) if send else None
         file = f"<ranks {next(numbers)}>"
         self._cells |= {file: Cell(title, code), **kernel.cells(sent.head if sent else b"")}
-        with self._group_in_place(title, stall_s) as engine:
-            cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
-            run = self.last = self._start(engine(asked), asked, pack_call(run_cell, (cell,), {}), title, stall_s)
-            try:
-                run.is_watched = kernel.is_interactive()
-                stuck = self._follow(run, asked)
-                run.wait_until_over()  # where some were stuck, they have only been told to end
-            except KeyboardInterrupt:
-                run.stop_interrupted(STOP_GRACE_S)
-                lost = [rank for rank in asked if run.states[rank] == "ended"]
-                print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
-                raise RunInterrupted(run) from None
-            except BaseException:
-                run.stop(0)  # nobody watches it any longer
-                raise
-            finally:
-                print_output(run)
+        self._put_group_in_place(title)
+        cell, before = CellCode(file, code, wants_value, sent), self._reserve.incarnations
+        run = self.last = self._start(asked, pack_call(run_cell, (cell,), {}), title, stall_s)
+        try:
+            run.is_watched = kernel.is_interactive()
+            stuck = self._follow(run, asked)
+            run.wait_until_over()  # where some were stuck, they have only been told to end
+        except KeyboardInterrupt:
+            run.stop_interrupted(STOP_GRACE_S)
+            lost = [rank for rank in asked if run.states[rank] == "ended"]
+            print(f"stopped: {lost_in_words(lost)}" if lost else "stopped", flush=True)
+            raise RunInterrupted(run) from None
+        except BaseException:
+            run.stop(0)  # nobody watches it any longer
+            raise
+        finally:
+            print_output(run)
         if run.error is not None:
             raise self._failed(run, asked, stuck, before)
         return dict(enumerate(run.results))
 
-    @contextmanager
-    def _group_in_place(self, name: str, stall_s: float | None) -> Iterator[Any]:
-        """Return what makes an engine for a cell, once all ranks are in the cells' process group."""
-
-        def engine(only: Sequence[int]) -> Engine:
-            about = {"name": name, "stall_s": stall_s}
-            made: Any = self._reserve.cell_engine(only, self._turns.of(name), about)
-            made.rendezvous = self._rendezvous
-            found: Engine = made
-            return found
-
-        if new := self._new_ranks():
+    def _put_group_in_place(self, title: str) -> None:
+        """Replace ranks that have died, and have all ranks be in the cells' process group."""
+        self._reserve.replace()
+        if self._turns.holder is None and (new := self._reserve.take_replaced()):
             self._group = None
             print(f"{replaced_in_words(new)}: {variables_gone([each.rank for each in new])}", flush=True)
         if self._group is None or self._reserve.were_used_elsewhere:
             self._group = next(numbers)
             self._meet_at(self._reserve.new_rendezvous())
-            ranks = range(self._world_size)
+            everywhere = range(self._world_size)
             try:
-                self._start(engine(ranks), ranks, pack_call(join, (), {}), name, None, self._pg_timeout_s).wait()
+                self._start(everywhere, pack_call(join, (), {}), title, None, self._pg_timeout_s).wait()
             except BaseException:
                 self.leave_group()
                 raise
-        yield engine
-
-    def _new_ranks(self) -> list[Replaced]:
-        """Replace ranks that have died, and return those that are new to cells."""
-        self._reserve.replace()
-        return self._reserve.take_replaced() if self._turns.holder is None else []
 
     def _start(
         self,
-        engine: Engine,
         only: Sequence[int],
         function: Message,
         title: str,
         stall_s: float | None,
         pg_timeout_s: float | None = None,
     ) -> Run:
+        engine = self._reserve.cell_engine(only, self._turns.of(title), {"name": title, "stall_s": stall_s})
+        engine.rendezvous = self._rendezvous
         own = modules.of_reader()
         job = Job(
             function=function,

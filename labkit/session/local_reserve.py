@@ -38,7 +38,6 @@ class LocalReserve:
     them is the session's to see to.
     """
 
-    kind = "local"
     is_here = has_files = True
     handles_idleness = False
     """The session does."""

@@ -7,14 +7,21 @@ import sys
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from labkit.launchers.rank_entry import begin, correct_clock, leave_rendezvous, listen, rank_info_here, rendezvous
+from labkit.launchers.rank_entry import (
+    FileChannel,
+    begin,
+    correct_clock,
+    leave_rendezvous,
+    listen,
+    rank_info_here,
+    rendezvous,
+)
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
 from labkit.protocol.job import Job, RankInfo
-from labkit.rank.channels import Channel
 from labkit.rank.first_step import get_warm
 from labkit.rank.main import RankTask, do_and_exit, read_job
 from labkit.session.directory import SessionDirectory
@@ -23,29 +30,13 @@ JOB_SEEN_S = 60.0
 """How long a job may take to be seen over a network's file system once its number has come."""
 
 
-class JobChannel(Channel):
-    """The channel of one job: what the rank reports goes to its file."""
-
-    def __init__(self, directory: RunDirectory, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self.sender = FileSender(directory.file(rank, 0, "records"))
-
-    def _send(self, event: events.Event) -> None:
-        """Append one event. What a thread sends that outlives its job is dropped: it is no other job's."""
-        self.sender.send(event)
+class JobChannel(FileChannel):
+    """The channel of one job, in whose directory there is one attempt."""
 
     def end(self, event: events.Exit) -> None:
-        """Append the last one."""
+        """Append the last event. What a thread sends that outlives its job is dropped: it is no other job's."""
         self.check_process("Exit was to be sent")
         self.sender.send(event, is_last=True)
-
-
-class Given(NamedTuple):
-    """A job that this rank has been given."""
-
-    directory: RunDirectory
-    channel: JobChannel
 
 
 class JobInbox:
@@ -53,7 +44,8 @@ class JobInbox:
 
     def __init__(self, session: SessionDirectory, info: RankInfo, stacks: int) -> None:
         self._session, self._info, self._stacks = session, info, stacks
-        self._given: SimpleQueue[Given | None] = SimpleQueue()
+        self._given: SimpleQueue[JobChannel | None] = SimpleQueue()
+        """The channels of the jobs that have come."""
         self._channel: JobChannel | None = None
         self._is_in_cells_group = False
         """Whether the ranks are in a process group that stays from cell to cell."""
@@ -68,23 +60,24 @@ class JobInbox:
         """Block until there is work; return this rank's part in it, or None if there will be no more."""
         if not self._is_in_cells_group:
             leave_rendezvous()  # all have done with the last job
-        given = self._given.get()
-        if given is None:
+        channel = self._given.get()
+        if channel is None:
             return None
-        self._write_into(given.directory)
-        job = read_job(given.directory.job, given.channel)
+        directory = channel.directory
+        self._write_into(directory)
+        job = read_job(directory.job, channel)
         self._is_in_cells_group = job.group is not None
         info = _info_in(job, self._info)
-        correct_clock(given.channel.sender, info, given.directory)
+        correct_clock(channel.sender, info, directory)
         # The store is published in the job's own directory, so that nobody finds what an earlier job has left.
-        return RankTask(job, info, given.channel, lambda job, info: rendezvous(info, given.directory, 0, anew=True))
+        return RankTask(job, info, channel, lambda job, info: rendezvous(info, directory, 0, anew=True))
 
     def _receive(self, word: str) -> None:
         kind, _, number = word.partition(":")
         if kind == "job":
             directory = _once_seen(self._session.of_job(int(number)))
-            self._channel = JobChannel(directory, self._info.rank)  # what comes from now on is of this job
-            self._given.put(Given(directory, self._channel))
+            self._channel = JobChannel(directory, self._info.rank, 0)  # what comes from now on is of this job
+            self._given.put(self._channel)
         elif kind == "leave":
             self._given.put(None)
         elif self._channel is not None:
@@ -95,7 +88,7 @@ class JobInbox:
         sys.stdout.flush()
         sys.stderr.flush()
         for kind, descriptors in (("out", (1, 2)), ("stacks", (self._stacks,))):
-            new = _open(directory, self._info.rank, 0, kind)
+            new = directory.open(self._info.rank, 0, kind)
             for descriptor in descriptors:
                 os.dup2(new, descriptor, inheritable=descriptor < 3)
             os.close(new)
@@ -109,7 +102,7 @@ def main() -> NoReturn:
     directory, rank, number = SessionDirectory(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
     def prepare() -> Callable[[], RankTask | None]:
-        begin(stacks := _open(directory, rank, number, "stacks"))
+        begin(stacks := directory.open(rank, number, "stacks"))
         inbox = JobInbox(directory, rank_info_here(), stacks)
         if inbox.is_empty:
             get_warm()
@@ -117,10 +110,6 @@ def main() -> NoReturn:
         return inbox.next_task
 
     do_and_exit(prepare)
-
-
-def _open(directory: RunDirectory, rank: int, attempt: int, kind: str) -> int:
-    return os.open(directory.file(rank, attempt, kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
 def _once_seen(directory: RunDirectory) -> RunDirectory:

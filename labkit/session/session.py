@@ -129,7 +129,7 @@ class Session(Target):
         session = cls.__new__(cls)
         session._begin(ClusterReserve.attach(path, about), None, None, **about["session"])
         session._pick_up()
-        if session._reserve.is_over:
+        if session._reserve.launched.is_over:
             session.ended.wait(END_TOLD_S)
         return session
 

@@ -63,6 +63,7 @@ NOT_REACHED = {
     "mirror._end_of": "of a session's ranks",
     "mirror.NotebookSide._jobs": "of a session",
     "directory.RunDirectory.job": "the rank's",
+    "directory.RunDirectory.open": "the rank's",
     "directory_engine.LaunchedEngine._last_sign_s": "of a rank that vanished",
     "files.is_missing": "of a session's folder that has gone",
     "files.was_cut": "of output without end, or not: tests/launchers/test_reader.py",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import labkit
-from labkit.session import job_engine, view
+from labkit.session import cluster_reserve, view
 from tests.conftest import LONG_S, end_of, wait_for_step, wait_until
 from tests.support import elsewhere, workloads
 
@@ -191,7 +191,7 @@ def test_a_node_that_is_lost_ends_the_run_with_its_name_and_the_session_goes_on(
 
 @pytest.mark.wide
 def test_a_node_that_crashes_is_named_though_slurm_does_not_know_yet(ranks, slurm, monkeypatch):
-    monkeypatch.setattr(job_engine, "KILL_S", 1.0)
+    monkeypatch.setattr(cluster_reserve, "KILL_S", 1.0)
     run = begin(ranks, workloads.spin)
     slurm.kill_node("node2")
     try:

@@ -16,7 +16,7 @@ from labkit.launchers.slurm import commands as slurm_commands
 from labkit.protocol import events
 from labkit.protocol.job import RankInfo
 from labkit.run import Run
-from labkit.session import job_engine
+from labkit.session import cluster_reserve
 from labkit.session.cluster_reserve import ClusterReserve
 from labkit.session.directory import SessionDirectory
 from labkit.session.rank_entry import _info_in
@@ -179,7 +179,7 @@ def test_a_launch_that_is_interrupted_when_the_ranks_have_it_is_taken_back(launc
     def interrupted(engine):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job_engine.JobEngine, "_emit_who_is_absent", interrupted)
+    monkeypatch.setattr(cluster_reserve.JobEngine, "_emit_who_is_absent", interrupted)
     with pytest.raises(KeyboardInterrupt):
         launch()
     assert folder.asked.read_text().split() == ["job:1:0,1", "kill:1:0,1"]
@@ -232,7 +232,7 @@ def test_a_run_that_was_ended_while_no_notebook_was_there_says_so_at_once(launch
     again.engine.follow()
     again.follow(A_JOB)
     assert str(over(again)).startswith("ranks 0 and 1 ended from outside\n\nNobody here saw why.")
-    run.engine.end_with(job_events.JobEnded(-1, "the job lost a node", "It is broken.", "slurm"))
+    run.engine.ending = job_events.JobEnded(-1, "the job lost a node", "It is broken.", "slurm")
     over(run)
     later = Run(reserve.pick_up(1, turn), 2, "later")
     later.engine.follow()
@@ -258,7 +258,7 @@ def test_a_rank_that_died_is_new_once(launch, reserve, ranks):
 
 
 def test_a_node_that_does_not_answer_is_named(launch, reserve, ranks, monkeypatch):
-    monkeypatch.setattr(job_engine, "KILL_S", 0.3)
+    monkeypatch.setattr(cluster_reserve, "KILL_S", 0.3)
     run = launch()
     ranks[0].end(1)
     run.kill()

@@ -140,3 +140,7 @@ class RunDirectory:
     def file(self, rank: int, attempt: int, kind: str) -> Path:
         """Return the file with a rank's "records", "out" or "stacks"."""
         return self.ranks / f"{rank}.{attempt}.{kind}"
+
+    def open(self, rank: int, attempt: int, kind: str) -> int:
+        """Open that file to append to it; return its descriptor."""
+        return os.open(self.file(rank, attempt, kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
