@@ -110,10 +110,6 @@ class System:
     def cancel_alarm(self) -> None:
         """Cancel an alarm that is still to ring: it would end the process."""
 
-    def pid_space(self) -> str:
-        """Return what tells process ids of this machine, or container, from those of others."""
-        return self.node()
-
     def boot(self) -> str:
         """Return what tells this machine's clock from another's: containers on one machine share theirs."""
         return self.node()

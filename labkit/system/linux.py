@@ -105,12 +105,6 @@ class Linux(Posix):
             where = _read(f"/proc/{pid}/wchan").strip("0\n")
         return f"state {state or '?'}" + (f", in {where}" if where else "")
 
-    def pid_space(self) -> str:
-        """Return the machine's name and the namespace of its process ids."""
-        with contextlib.suppress(OSError):
-            return f"{self.node()} {os.readlink('/proc/self/ns/pid')}"
-        return self.node()
-
     def boot(self) -> str:
         """Return the number that the kernel has given itself."""
         with contextlib.suppress(OSError):

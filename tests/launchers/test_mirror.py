@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 import time
@@ -162,44 +161,6 @@ def holder(monkeypatch, tmp_path):
     return rank_holder
 
 
-DEAD = 2**22 + 1
-"""Greater than any process's id."""
-
-
-def test_only_labkits_own_folders_of_dead_actors_are_removed(holder, tmp_path):
-    def made(name, **mark):
-        (tmp_path / name).mkdir()
-        if mark:
-            mark = {"pid": os.getpid(), "machine": holder._machine(), **mark}
-            (tmp_path / name / holder.MARK).write_text(json.dumps(mark))
-        return tmp_path / name
-
-    kept = [
-        made(f"labkit-{DEAD}-thesis"),
-        made("labkit-rank-notes"),
-        made("labkit-rank-lives", pid=os.getpid()),
-        made("labkit-rank-elsewhere", pid=DEAD, machine="another node"),
-        made("labkit-rank-odd", pid="x"),
-    ]
-    (tmp_path / "labkit-rank-link").symlink_to(made("real", pid=DEAD))
-    left = made("labkit-rank-left", pid=DEAD)
-    new = holder._new_directory()
-    assert not left.exists()
-    assert all(folder.exists() for folder in [*kept, tmp_path / "real"])
-    assert new.stat().st_mode & 0o077 == 0
-    assert json.loads((new / holder.MARK).read_text())["pid"] == os.getpid()
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
-def test_another_users_folder_is_not_touched(holder, tmp_path):
-    (tmp_path / "labkit-rank-theirs").mkdir()
-    mark = tmp_path / "labkit-rank-theirs" / holder.MARK
-    mark.write_text(json.dumps({"pid": DEAD, "machine": holder._machine()}))
-    os.chown(mark.parent, 12345, 12345)
-    holder._new_directory()
-    assert mark.exists()
-
-
 def test_a_node_learns_how_far_its_clock_is_ahead_by_the_quickest_question(holder, tmp_path):
     actor = object.__new__(holder.RankHolder)
     actor._directory, actor._clock_ahead_s = tmp_path, float("inf")
@@ -247,7 +208,7 @@ def told(monkeypatch):
     return heard
 
 
-ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {}, "train")
+ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {})
 
 
 def test_which_nodes_are_taken_away_is_asked_once_a_look_however_many_there_are(monkeypatch, told):

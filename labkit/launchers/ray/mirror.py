@@ -36,10 +36,8 @@ IDLE = b"idle\n"
 _WHOLE = re.compile(r"(jobs/\d+/)?(rendezvous\.[\w.-]*\.json|failed\.\d+)")
 """What ranks write for each other."""
 
-_GROWS = re.compile(r"(jobs/\d+/)?ranks/\d+\.\d+\.(records|out|stacks)")
-
-_BLOB = re.compile(r"(jobs/\d+/)?ranks/\d+\.\d+\.\d+\.blob")
-"""Large values, which come in several pieces and are seen once they are whole."""
+_GROWS = re.compile(r"(jobs/\d+/)?ranks/\d+\.\d+\.(records|out|stacks|\d+\.blob)")
+"""Large values, `blob`, too: they come in several pieces, and the record that names one after the last."""
 
 
 class Piece(NamedTuple):
@@ -49,38 +47,7 @@ class Piece(NamedTuple):
     """Below the directory."""
     data: bytes
     is_whole: bool = True
-    """Whether this is all of it; else it is to be appended."""
-    total: int = 0
-    """Of what is to be appended, but seen only once it is whole: its bytes."""
-
-
-class NotWrittenError(Exception):
-    """A piece could not be written, or only its beginning."""
-
-    def __init__(self, rest: Piece, error: OSError) -> None:
-        super().__init__(str(error))
-        self.rest, self.error = rest, error
-
-
-def put(directory: Path, piece: Piece) -> None:
-    """Write a piece down. What is whole is seen as a whole or not at all. Raises NotWrittenError with what is left."""
-    path = directory / piece.name
-    aside = path.with_name(f".{path.name}.part")
-    left = memoryview(piece.data)
-    try:
-        flags = os.O_TRUNC if piece.is_whole else os.O_APPEND
-        is_seen = not (piece.is_whole or piece.total)
-        descriptor = os.open(path if is_seen else aside, os.O_WRONLY | os.O_CREAT | flags, 0o600)
-        try:
-            while left:
-                left = left[os.write(descriptor, left) :]
-            is_complete = piece.is_whole or (piece.total and os.fstat(descriptor).st_size >= piece.total)
-        finally:
-            os.close(descriptor)
-        if is_complete:
-            aside.replace(path)
-    except OSError as error:
-        raise NotWrittenError(piece if piece.is_whole else piece._replace(data=bytes(left)), error) from error
+    """Whether this is all of it, seen as a whole or not at all; else it is to be appended."""
 
 
 class _Written:
@@ -97,13 +64,26 @@ class _Written:
         self._waiting += pieces
         written: list[Piece] = []
         self.error = None
-        while self._waiting:
+        while self._waiting and self.error is None:
+            piece = self._waiting[0]
+            left = memoryview(piece.data)
+            path = self._directory / piece.name
+            into, flags = (path.with_name(f".{path.name}.part"), os.O_TRUNC) if piece.is_whole else (path, os.O_APPEND)
             try:
-                put(self._directory, self._waiting[0])
-            except NotWrittenError as failed:
-                self._waiting[0], self.error = failed.rest, failed.error
-                break
-            written.append(self._waiting.popleft())
+                descriptor = os.open(into, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+                try:
+                    while left:
+                        left = left[os.write(descriptor, left) :]
+                finally:
+                    os.close(descriptor)
+                if piece.is_whole:
+                    into.replace(path)
+            except OSError as error:
+                self.error = error
+                if not piece.is_whole:
+                    self._waiting[0] = piece._replace(data=bytes(left))
+            else:
+                written.append(self._waiting.popleft())
         return written
 
 
@@ -159,8 +139,7 @@ class NotebookSide:
         """
         for piece in pieces:
             is_idle = piece.name == "asked" and piece.data == IDLE  # the others receive it as what the notebook asks
-            grows = _GROWS.fullmatch(piece.name) or (_BLOB.fullmatch(piece.name) and piece.total > 0)
-            if not (is_idle or (grows and not piece.is_whole) or (_WHOLE.fullmatch(piece.name) and piece.is_whole)):
+            if not (is_idle or (_WHOLE if piece.is_whole else _GROWS).fullmatch(piece.name)):
                 raise ValueError(f"a rank has sent {piece.name!r}, which no rank writes")
         written = self._written.put(pieces)
         for piece in written:
@@ -269,19 +248,17 @@ class RankSide:
         for name, data in ((f"{base}stacks", self._read(f"{base}stacks")), (f"{base}out", printed)):
             if data:
                 yield self._send(name, data)
-        blob = self._next_of_blobs(base)
-        if blob is not None:
-            yield blob
+        if (blob := self._next_blob(base)) is not None:
+            yield self._send(blob, self._read(blob))
         elif len(printed) < BLOCK_BYTES and (reported or not has_begun):  # its file says that the rank has begun
             yield self._send(records, reported)
 
-    def _next_of_blobs(self, base: str) -> Piece | None:
-        """Return a piece of the first large value that the notebook does not have yet as a whole."""
+    def _next_blob(self, base: str) -> str | None:
+        """Return the first large value that the notebook does not have yet as a whole."""
         for name in self._names(base.rpartition("/")[0] + "/"):
-            if name.startswith(base) and _BLOB.fullmatch(name):
-                total = (self._directory / name).stat().st_size
-                if self._sent.get(name, 0) < total:
-                    return self._send(name, self._read(name))._replace(total=total)
+            is_blob = name.startswith(base) and name.endswith(".blob")
+            if is_blob and self._sent.get(name, 0) < (self._directory / name).stat().st_size:
+                return name
         return None
 
     def _send(self, name: str, data: bytes) -> Piece:

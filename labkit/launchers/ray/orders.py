@@ -18,6 +18,5 @@ class Orders(NamedTuple):
     grow_s: float
     connect_s: float
     runtime_env: dict[str, Any]
-    name: str
     supervisor: str = ""
     """Below the package; filled in when the job is submitted."""

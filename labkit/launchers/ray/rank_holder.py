@@ -23,14 +23,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from labkit.launchers.environments import without_launchers
 from labkit.launchers.ray.mirror import BLOCK_BYTES, Piece, RankSide
 from labkit.launchers.ray.placement import Place
 from labkit.launchers.run_directory.files import CLOCK
 from labkit.launchers.run_directory.private import private
-from labkit.system import host
 
 LOOK_EVERY_S = 0.02
 """Time between two looks at what the rank has written."""
@@ -43,9 +40,6 @@ TURN_S = 5.0
 
 PREFIX = "labkit-rank-"
 """Of the name of a rank's directory on its node."""
-
-MARK = ".labkit-rank.json"
-"""In it, says which process made it: others' folders may have such a name, too."""
 
 
 class Update(NamedTuple):
@@ -175,18 +169,13 @@ def _as_here(piece: Piece, has_folder: bool) -> Piece:
 
 
 def _new_directory() -> Path:
-    """Make a directory where Ray keeps what is temporary, and remove those whose actors were killed."""
+    """Make a directory where Ray keeps what is temporary."""
     parent = tempfile.gettempdir()
     with contextlib.suppress(Exception):  # Ray's own, and not for others: wherever it is not, any place does
         from ray._private.worker import _global_node
 
         parent = _global_node.get_session_dir_path()
-    for left in Path(parent).glob(f"{PREFIX}*"):
-        if _is_left_behind(left):
-            shutil.rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    (made / MARK).write_text(json.dumps({"pid": os.getpid(), "machine": _machine()}), encoding="utf-8")
-    return made
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
 
 
 def _remove_once_gone(directory: Path) -> int:
@@ -198,25 +187,6 @@ def _remove_once_gone(directory: Path) -> int:
     subprocess.run(["sh", "-c", script, str(directory)], stdin=reading, start_new_session=True, check=False)
     os.close(reading)
     return writing
-
-
-def _is_left_behind(folder: Path) -> bool:
-    """Whether an actor of this user's has made a directory on this machine, and is gone. Others' are never touched."""
-    try:
-        if folder.is_symlink() or os.stat(folder).st_uid != os.getuid():
-            return False
-        mark = folder / MARK
-        if mark.is_symlink() or os.stat(mark).st_uid != os.getuid():
-            return False
-        made_by = json.loads(mark.read_text(encoding="utf-8"))
-        return made_by["machine"] == _machine() and not psutil.pid_exists(made_by["pid"])
-    except (OSError, ValueError, LookupError, TypeError, OverflowError):
-        return False
-
-
-def _machine() -> str:
-    """Return what tells process ids of this machine, or container, from those of others, which may see its folders."""
-    return host.pid_space()
 
 
 def _address() -> str:

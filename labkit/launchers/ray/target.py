@@ -106,7 +106,6 @@ class Ray(Launcher):
             self.grow_s,
             self.connect_s,
             self.runtime_env,
-            name,
         )
         return RayJob(orders, directory, {"name": name, "stall_s": stall_s})
 
