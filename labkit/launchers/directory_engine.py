@@ -158,7 +158,7 @@ class LaunchedEngine(DirectoryEngine):
             self.launched.ranks_have_begun()
         if (all_ended := len(self._exits) == self.world_size) and not had_ended:
             self._ended_s = time.monotonic()
-            self.launched.ranks_have_ended()
+            self.launched.look()
         # Ranks that stopped because the launcher asked them to may begin again, however well they ended.
         all_well = all_ended and not any(exit.code or exit.ended for exit in self._exits.values())
         is_over = is_settled or (all_ended and (self.launched.is_over or self._nobody_answers()))

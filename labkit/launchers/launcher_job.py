@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -10,9 +12,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from labkit.engines.spawn import in_spawner_thread
 from labkit.launchers import job_events
 from labkit.launchers.run_directory.directory import RunDirectory
+from labkit.launchers.run_directory.private import private
 from labkit.protocol import events
+from labkit.system import host
 
 SETTLE_S = 1.0
 """How long, after its ranks have ended, what they wrote may take to be seen."""
@@ -23,6 +28,9 @@ than `Run.stop` waits, so that the run is over, and says why."""
 
 START_S = 60.0
 """How long an interrupted start is waited for, so that what it has started can be ended."""
+
+LEAVE_S = 5.0
+"""How long a process that has started the ranks may take, once they have ended, to take its leave of others."""
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -81,45 +89,33 @@ class LauncherJob:
         make(self.about)
         # In another thread, which the notebook's interrupt does not reach: between the start and the note of what was
         # started nobody would know what to end.
-        starting = self._in_thread(self._submit_and_note)
+        starting: Future[None] = Future()
         try:
+            name = f"labkit-{self.kind}-start"
+            threading.Thread(target=self._submit_and_note, args=(starting,), name=name, daemon=True).start()
             starting.result()
         except BaseException:
-            ended = threading.Event()
-
-            def end(starting: Future[None]) -> None:
-                try:
-                    self._end_what_has_started(starting)
-                finally:
-                    ended.set()
-
-            starting.add_done_callback(end)  # also if the next interrupt ends this wait
-            ended.wait(START_S)
+            if not starting.cancel():  # else the thread has not begun, and will do nothing
+                ending = threading.Thread(target=self._end_what_has_started, args=(starting,), daemon=True)
+                ending.start()
+                ending.join(START_S)  # it goes on if the next interrupt ends this wait
             raise
 
-    def _submit_and_note(self) -> None:
-        self.about |= self.submit()
-        self.is_started = True
-        self.directory.note(self.about)
+    def _submit_and_note(self, starting: Future[None]) -> None:
+        if not starting.set_running_or_notify_cancel():
+            return
+        try:
+            self.about |= self.submit()
+            self.is_started = True
+            self.directory.note(self.about)
+            starting.set_result(None)
+        except BaseException as error:
+            starting.set_exception(error)
 
     def _end_what_has_started(self, starting: Future[None]) -> None:
         if starting.exception() is None:
             self.end_now()
             self.close()
-
-    def _in_thread(self, call: Callable[[], None]) -> Future[None]:
-        """Call something in another thread than the caller's."""
-        future: Future[None] = Future()
-
-        def run() -> None:
-            try:
-                call()
-                future.set_result(None)
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, name=f"labkit-{self.kind}-start", daemon=True).start()
-        return future
 
     # What each launcher does in its own way
 
@@ -145,9 +141,7 @@ class LauncherJob:
 
     def ranks_have_begun(self) -> None:
         """Take notice that ranks have begun, and that the launcher is not waited for any more."""
-
-    def ranks_have_ended(self) -> None:
-        """Take notice that all ranks have ended; the launcher may start them again."""
+        self.look()
 
     def look(self) -> None:
         """Ask the launcher at once how the ranks are."""
@@ -206,3 +200,70 @@ class LauncherJob:
             if self._over_at_s is not None:
                 return time.monotonic() > self._over_at_s
         return self.does_not_end
+
+
+class ProcessJob(LauncherJob):
+    """Ranks that a process beside the notebook has started: they end with it, and it with the notebook."""
+
+    output: ClassVar[str]
+    """The file in the run's directory that has what the process writes."""
+
+    def __init__(self, world_size: int, directory: RunDirectory, about: dict[str, Any]) -> None:
+        super().__init__(world_size, directory, about)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process, once it has been started."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def is_going(self) -> bool:
+        """Whether the process has been started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start_process(self, command: list[str], environment: dict[str, str], talks: bool = False) -> None:
+        """Start Python with these arguments; `talks` is whether this process has pipes to it and from it."""
+
+        def start() -> None:
+            with open(self.directory.path / self.output, "ab", opener=private) as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, *command],
+                    stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if talks else output,
+                    stderr=output,
+                    env=environment,
+                    start_new_session=True,  # the notebook's interrupt is not meant for it
+                )
+            host.guard(self._process.pid, family=True)
+
+        # It ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
+        in_spawner_thread(start).result()
+
+    def what_it_wrote(self) -> str:
+        """Return the end of what the process has written, in a sentence."""
+        try:
+            text = (self.directory.path / self.output).read_text(errors="replace", encoding="utf-8").strip()
+        except OSError as error:
+            return f"{self.output} cannot be read: {error}"
+        return f"What it wrote:\n{text[-3000:]}" if text else "It wrote nothing."
+
+    def end_now(self) -> None:
+        """End the ranks with the process, and wait until it has gone."""
+        self.end()
+        self.process.wait()
+
+    def kill(self) -> None:
+        """End a process that does not end by itself."""
+        self.process.kill()
+
+    def close(self) -> None:
+        """Let the process take its leave of whoever it works with, and end what is left."""
+        if self._process is not None:
+            try:
+                self._process.wait(LEAVE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                self._process.wait()
+            host.unguard(self._process.pid)

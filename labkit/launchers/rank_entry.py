@@ -179,9 +179,6 @@ def rendezvous(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool
 def _meet_by_network(info: RankInfo, directory: RunDirectory, attempt: int, anew: bool) -> dist.Store:
     if launcher_here().restarts_ranks and not anew:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-            # The agent keeps the store, and keeps it when it starts the ranks again: not to read what the dead wrote.
-            return dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], join_store(host, port, info.world_size))
         return join_store(host, port, info.world_size) if info.rank else open_store(info.world_size, host, port)
     own = _own_address()
     _use_interface(own)

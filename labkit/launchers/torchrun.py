@@ -6,34 +6,30 @@ the signal handlers of the process that it is in.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Never
 
 import psutil
 
 from labkit.engines.arguments import check_world_size, naming
-from labkit.engines.spawn import in_spawner_thread
 from labkit.launchers import job_events
 from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
 from labkit.launchers.environments import without_launchers
-from labkit.launchers.launcher_job import SETTLE_S, LauncherJob, RanksSeen
+from labkit.launchers.launcher_job import SETTLE_S, ProcessJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.run_directory.private import private
 from labkit.protocol import former_names
 from labkit.rank.device import usable_gpus
 from labkit.rank.local_rendezvous import LocalRendezvous
-from labkit.system import host, require_posix
+from labkit.system import require_posix
 
 START = "import labkit.rank.die_with_parent; from labkit.launchers.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -43,9 +39,6 @@ ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 ONE_MACHINE = "labkit-one-machine"
 """What torchrun calls the rendezvous of an agent that is alone."""
-
-LEAVE_S = 5.0
-"""How long the agent may take, once its ranks have ended, to take its leave of the agents of other machines."""
 
 
 class Torchrun(Launcher):
@@ -120,21 +113,16 @@ class Torchrun(Launcher):
         return f"Torchrun(nodes={self.nodes}, ranks_per_node={self.ranks_per_node}, max_restarts={self.max_restarts})"
 
 
-class TorchrunJob(LauncherJob):
+class TorchrunJob(ProcessJob):
     """Ranks under an agent on this machine."""
 
-    kind = "torchrun"
+    kind, output = "torchrun", "torchrun.out"
 
     def __init__(self, world_size: int, directory: RunDirectory, about: dict[str, Any], on: Torchrun) -> None:
         super().__init__(world_size, directory, about)
         self._on = on
-        self._agent: subprocess.Popen[bytes] | None = None
         self._rendezvous: LocalRendezvous | None = None
         """Where the ranks meet if they are all on this machine."""
-
-    def _in_thread(self, call: Callable[[], None]) -> Future[None]:
-        # The agent ends with the thread that has started it: the spawner's lives as long as the notebook's kernel.
-        return in_spawner_thread(call)
 
     def submit(self) -> dict[str, Any]:
         """Start the agent. Raises ValueError for an endpoint that cannot be used."""
@@ -146,22 +134,13 @@ class TorchrunJob(LauncherJob):
         else:
             assert self._on.rdzv_endpoint is not None
             _check_endpoint(self._on.rdzv_endpoint)
-        with open(path / "torchrun.out", "ab", opener=private) as output:
-            self._agent = subprocess.Popen(
-                [sys.executable, "-c", START, *self._on.arguments(self.supervisor, path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,  # the notebook's interrupt is not meant for it
-            )
-        host.guard(self._agent.pid, family=True)
+        self.start_process(["-c", START, *self._on.arguments(self.supervisor, path)], environment)
         if self._on.nodes > 1:
             others = f"{self._on.nodes - 1} other machine{'s' if self._on.nodes > 2 else ''}"
             command = self._on.command(self.supervisor, path)
             self.emit(job_events.Notice(-1, f"start on {others}:\n{command}", queued=True))
         threading.Thread(target=self._wait, name="labkit-torchrun", daemon=True).start()
-        return {"agent": self._agent.pid}
+        return {"agent": self.process.pid}
 
     def ranks_have_begun(self) -> None:
         """Take back what was to be typed."""
@@ -169,40 +148,30 @@ class TorchrunJob(LauncherJob):
             self.emit(job_events.Notice(-1, ""))
 
     def _wait(self) -> None:
-        assert self._agent is not None
-        self._agent.wait()
+        self.process.wait()
         self.settle(0.0 if self.was_ended else SETTLE_S)
 
     def ending(self, seen: RanksSeen) -> job_events.JobEnded | None:
         """Return how the agent ended, if that is no rank's doing."""
-        assert self._agent is not None
         if seen.explains or self.was_ended:
             return None
         return job_events.JobEnded(
             -1,
-            f"torchrun {_how(self._agent.wait())}"
+            f"torchrun {_how(self.process.wait())}"
             + (", and its ranks with it" if seen.begun else " before any rank began"),
-            f"What it wrote:\n{tail}" if (tail := self._tail()) else "It wrote nothing.",
+            self.what_it_wrote(),
             page="torchrun",
         )
 
-    def _tail(self) -> str:
-        try:
-            return (self.directory.path / "torchrun.out").read_text(errors="replace", encoding="utf-8").strip()[-3000:]
-        except OSError as error:
-            return f"(torchrun.out cannot be read: {error})"
-
     def end(self) -> None:
         """End the agent and, with it, its ranks; tell those on other machines."""
-        if self._agent is None or self._agent.poll() is not None:
+        if not self.is_going:
             return
         self.was_ended = True
         self.end_is_due()
         for process in self._family():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         # After what needs no disk, which may be full. Here nobody is left to be told.
         if self._on.nodes > 1:
             try:
@@ -211,27 +180,19 @@ class TorchrunJob(LauncherJob):
                 self.emit(job_events.Notice(-1, f"ranks on other machines could not be told to end: {error}"))
 
     def _family(self) -> list[psutil.Process]:
-        assert self._agent is not None
         try:
-            agent = psutil.Process(self._agent.pid)
+            agent = psutil.Process(self.process.pid)
             return [agent, *agent.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
 
-    def end_now(self) -> None:
-        """End the agent and, with it, its ranks."""
+    def kill(self) -> None:
+        """End an agent that does not take its leave."""
         self.end()
 
     def close(self) -> None:
         """Let the agent take its leave of the others, and end what is left."""
-        if self._agent is None:
-            return
-        try:
-            self._agent.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self.end()
-            self._agent.wait()
-        host.unguard(self._agent.pid)
+        super().close()
         if self._rendezvous is not None:
             self._rendezvous.close()
 

@@ -177,7 +177,7 @@ def slurm(_):
 
 def torchrun(folder):
     job = TorchrunJob(2, RunDirectory(folder), {}, labkit.Torchrun())
-    job._agent = SimpleNamespace(wait=lambda: -signal.SIGKILL)
+    job._process = SimpleNamespace(wait=lambda: -signal.SIGKILL)
     (folder / "torchrun.out").touch()
     return ended_with(job.ending(RanksSeen({}, [0, 1], {0, 1})))
 

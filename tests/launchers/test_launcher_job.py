@@ -45,16 +45,16 @@ def full_disk(monkeypatch):
 def test_ranks_under_torchrun_end_though_the_disk_is_full(directory, full_disk, nodes):
     job = TorchrunJob(2, directory, {}, labkit.Torchrun(nodes, 2 // nodes, rdzv_endpoint="127.0.0.1:29500"))
     rank = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1e5)'])"
-    job._agent = subprocess.Popen([sys.executable, "-c", rank])
+    job._process = subprocess.Popen([sys.executable, "-c", rank])
     try:
         wait_until(lambda: len(job._family()) == 2)
         family = job._family()
         job.end()
-        assert job._agent.wait(LONG_S) < 0
+        assert job._process.wait(LONG_S) < 0
         wait_until(lambda: not any(process.is_running() for process in family))
     finally:
-        job._agent.kill()
-        job._agent.wait()
+        job._process.kill()
+        job._process.wait()
     told = [event.text for event in job.take_news()]
     assert [text.partition(":")[0] for text in told] == ["ranks on other machines could not be told to end"] * (
         nodes - 1
@@ -140,6 +140,23 @@ class Launched(launcher_job.LauncherJob):
 
     def end_now(self):
         self.was_ended = True
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_an_interrupt_while_the_thread_begins_that_starts_a_job_leaves_none(tmp_path, monkeypatch, begins):
+    class Interrupted(threading.Thread):
+        def start(self):
+            monkeypatch.undo()
+            if begins:
+                super().start()
+            raise KeyboardInterrupt
+
+    job = Launched(2, RunDirectory(tmp_path / "run"), {})
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job.start(lambda about: job.directory.path.mkdir())
+    assert job.was_ended == job.is_started
+    assert job.is_started <= begins
 
 
 def test_a_sessions_job_ends_if_the_session_is_interrupted_before_it_follows_it(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def launch(tmp_path):
 def ranks_of(run):
     """The processes of the ranks, by rank."""
     found = {}
-    for process in psutil.Process(run.engine.launched._agent.pid).children(recursive=True):
+    for process in psutil.Process(run.engine.launched._process.pid).children(recursive=True):
         command = command_of(process)
         if "labkit.launchers.rank_entry" in command:
             found[int(command.split()[-2])] = process
@@ -79,7 +79,7 @@ def test_a_run_is_seen_live_and_equals_a_local_one_bit_for_bit(launch, tmp_path)
     run = launch(elsewhere.fit_and_show, go)
     wait_for_step(run, 9)
     assert (run.status, run.states, run.notice) == ("running", ["running"] * 2, "")
-    agent = psutil.Process(run.engine.launched._agent.pid).net_connections("tcp")
+    agent = psutil.Process(run.engine.launched._process.pid).net_connections("tcp")
     assert [c for c in agent if c.status == psutil.CONN_LISTEN] == []
     go.touch()
     run.wait(LONG_S)
@@ -172,7 +172,7 @@ def test_stuck_ranks_under_an_agent_are_ended_as_others_are(launch):
 def test_an_agent_that_dies_says_so(launch):
     run = launch(workloads.spin)
     wait_for_step(run, 1)
-    run.engine.launched._agent.kill()
+    run.engine.launched._process.kill()
     error = end_of(run)
     assert error.rank is None
     assert str(error).startswith("torchrun was ended by SIGKILL, and its ranks with it")
@@ -242,7 +242,7 @@ def test_an_agent_that_dies_ends_run_and_session(tmp_path):
     with labkit.Session(on=labkit.Torchrun(ranks_per_node=1, folder=tmp_path)) as session:
         run = labkit.launch(workloads.spin, False, on=session, wait=False, live=False)
         wait_for_step(run, 1)
-        session._reserve.launched._agent.kill()
+        session._reserve.launched._process.kill()
         error = end_of(run)
         assert str(error).startswith("torchrun was ended by SIGKILL")
         session.ended.wait(LONG_S)

@@ -183,14 +183,6 @@ class SlurmJob(LauncherJob):
 
     # What SLURM says of it
 
-    def ranks_have_begun(self) -> None:
-        """See where the job is."""
-        self.look()
-
-    def ranks_have_ended(self) -> None:
-        """See what SLURM makes of it."""
-        self.look()
-
     def look(self) -> None:
         """See what SLURM says of the job, now."""
         self._look_now.set()
