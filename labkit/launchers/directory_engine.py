@@ -19,6 +19,7 @@ from labkit.launchers.run_directory.files import is_missing
 from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.protocol import events
 from labkit.protocol.job import Job
+from labkit.system import require_posix
 
 LOOK_EVERY_S = 0.05
 """Time between two looks into the directory, unless a look takes long."""
@@ -111,7 +112,12 @@ class Launcher(Target):
     """Where the runs' folders are made."""
 
     def job(self, name: str, stall_s: float | None) -> LauncherJob:
-        """Return a job for one run or session; it is not started yet."""
+        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
+        require_posix(f"labkit.{type(self).__name__}")
+        return self.job_in(new_directory(self.folder, name), {"name": name, "stall_s": stall_s})
+
+    def job_in(self, directory: RunDirectory, about: dict[str, Any]) -> LauncherJob:
+        """Return a job whose files are in this directory; `about` is what is to be noted of it."""
         raise NotImplementedError
 
     def engine(self, name: str, stall_s: float | None) -> LaunchedEngine:

@@ -22,14 +22,13 @@ import psutil
 
 from labkit.engines.arguments import check_world_size, naming
 from labkit.launchers import job_events
-from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
+from labkit.launchers.directory_engine import Launcher, check_whole, runs_folder
 from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import SETTLE_S, ProcessJob, RanksSeen
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.protocol import former_names
 from labkit.rank.device import usable_gpus
 from labkit.rank.local_rendezvous import LocalRendezvous
-from labkit.system import require_posix
 
 START = "import labkit.rank.die_with_parent; from labkit.launchers.torchrun import be_agent; be_agent()"
 """The agent ends with the notebook; `torchrun` on the command line would not."""
@@ -82,11 +81,9 @@ class Torchrun(Launcher):
         self.rdzv_endpoint, self.folder = rdzv_endpoint, runs_folder(folder)
         self.world_size = nodes * ranks_per_node
 
-    def job(self, name: str, stall_s: float | None) -> TorchrunJob:
-        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
-        require_posix("labkit.Torchrun")
-        about = {"name": name, "stall_s": stall_s}
-        return TorchrunJob(self.world_size, new_directory(self.folder, name), about, self)
+    def job_in(self, directory: RunDirectory, about: dict[str, Any]) -> TorchrunJob:
+        """Return a job; its agent is not started yet."""
+        return TorchrunJob(self.world_size, directory, about, self)
 
     def arguments(self, supervisor: Path, directory: Path) -> list[str]:
         """Return torchrun's arguments, the same on every machine."""

@@ -183,7 +183,7 @@ def torchrun(folder):
 
 
 def ray(_):
-    orders = Orders("", "auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {})
+    orders = Orders("auto", 3, {"CPU": 1.0}, "STRICT_SPREAD", 0, 60.0, 30.0, {})
     ended = never_placed(orders, [{"CPU": 2.0}, {"CPU": 2.0}])
     return ended_with(JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
 

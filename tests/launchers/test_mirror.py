@@ -204,11 +204,11 @@ def told(monkeypatch):
     """What the notebook is told by the process that speaks with Ray."""
     heard = []
     monkeypatch.setattr(driver.Notebook, "__init__", lambda self: vars(self).update(_warned=set(), wants_end=Event()))
-    monkeypatch.setattr(driver.Notebook, "say", lambda self, kind, **what: heard.append((kind, what)))
+    monkeypatch.setattr(driver.Notebook, "say", lambda self, event: heard.append(event))
     return heard
 
 
-ORDERS = Orders("", "auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {})
+ORDERS = Orders("auto", 60, {"CPU": 1.0}, "PACK", 0, 60.0, 30.0, {})
 
 
 def test_which_nodes_are_taken_away_is_asked_once_a_look_however_many_there_are(monkeypatch, told):
@@ -222,7 +222,7 @@ def test_which_nodes_are_taken_away_is_asked_once_a_look_however_many_there_are(
 def test_a_ray_that_does_not_say_which_nodes_are_taken_away_is_named_once(monkeypatch, told):
     FakeRay(monkeypatch, SimpleNamespace(), looks=3)
     driver.place(ORDERS, driver.Notebook(), "")
-    (warned,) = [what["text"] for kind, what in told if kind == "warned"]
+    (warned,) = [event.text for event in told if isinstance(event, events.Warned)]
     assert warned.startswith("this version of Ray (2.99) does not say which nodes are taken away (ray._private.")
     assert "state.get_draining_nodes: AttributeError" in warned
 

@@ -205,7 +205,7 @@ def test_why_there_is_no_connection_is_said_with_what_to_do(error, said, monkeyp
 
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
     with pytest.raises(driver.CannotConnectError) as refused:
-        driver._connect(Orders("", "auto", 2, {"CPU": 1}, "PACK", 0, 0, 0, {}))
+        driver._connect(Orders("auto", 2, {"CPU": 1}, "PACK", 0, 0, 0, {}))
     assert re.search(said, str(refused.value), re.DOTALL)
 
 

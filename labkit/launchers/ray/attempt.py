@@ -166,7 +166,7 @@ class Attempt:
             self._written_s = now
             self._tell(self._side.take([]))
             if self._side.error is None:
-                self._notebook.say("warned", topic="disk", text="")
+                self._notebook.warn("disk", "")
                 held, self._held = self._held, {}
                 for rank, number in held.items():
                     self._ask(rank, number)
@@ -176,7 +176,7 @@ class Attempt:
         if not self._held:
             why = f"{error.strerror or error}"
             text = f"what the ranks write cannot be written to {self._orders.directory}: {why}. They go on, and keep it"
-            self._notebook.say("warned", topic="disk", text=text)
+            self._notebook.warn("disk", text)
         self._held[rank] = number
 
     def _receive(self) -> None:

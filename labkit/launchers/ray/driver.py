@@ -1,7 +1,7 @@
 """The process beside the notebook that speaks with Ray: connects, has the ranks placed, starts them again if need be.
 
-The notebook sends its `Orders` and then words, a line each: "end" (end the ranks), "leave" (they have ended). What it
-is told is a line of JSON each: that there is a connection or why not, where the ranks are or what they wait for, why
+The notebook sends its `Orders` and then words, a line each: "end" (end the ranks), "leave" (they have ended). It is
+sent an `Answer`, that there is a connection or why not, and then events: where the ranks are or what they wait for, why
 there are none any more. What ranks write comes into the run's directory, by `attempt`.
 """
 
@@ -18,11 +18,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from labkit.launchers import job_events
 from labkit.launchers.ray import placement
 from labkit.launchers.ray.attempt import Attempt, Ended, draining_nodes
 from labkit.launchers.ray.mirror import NotebookSide
 from labkit.launchers.ray.notebook import Notebook
-from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.orders import Answer, Orders
 from labkit.launchers.ray.working_dir import size_in_words
 
 LISTEN_S = 5.0
@@ -49,12 +50,12 @@ def main() -> NoReturn:
     try:
         address = connect(orders, notebook)
     except CannotConnectError as error:
-        notebook.say("refused", why=str(error))
+        notebook.say(Answer("", str(error)))
     else:
-        notebook.say("connected", address=address)
+        notebook.say(Answer(address))
         notebook.listen()
         if ended := carry_out(orders, notebook):
-            notebook.say("ended", rank=ended.rank, headline=ended.headline, cause=ended.cause)
+            notebook.say(job_events.JobEnded(ended.rank, ended.headline, ended.cause, "ray"))
         code = 0
         leave_ray()
     finally:
@@ -67,7 +68,7 @@ def connect(orders: Orders, notebook: Notebook) -> str:
     """Join the cluster; return its address. Raises CannotConnectError; does not take longer than was asked."""
 
     def give_up() -> None:
-        notebook.say("refused", why=f"it has not answered within connect_s={orders.connect_s:g} s")
+        notebook.say(Answer("", f"it has not answered within connect_s={orders.connect_s:g} s"))
         os._exit(1)
 
     late = threading.Timer(orders.connect_s, give_up)

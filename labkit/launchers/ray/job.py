@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import shutil
@@ -14,9 +13,8 @@ from typing import Any
 from labkit.launchers import job_events
 from labkit.launchers.environments import without_launchers
 from labkit.launchers.launcher_job import LEAVE_S, ProcessJob, RanksSeen
-from labkit.launchers.ray.orders import Orders
+from labkit.launchers.ray.orders import Answer, Orders
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.protocol import events
 from labkit.protocol.pages import help_hint
 
 START = "import labkit.rank.die_with_parent; from labkit.launchers.ray.driver import main; main()"
@@ -44,20 +42,22 @@ class RayJob(ProcessJob):
 
     def submit(self) -> dict[str, Any]:
         """Start the driver and wait until it is in the cluster. Raises RuntimeError with why it is not."""
-        orders = self._orders._replace(supervisor=str(self.supervisor.relative_to(PACKAGE)))
+        orders = self._orders._replace(
+            directory=str(self.directory.path), supervisor=str(self.supervisor.relative_to(PACKAGE))
+        )
         path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
         self.start_process(["-c", START], {**without_launchers(os.environ), "PYTHONPATH": path}, talks=True)
         self._send(pickle.dumps(orders))
-        first = self._next_word()
-        if first.get("kind") != "connected":
+        answer: Answer | None = self._next()
+        if answer is None or not answer.address:
             self.kill()
             self.close()
-            why = first.get("why") or f"the process that connects to it has ended. {self.what_it_wrote()}"
+            why = answer.why_not if answer else f"the process that connects to it has ended. {self.what_it_wrote()}"
             shutil.rmtree(self.directory.path, ignore_errors=True)
             raise RuntimeError(f"the ranks cannot be given to Ray at {orders.address!r}: {why}\n{help_hint('ray')}")
         self._listener = threading.Thread(target=self._listen, name="labkit-ray", daemon=True)
         self._listener.start()
-        return {"driver": self.process.pid, "address": first["address"]}
+        return {"driver": self.process.pid, "address": answer.address}
 
     def _send(self, words: bytes) -> None:
         assert self.process.stdin is not None
@@ -65,25 +65,23 @@ class RayJob(ProcessJob):
             self.process.stdin.write(words)
             self.process.stdin.flush()
 
-    def _next_word(self) -> dict[str, Any]:
-        """Return what the driver says next; nothing once it has ended."""
+    def _next(self) -> Any:
+        """Return what the driver says next; None once it has ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with contextlib.suppress(ValueError):  # a line that a library has printed
-                found = json.loads(line)
-                if isinstance(found, dict) and "kind" in found:
-                    return found
-        return {}
+            # Others are what a site has Python print as it starts; the last may be cut.
+            with contextlib.suppress(ValueError, EOFError, pickle.UnpicklingError):
+                return pickle.loads(bytes.fromhex(line.decode()))
+        return None
 
     def _listen(self) -> None:
-        while word := self._next_word():
-            if word["kind"] == "notice":
-                self._notice = word["text"]
-                self.emit(job_events.Notice(-1, word["text"], queued=word["queued"]))
-            elif word["kind"] == "warned":
-                self.emit(events.Warned(-1, word["topic"], word["text"]))
-            elif word["kind"] == "ended":
-                self._ended = job_events.JobEnded(word["rank"], word["headline"], word["cause"], "ray")
+        while (event := self._next()) is not None:
+            if isinstance(event, job_events.JobEnded):
+                self._ended = event
+                continue
+            if isinstance(event, job_events.Notice):
+                self._notice = event.text
+            self.emit(event)
         self.process.wait()
         if self._late is not None:
             self._late.cancel()

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.engines.arguments import naming
-from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
+from labkit.launchers.directory_engine import Launcher, check_whole, runs_folder
 from labkit.launchers.ray.job import RayJob
 from labkit.launchers.ray.orders import Orders
 from labkit.launchers.ray.placement import STRATEGIES
 from labkit.launchers.ray.working_dir import without_runs
-from labkit.system import require_posix
+from labkit.launchers.run_directory.directory import RunDirectory
 
 
 class Ray(Launcher):
@@ -77,37 +77,22 @@ class Ray(Launcher):
             for name, amount in each.items():
                 if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
                     raise ValueError(f"a rank takes a number of {name} that is at least 0, got {amount!r}")
-            self.each = {name: amount for name, amount in each.items() if amount}
-            """What each rank takes, by Ray's names."""
-            if not self.each:
+            each = {name: amount for name, amount in each.items() if amount}
+            if not each:
                 raise ValueError(
                     "a rank takes nothing, so Ray cannot place it; give cpus_per_rank, gpus_per_rank or both"
                 )
             for what, wait_s in {"grow_s": grow_s, "connect_s": connect_s}.items():
                 if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or wait_s < 0:
                     raise ValueError(f"{what} is a number of seconds that is at least 0, got {wait_s!r}")
-        self.address, self.placement, self.max_restarts = address, placement, max_restarts
-        self.grow_s, self.connect_s = grow_s, connect_s
-        self.folder = runs_folder(folder)
-        self.runtime_env = without_runs(runtime_env or {}, self.folder)
-        self.world_size = world_size
+        self.world_size, self.folder = world_size, runs_folder(folder)
+        runtime_env = without_runs(runtime_env or {}, self.folder)
+        self.orders = Orders(address, world_size, each, placement, max_restarts, grow_s, connect_s, runtime_env)
 
-    def job(self, name: str, stall_s: float | None) -> RayJob:
-        """Return a job for one run or session; it is not started yet. Raises OSError on Windows."""
-        require_posix("labkit.Ray")
-        directory = new_directory(self.folder, name)
-        orders = Orders(
-            str(directory.path),
-            self.address,
-            self.world_size,
-            self.each,
-            self.placement,
-            self.max_restarts,
-            self.grow_s,
-            self.connect_s,
-            self.runtime_env,
-        )
-        return RayJob(orders, directory, {"name": name, "stall_s": stall_s})
+    def job_in(self, directory: RunDirectory, about: dict[str, Any]) -> RayJob:
+        """Return a job; its driver is not started yet."""
+        return RayJob(self.orders, directory, about)
 
     def __repr__(self) -> str:
-        return f"Ray(address={self.address!r}, world_size={self.world_size}, max_restarts={self.max_restarts})"
+        orders = self.orders
+        return f"Ray(address={orders.address!r}, world_size={self.world_size}, max_restarts={orders.max_restarts})"

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.engines.arguments import naming
-from labkit.launchers.directory_engine import Launcher, check_whole, new_directory, runs_folder
+from labkit.launchers.directory_engine import Launcher, check_whole, runs_folder
+from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.slurm import options as sbatch
 from labkit.launchers.slurm.job import SlurmJob
-from labkit.system import require_posix
 
 
 class Slurm(Launcher):
@@ -71,11 +71,9 @@ class Slurm(Launcher):
         self.nodes, self.ranks_per_node, self.world_size = nodes, ranks_per_node, nodes * ranks_per_node
         self.setup, self.python = setup, python
 
-    def job(self, name: str, stall_s: float | None) -> SlurmJob:
-        """Return a job for one run or session; it is not submitted yet. Raises OSError on Windows."""
-        require_posix("labkit.Slurm")
-        about = {"name": name, "stall_s": stall_s}
-        return SlurmJob(self.world_size, new_directory(self.folder, name), about, self.python, self.script)
+    def job_in(self, directory: RunDirectory, about: dict[str, Any]) -> SlurmJob:
+        """Return a job; it is not submitted yet."""
+        return SlurmJob(self.world_size, directory, about, self.python, self.script)
 
     def script(self, command: Sequence[str], name: str, output: str, before: str = "") -> str:
         """Return the batch script that runs a command as every rank, as text.
