@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 from labkit.launchers.environments import RankVariables, launcher_here
 from labkit.launchers.run_directory.files import Folder, append, clock_off_s, free_reserve
+from labkit.launchers.run_directory.growing import Lines
 from labkit.launchers.run_directory.private import private
 from labkit.rank.private_folder import remove_of
 from labkit.system import host
@@ -86,7 +87,7 @@ class Supervisor:
     def __init__(self, directory: Path, rank: str, signals: list[int]) -> None:
         self._directory, self._rank, self._signals = directory, rank, signals
         self._launcher = launcher_here()
-        self._requests, self._folder = Requests(directory), Folder(directory)
+        self._asked, self._folder = Lines(directory / "asked"), Folder(directory)
         self._was_ended = self._was_asked = False
         """Whether the rank was ended from here; was asked to stop because the launcher takes the machine away."""
         self._child = self._start()
@@ -99,7 +100,7 @@ class Supervisor:
         signal.set_wakeup_fd(mine)
         host.watch_children()  # a rank's end is noticed at once
         while True:
-            self._obey(self._requests.new())
+            self._obey(b" ".join(self._asked.new()).decode(errors="replace").split())
             if self._folder.look(self._outputs()) and not self._was_ended:
                 print(f"rank {self._rank}: {self._folder.gone_in_words}; the rank is ended", flush=True)
                 self._end()
@@ -113,7 +114,7 @@ class Supervisor:
 
     def _start(self) -> Child:
         self._attempt = claim_attempt(self._directory, self._rank, self._launcher)
-        self._requests.skip()
+        self._asked.skip()
         base = self._directory / "ranks" / f"{self._rank}.{self._attempt}"
         arguments = [str(self._directory), self._rank, str(self._attempt)]
         return Child(base, "labkit.launchers.rank_entry", arguments)
@@ -225,30 +226,6 @@ def stay_for_the_launcher() -> None:
         if answer.split() != ["RUNNING"]:
             return
         time.sleep(STATE_EVERY_S)
-
-
-class Requests:
-    """What the notebook asks, a word a line."""
-
-    def __init__(self, directory: Path) -> None:
-        self._asked = directory / "asked"
-        self._read_bytes = 0
-
-    def skip(self) -> None:
-        """Pass over what has been asked so far."""
-        self._read_bytes = self._asked.stat().st_size
-
-    def new(self) -> list[str]:
-        """Return the words since the last look."""
-        try:
-            with open(self._asked, "rb") as file:
-                file.seek(self._read_bytes)
-                words = file.read()
-        except OSError:  # over a network not just now
-            return []
-        words = words[: words.rfind(b"\n") + 1]
-        self._read_bytes += len(words)
-        return words.decode(errors="replace").split()
 
 
 class Child:

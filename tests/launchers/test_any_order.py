@@ -107,7 +107,7 @@ def test_records_come_whole_whatever_lies_between_them_and_whenever_one_looks(fo
     data = b"".join(line_of(each) if not isinstance(each, bytes) else each for each in written)
     looks, found = DirectoryReader(directory), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("labkit.launchers.run_directory.reader.BLOCK_BYTES", block)
+        patch.setattr("labkit.launchers.run_directory.growing.BLOCK_BYTES", block)
         with open(directory.file(1, 0, "records"), "ab", buffering=0) as file:
             for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
                 file.write(data[start:end])

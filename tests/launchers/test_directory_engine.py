@@ -55,7 +55,7 @@ def test_values_that_are_no_numbers_come_too(directory):
 
 
 def test_what_a_rank_printed_comes_before_what_it_then_reported_and_all_of_it_before_its_end(directory, monkeypatch):
-    monkeypatch.setattr("labkit.launchers.run_directory.reader.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("labkit.launchers.run_directory.growing.BLOCK_BYTES", 1000)
     rank, reader = Rank(directory, 0), DirectoryReader(directory)
     rank.print("ä" * 2000)
     rank.send(events.Started(0))

@@ -28,7 +28,7 @@ from labkit.launchers.environments import TorchrunVariables
 from labkit.launchers.ray import mirror
 from labkit.launchers.ray.mirror import NotebookSide, RankSide
 from labkit.launchers.run_directory import directory as run_directory
-from labkit.launchers.run_directory import files, reader, sender
+from labkit.launchers.run_directory import files, growing, reader, sender
 from labkit.launchers.run_directory.directory import RunDirectory
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
@@ -38,7 +38,7 @@ from tests.support.fake_engine import a_job
 from tests.support.tiers import few
 
 PACKAGE = str(Path(labkit.__file__).parent)
-MODULES = [directory_engine, files, mirror, reader, run_directory, sender, supervisor]
+MODULES = [directory_engine, files, growing, mirror, reader, run_directory, sender, supervisor]
 
 ENDS_S = 5.0
 """From a fault to the end of the run, besides what a machine that is busy takes."""
@@ -204,7 +204,7 @@ class OnThreads(Launcher):
             if not supervisor.is_seen(path, str(rank)):
                 return
             attempt = supervisor.claim_attempt(path, str(rank), TorchrunVariables())
-            asked, folder = supervisor.Requests(path), files.Folder(path)
+            asked, folder = growing.Lines(path / "asked"), files.Folder(path)
             asked.skip()
         except OSError as error:
             supervisor.cannot_write(path, str(rank), error)
@@ -277,7 +277,7 @@ def quick(monkeypatch):
     for module, name, value in (
         (mirror, "UNREADABLE_S", 0.3),
         (reader, "SEEN_LATE_S", 0.3),
-        (reader, "LINE_S", 0.3),
+        (growing, "LINE_S", 0.3),
         (reader, "UNREADABLE_S", 0.3),
         (sender, "RETRY_S", 0.02),
         (sender, "SETTLED_S", 0.05),

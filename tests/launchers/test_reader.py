@@ -12,9 +12,10 @@ import cloudpickle
 import pytest
 
 from labkit.launchers.run_directory import directory as run_directory
-from labkit.launchers.run_directory import files, reader
+from labkit.launchers.run_directory import files, growing, reader
 from labkit.launchers.run_directory.directory import RunDirectory
-from labkit.launchers.run_directory.reader import DirectoryReader, Lines
+from labkit.launchers.run_directory.growing import Lines
+from labkit.launchers.run_directory.reader import DirectoryReader
 from labkit.launchers.run_directory.records import decoded, encoded
 from labkit.launchers.run_directory.sender import FileSender
 from labkit.protocol import events
@@ -90,7 +91,7 @@ def test_a_record_names_no_file_but_a_ranks(name):
 
 
 def test_to_read_a_long_line_takes_no_longer_by_the_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(growing, "BLOCK_BYTES", 1 << 14)
 
     def seconds(blocks):
         (tmp_path / "file").write_bytes(bytes(blocks << 14) + b"\n")
@@ -138,7 +139,7 @@ def test_no_run_is_settled_while_a_line_is_not_whole(launched):
 
 
 def test_a_line_that_is_never_whole_does_not_keep_a_run_from_its_end(launched, monkeypatch):
-    monkeypatch.setattr(reader, "LINE_S", 0.2)
+    monkeypatch.setattr(growing, "LINE_S", 0.2)
     engine, directory = launched()
     with Rank(directory, 0).files[0].open("ab") as file:
         file.write(b'["Log", 0')
@@ -149,7 +150,7 @@ def test_a_line_that_is_never_whole_does_not_keep_a_run_from_its_end(launched, m
 
 
 def test_no_run_is_settled_while_a_file_still_grows(launched, monkeypatch):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(growing, "BLOCK_BYTES", 1000)
     engine, directory = launched()
     rank = Rank(directory, 0)
     for step in range(300):
