@@ -87,13 +87,15 @@ class Torchrun(Launcher):
 
     def arguments(self, supervisor: Path, directory: Path) -> list[str]:
         """Return torchrun's arguments, the same on every machine."""
+        meeting = [f"--rdzv-backend={ONE_MACHINE}"]
+        if self.nodes > 1:
+            meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={self.rdzv_endpoint}"]
         return [
             f"--nnodes={self.nodes}",
             f"--nproc-per-node={self.ranks_per_node}",
             f"--max-restarts={self.max_restarts}",
             "--monitor-interval=0.1",
-            *([f"--rdzv-backend={ONE_MACHINE}"] if self.nodes == 1 else ["--rdzv-backend=c10d"]),
-            *([] if self.nodes == 1 else [f"--rdzv-endpoint={self.rdzv_endpoint}"]),
+            *meeting,
             f"--rdzv-id={directory.name}",
             f"--log-dir={directory / 'torchrun'}",
             str(supervisor),

@@ -50,7 +50,7 @@ OUTSIDE_S = 30.0
 """How long the launcher may take to say why it has ended a rank."""
 
 
-class ClusterReserve:
+class ClusterReserve(Processes):
     """Ranks that a launcher has started. The supervisor of one that has ended starts a new process in its place.
 
     That one job at a time is on the ranks is the session's to see to.
@@ -62,17 +62,15 @@ class ClusterReserve:
     """The first rank's supervisor does, also when there is no notebook."""
 
     def __init__(self, launched: LauncherJob, known: list[int]) -> None:
+        super().__init__(SessionDirectory(launched.directory.path), known)
         self.launched, self.world_size = launched, launched.world_size
-        self.directory = SessionDirectory(launched.directory.path)
-        self.processes = Processes(self.directory, known)
-        self._lock = self.processes.lock
         self.notice, self.waits = "", False
         """What the launcher says, and whether it has no machines for the ranks just now."""
         self._have_begun = False
         self.ready_s = float("inf")
         """When all ranks had been started and were ready, as `time.monotonic()`; infinite before."""
         self._engine: JobEngine | None = None
-        self._newest = 0
+        self._newest_job = 0
         """The last job that this notebook knows of."""
         self._is_closed = threading.Event()
         self._when_over: Callable[[str], None] = lambda why: None
@@ -140,7 +138,7 @@ class ClusterReserve:
         with self._lock:
             if self._is_closed.is_set():
                 raise RuntimeError(f"these ranks are closed; make a new labkit.Session\n{help_hint('session')}")
-            self._engine, self._newest = engine, engine.number
+            self._engine, self._newest_job = engine, engine.number
 
     def give_back(self, engine: JobEngine) -> None:
         """Take the ranks back from a job."""
@@ -151,40 +149,27 @@ class ClusterReserve:
     @property
     def were_used_elsewhere(self) -> bool:
         """Whether another notebook has used the ranks since this one did."""
-        return self.directory.newest_job() != self._newest
+        return self.directory.newest_job() != self._newest_job
 
     # Which process a rank is
-
-    @property
-    def incarnations(self) -> list[int]:
-        """The number of each rank's process; of one that has ended, its successor's."""
-        return self.processes.incarnations()
 
     def has(self, rank: int, incarnation: int) -> bool:
         """Whether a rank's process is still this one."""
         return self.incarnations[rank] == incarnation
 
-    def exit_code(self, rank: int) -> int:
-        """Return how the process of a rank ended that was the last to end there."""
-        return self.processes.exit_code(rank)
-
     def replace(self) -> None:
         """Do nothing: the supervisors do it."""
-
-    def take_replaced(self) -> list[Replaced]:
-        """Return the ranks that are new since this was last called."""
-        return self.processes.take_replaced()
 
     @property
     def pids(self) -> list[int]:
         """Process ids by rank, each on its node; none once they are gone."""
-        return [] if self._is_closed.is_set() else [process.pid for process in self.processes.now()]
+        return [] if self._is_closed.is_set() else [process.pid for process in self.now()]
 
     @property
     def pids_here(self) -> dict[int, int]:
         """Process ids, by rank, of those that are on this machine."""
         here = host.node()
-        now = [] if self._is_closed.is_set() else self.processes.now()
+        now = [] if self._is_closed.is_set() else self.now()
         return {rank: process.pid for rank, process in enumerate(now) if process.node == here}
 
     def ranks(self) -> list[ReservedRank]:
@@ -197,15 +182,15 @@ class ClusterReserve:
                     rank,
                     self._state(rank),
                     f"{process.node}, process {process.pid}" if process.node and not self.waits else "",
-                    note=self.processes.notes[rank],
+                    note=self.notes[rank],
                 )
-                for rank, process in enumerate(self.processes.now())
+                for rank, process in enumerate(self.now())
             ]
 
     def _state(self, rank: int) -> str:
         if self.waits:
             return "queued"
-        return "idle" if self.processes.is_idle(rank) else "starting"
+        return "idle" if self.is_idle(rank) else "starting"
 
     def notices(self) -> list[str]:
         """Return what else there is to say of the ranks: the launcher's job, and how long it may stay."""
@@ -226,7 +211,7 @@ class ClusterReserve:
 
     def _look_whether_ready(self) -> None:
         with self._lock:
-            has_begun = self.processes.have_begun()
+            has_begun = self.have_begun()
             states = {self._state(rank) for rank in range(self.world_size)}
         if has_begun and not self._have_begun:
             self._have_begun = True
@@ -242,11 +227,11 @@ class ClusterReserve:
             self.notice, self.waits = event.text, event.queued
             with self._lock:
                 engine = self._engine
-                lost = begins_to_wait and any(process.number >= 0 for process in self.processes.now())
+                lost = begins_to_wait and any(process.number >= 0 for process in self.now())
             if lost:
                 self.ready_s = float("inf")
                 ended = self.launched.interruption()
-                self.processes.lose(range(self.world_size), ended.headline)
+                self.lose(range(self.world_size), ended.headline)
                 if engine is not None:
                     engine.ending = ended
             elif engine is not None:
@@ -255,7 +240,7 @@ class ClusterReserve:
     def _end(self) -> None:
         """Have it known that the launcher has done with the ranks, and why."""
         with self._lock:
-            processes, engine = self.processes.now(), self._engine
+            processes, engine = self.now(), self._engine
         never = [rank for rank, process in enumerate(processes) if process.number < 0]
         seen = RanksSeen({}, never, set(range(self.world_size)) - set(never))
         ended = self.launched.ending(seen) or job_events.JobEnded(
@@ -271,7 +256,7 @@ class ClusterReserve:
         elif self.directory.was_asked_to("leave"):
             why = "they were closed"
             ended = job_events.JobEnded(-1, f"the ranks are gone: {why}", "", "session")
-        elif dead := self.processes.dead_before_ready():
+        elif dead := self.dead_before_ready():
             why = dead
             ended = job_events.JobEnded(-1, dead, ended.headline, "session")
         if engine is not None:
@@ -300,13 +285,13 @@ class ClusterReserve:
 
     def _leave(self) -> bool:
         """Have the ranks leave, which ends the launcher's job; return whether they have."""
-        if self.waits or self.processes.have_ended():
+        if self.waits or self.have_ended():
             return False  # nobody is there to receive it, but others may come
         with contextlib.suppress(OSError):
             self.directory.ask("leave")
         deadline = time.monotonic() + LEAVE_S
         while time.monotonic() < deadline:
-            if self.launched.is_over or self.processes.have_ended():
+            if self.launched.is_over or self.have_ended():
                 return True
             time.sleep(0.02)
         return False
@@ -504,9 +489,8 @@ class JobEngine(DirectoryEngine):
 
     def _no_answer(self, missing: list[int]) -> job_events.JobEnded:
         """Say that nobody answers for some ranks, whose nodes then count as lost."""
-        processes = self._reserve.processes
-        nodes = ", ".join(dict.fromkeys(processes.node(rank) or "a node not known yet" for rank in missing))
-        processes.lose(missing, f"{nodes} did not answer")
+        nodes = ", ".join(dict.fromkeys(self._reserve.node(rank) or "a node not known yet" for rank in missing))
+        self._reserve.lose(missing, f"{nodes} did not answer")
         self._reserve.launched.look()
         return job_events.JobEnded(
             -1,

@@ -35,8 +35,8 @@ class Processes:
     """
 
     def __init__(self, directory: SessionDirectory, known: list[int]) -> None:
-        self._directory = directory
-        self.lock = threading.RLock()
+        self.directory = directory
+        self._lock = threading.RLock()
         self._known = known
         """The number of each rank's process that the session knows of."""
         self.notes: list[str] = [""] * len(known)
@@ -49,21 +49,22 @@ class Processes:
 
     def now(self) -> list[Process]:
         """Return the newest process of each rank, whether it has ended or not."""
-        with self.lock:
+        with self._lock:
             numbers = [-1] * len(self._newest)
             with contextlib.suppress(OSError):
-                for file in self._directory.ranks.glob("*.records"):
+                for file in self.directory.ranks.glob("*.records"):
                     whose, count, _ = file.name.split(".")
                     numbers[int(whose)] = max(numbers[int(whose)], int(count))
             for rank, number in enumerate(numbers):
                 seen = self._newest[rank]
                 if number >= 0 and (number > seen.number or seen.exit_code is None):
-                    self._newest[rank] = read_process(self._directory, rank, number)
+                    self._newest[rank] = read_process(self.directory, rank, number)
             return list(self._newest)
 
+    @property
     def incarnations(self) -> list[int]:
-        """Return the number of each rank's process; of one that has ended, its successor's."""
-        with self.lock:
+        """The number of each rank's process; of one that has ended, its successor's."""
+        with self._lock:
             return [
                 max(least, process.number + (process.exit_code is not None))
                 for least, process in zip(self._least, self.now(), strict=True)
@@ -90,19 +91,19 @@ class Processes:
         """Return how the process of a rank ended that was the last to end there."""
         last = self.now()[rank]
         if last.exit_code is None and last.number > 0:
-            last = read_process(self._directory, rank, last.number - 1)
+            last = read_process(self.directory, rank, last.number - 1)
         return -9 if last.exit_code is None else last.exit_code
 
     def take_replaced(self) -> list[Replaced]:
         """Return the ranks that are new since this was last called."""
         found = []
-        with self.lock:
-            for rank, number in enumerate(self.incarnations()):
+        with self._lock:
+            for rank, number in enumerate(self.incarnations):
                 if number == self._known[rank]:
                     continue
                 before = self._newest[rank]
                 if before.number == number:
-                    before = read_process(self._directory, rank, number - 1)
+                    before = read_process(self.directory, rank, number - 1)
                 how = self._why_new
                 if not how and not before.was_ended and before.exit_code is not None:
                     how = in_words(before.exit_code)
@@ -114,7 +115,7 @@ class Processes:
 
     def lose(self, ranks: Sequence[int], why: str) -> None:
         """Count the processes of ranks as gone, though nobody has seen them end."""
-        with self.lock:
+        with self._lock:
             newest = self.now()
             self._why_new = why
             for rank in ranks:
@@ -124,7 +125,7 @@ class Processes:
         """Return which rank could not start, and what it wrote; "" if none failed so."""
         for rank, process in enumerate(self.now()):
             if process.exit_code is not None and not process.is_ready and not process.was_ended:
-                file = self._directory.file(rank, process.number, "out")
+                file = self.directory.file(rank, process.number, "out")
                 output = file.read_text(errors="replace", encoding="utf-8").strip()
                 how = in_words(process.exit_code)
                 return f"rank {rank} died ({how}) before it was ready; it wrote: {output[-2000:] or 'nothing'}"

@@ -56,7 +56,7 @@ def asked_for(rank: Resources, world_size: int, strategy: str) -> str:
     return f"{world_size} rank{'s, each' if world_size > 1 else ''} with {each}{how}"
 
 
-def there_is(nodes: Sequence[Resources], rank: Resources, what: str = "") -> str:
+def there_is(nodes: Sequence[Resources], rank: Resources) -> str:
     """Return in words what nodes have of what a rank takes: "4 CPU and 2 GPU on 2 nodes"."""
     sums = (f"{sum(node.get(name, 0) for node in nodes):g} {name}" for name in rank)
-    return f"{' and '.join(sums)}{what} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
+    return f"{' and '.join(sums)} on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
