@@ -17,10 +17,10 @@ import torch.distributed as dist
 RENDEZVOUS_S = 300.0
 """How long ranks of several machines wait for each other."""
 
+RENDEZVOUS = timedelta(seconds=RENDEZVOUS_S)
 
-def open_store(
-    world_size: int, host: str = "127.0.0.1", port: int = 0, timeout_s: float = RENDEZVOUS_S
-) -> dist.TCPStore:
+
+def open_store(world_size: int, host: str = "127.0.0.1", port: int = 0) -> dist.TCPStore:
     """Open a store on this machine: at `host` alone if that is an address, else on every interface."""
     listener = listen(host, port, max(128, 2 * world_size))
     return dist.TCPStore(
@@ -30,13 +30,13 @@ def open_store(
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),  # by itself the store would listen on every interface
-        timeout=timedelta(seconds=timeout_s),
+        timeout=RENDEZVOUS,
     )
 
 
-def join_store(host: str, port: int, world_size: int, timeout_s: float = RENDEZVOUS_S) -> dist.TCPStore:
+def join_store(host: str, port: int, world_size: int) -> dist.TCPStore:
     """Return the store that was opened there. Raises torch's DistStoreError if nobody answers in time."""
-    return dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=timeout_s))
+    return dist.TCPStore(host, port, world_size, is_master=False, timeout=RENDEZVOUS)
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:

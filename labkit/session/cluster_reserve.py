@@ -353,7 +353,7 @@ class JobEngine(DirectoryEngine):
             self._emit_who_is_absent()
         except BaseException:
             self.kill()  # interrupted, perhaps when the ranks had it: nobody would follow them
-            self._give_back()
+            self.close()
             raise
 
     def follow(self) -> None:
@@ -422,9 +422,6 @@ class JobEngine(DirectoryEngine):
 
     def close(self) -> None:
         """Give the ranks back."""
-        self._give_back()
-
-    def _give_back(self) -> None:
         self._reserve.give_back(self)
         self._turn.give_back(self)
         self.closed.set()

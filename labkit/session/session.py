@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from labkit.engines.arguments import naming
+from labkit.engines.arguments import (
+    check_backend,
+    check_device,
+    check_seconds,
+    check_world_size,
+    naming,
+    ranks_on,
+)
 from labkit.engines.base import Engine, Target
 from labkit.monitor.active_runs import run_of
 from labkit.protocol import former_names
@@ -93,8 +100,6 @@ class Session(Target):
         device: str | None = None,
         pg_timeout_s: float | None = None,
     ) -> None:
-        from labkit.engines.arguments import check_backend, check_device, check_seconds, check_world_size, ranks_on
-
         with naming("bad_argument"):
             if isinstance(on, Session):
                 raise TypeError(

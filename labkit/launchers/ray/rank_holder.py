@@ -88,13 +88,12 @@ class RankHolder:
     def _mind(self, command: list[str], environment: dict[str, str], started: threading.Event) -> None:
         try:
             with open(self._directory / "supervisor.out", "ab", opener=private) as output:
-                process = subprocess.Popen(
+                self._process = subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
-            self._process = process
         finally:
             started.set()
-        process.wait()
+        self._process.wait()
 
     def news(self, number: int, now_s: float) -> Update:
         """Return what the rank has written since the answer before this number; wait a while for it.
