@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from labkit.failures.grouping import alike, rank_list
 from labkit.failures.stacks import plural
 from labkit.rank.recorder import Collectives
@@ -19,10 +21,6 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 
 SAME_ORDER = "use groups in the same order on every rank"
 """What to do if ranks wait for each other in different groups."""
-
-BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4}
-BYTES |= dict.fromkeys(("float16", "bfloat16", "int16"), 2)
-"""The size of an element; all other types have 1."""
 
 
 class Call(NamedTuple):
@@ -341,7 +339,7 @@ def content(shapes: tuple[tuple[int, ...], ...], dtype: str) -> str:
     """Return tensors in words: "float32 [3, 5]", "4 MiB float32 [1024, 1024]", "2 tensors, 4 MiB float32"."""
     if not shapes:
         return ""
-    size = sum(math.prod(shape) for shape in shapes) * BYTES.get(dtype, 1)
+    size = sum(math.prod(shape) for shape in shapes) * getattr(torch, dtype, torch.uint8).itemsize
     large = next((f"{size / unit:.3g} {name} " for unit, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= unit), "")
     shape = f" {list(shapes[0])}" if len(shapes) == 1 else ""
     return f"{f'{len(shapes)} tensors, ' if len(shapes) > 1 else ''}{large}{dtype}{shape}"

@@ -77,7 +77,7 @@ class Follower:
 
     def take(self, event: events.Event) -> None:
         """Note one event."""
-        self._observers.take(event)
+        self._observers.tell(lambda each: each.take(event))
         if (deadlock := self._begun_stop()) is not None:
             deadlock.take(event, time.monotonic())
         since_launch_s, ended_by_us = self._run.elapsed_s, False
@@ -177,7 +177,7 @@ class Follower:
                     self._end_the_silent(self._stall_s, now_s)
                 return
         with self._run.lock:
-            self._observers.look(now_s - state.progress_s)
+            self._observers.tell(lambda each: each.look(now_s - state.progress_s))
 
     def _end_the_silent(self, stall_s: float, now_s: float) -> None:
         """End ranks that have been silent for too long, once those have heard that ask them why."""
@@ -228,5 +228,5 @@ class Follower:
             rank.last_step = self._state.recorded.progress(rank.rank).last_step
             rank.ended_by_us = rank.ended_by_us or self._engine.killed(rank.rank)
         facts: list[RankFacts] = list(self._state.ranks)
-        self._observers.add_facts(facts)
+        self._observers.tell(lambda each: each.add_facts(facts))
         return facts

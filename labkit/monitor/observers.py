@@ -87,20 +87,10 @@ class Observers(list[RunObserver]):
             job = self.ask(observer, functools.partial(_begin, job), job)
         return job
 
-    def take(self, event: events.Event) -> None:
-        """Tell them of an event."""
+    def tell(self, call: Callable[[RunObserver], object]) -> None:
+        """Call a method of each."""
         for observer in self.copy():
-            self.ask(observer, lambda each: each.take(event), None)
-
-    def look(self, silent_s: float) -> None:
-        """Call them, as is done periodically."""
-        for observer in self.copy():
-            self.ask(observer, lambda each: each.look(silent_s), None)
-
-    def add_facts(self, ranks: list[RankFacts]) -> None:
-        """Have them fill in what they know of ranks that have failed."""
-        for observer in self.copy():
-            self.ask(observer, lambda each: each.add_facts(ranks), None)
+            self.ask(observer, call, None)
 
 
 def _begin(job: Job, observer: RunObserver) -> Job:

@@ -1,9 +1,12 @@
-"""What a rank prints, kept within bounds."""
+"""What ranks print, kept within bounds, and words looked for in it."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from labkit.failures.grouping import alike
 from labkit.protocol.text import printable
 
 LINES_KEPT = 10_000
@@ -66,3 +69,19 @@ class RankOutput:
 def _after_carriage_returns(line: str) -> str:
     """What a terminal would show of a line that a progress bar has rewritten."""
     return line.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+class Found(NamedTuple):
+    """A line that was looked for."""
+
+    line: str
+    ranks: list[int]
+    """Which have printed it."""
+
+
+def search(outputs: Iterable[RankOutput], words: str) -> list[Found]:
+    """Return the lines of each rank's output with these words in them, in any case; those of the fewest ranks first."""
+    wanted = words.lower()
+    lines = (dict.fromkeys(line for line in output.lines() if wanted in line.lower()) for output in outputs)
+    ranks = alike((line, rank) for rank, found in enumerate(lines) for line in found)
+    return sorted((Found(*each) for each in ranks.items()), key=lambda found: len(found.ranks))

@@ -14,8 +14,8 @@ from labkit.failures.facts import Diagnosis, RankFacts
 from labkit.failures.frames import frames_of
 from labkit.failures.stacks import Stacks
 from labkit.monitor.history import History, Progress
-from labkit.monitor.results import load_again
-from labkit.monitor.searching import Found, search
+from labkit.monitor.output import Found, search
+from labkit.monitor.results import UnloadedResult
 from labkit.monitor.state import RunState
 from labkit.protocol import events
 from labkit.protocol.job import Cell
@@ -137,7 +137,20 @@ class RunRecord:
 
         Raises what loading raises, with the first such rank noted; the others are loaded nevertheless.
         """
-        load_again(self._state.ranks, self.lock)
+        failed: BaseException | None = None
+        for rank in self._state.ranks:
+            if not isinstance(unloaded := rank.result, UnloadedResult):
+                continue
+            try:
+                result = unloaded.load()
+            except (Exception, SystemExit) as error:
+                error.add_note(f"raised as rank {unloaded.rank}'s result was loaded in the notebook")
+                failed = failed or error
+                continue
+            with self.lock:
+                rank.result = result
+        if failed is not None:
+            raise failed
         return self.results
 
     @property

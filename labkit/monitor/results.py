@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 from labkit.protocol.pickling import Message, loads
@@ -63,27 +62,6 @@ def load(rank: int, blob: Message | bytes, missing: Callable[[str], Any] | None 
         return loads(blob, missing=missing)
     except (Exception, SystemExit) as error:  # importing what it needs may end in either
         return UnloadedResult(rank, blob, error.with_traceback(None), missing)
-
-
-def load_again(ranks: Iterable[Any], lock: AbstractContextManager[Any]) -> None:
-    """Load the results of these `RankState`s that could not be loaded before. Raises what the first raises that fails.
-
-    `lock` is held while a result takes its place, and not while it is loaded.
-    """
-    failed: BaseException | None = None
-    for rank in ranks:
-        if not isinstance(unloaded := rank.result, UnloadedResult):
-            continue
-        try:
-            result = unloaded.load()
-        except (Exception, SystemExit) as error:
-            error.add_note(f"raised as rank {unloaded.rank}'s result was loaded in the notebook")
-            failed = failed or error
-            continue
-        with lock:
-            rank.result = result
-    if failed is not None:
-        raise failed
 
 
 def megabytes(size: int) -> str:

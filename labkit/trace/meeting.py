@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from labkit.trace.intervals import Intervals, intersect, length, subtract, union
+from labkit.trace.intervals import Intervals, allot, length, union
 from labkit.trace.records import TRANSFER, WAITING, Call, RankTrace
 
 ONE_SIDED = ("send", "recv")
@@ -104,23 +104,8 @@ class RankTime:
         Loading comes first, then what is computed; only what neither covers is waiting or transfer, and then the part
         of the step that is going on, in which Python is at work. What is left is "other".
         """
-        left = [span]
-        found: dict[str, Intervals] = {}
-
-        def take(part: str, when: Intervals) -> None:
-            nonlocal left
-            found[part] = union([*found.get(part, []), *intersect(left, when)])
-            left = subtract(left, when)
-
-        take("data", self.loading)
-        for part, when in self._computed.items():
-            take(part, when)
-        take(WAITING, self.waiting)
-        take(TRANSFER, self.transfer)
-        for part, when in self._phases.items():
-            take(part, when)
-        found["other"] = union([*found.get("other", []), *left])
-        return found
+        own = (("data", self.loading), *self._computed.items(), (WAITING, self.waiting), (TRANSFER, self.transfer))
+        return allot(span, [*own, *self._phases.items(), ("other", [span])])
 
     def seconds(self, span: tuple[float, float]) -> dict[str, float]:
         """Return the seconds of a stretch of time by part; they add up to it."""

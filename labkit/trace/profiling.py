@@ -18,6 +18,7 @@ from torch.autograd import DeviceType
 
 from labkit.protocol.lazy import lazy_names
 from labkit.system import host
+from labkit.trace.intervals import allot, length, union
 
 if not TYPE_CHECKING:  # type checkers would let any name pass
     __getattr__ = lazy_names("labkit.profiling", {}, {})
@@ -85,13 +86,11 @@ def split(marks: list[Mark]) -> dict[str, float]:
     whatever is computed meanwhile; one that no mark covers is waiting.
     """
     whole, *rest = marks
-    edges = sorted({t for mark in marks for t in (mark.start_s, mark.end_s) if whole.start_s <= t <= whole.end_s})
-    seconds = dict.fromkeys(PARTS, 0.0)
-    for start_s, end_s in zip(edges, edges[1:], strict=False):
-        doing = [mark.what for mark in rest if mark.start_s <= start_s and mark.end_s >= end_s]
-        what = "communication" if "communication" in doing else (doing[-1] if doing else "waiting")
-        seconds[what] = seconds.get(what, 0.0) + end_s - start_s
-    return seconds
+    span = whole.start_s, whole.end_s
+    sent = union((mark.start_s, mark.end_s) for mark in rest if mark.what == "communication")
+    others = [(mark.what, union([(mark.start_s, mark.end_s)])) for mark in reversed(rest)]  # the last one counts
+    found = allot(span, [("communication", sent), *others, ("waiting", [span])])
+    return {**dict.fromkeys(PARTS, 0.0), **{part: length(when) for part, when in found.items()}}
 
 
 def bytes_sent() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,48 +28,40 @@ _traces: weakref.WeakKeyDictionary[RunRecord, Trace] = weakref.WeakKeyDictionary
 
 
 def of_run(run: RunRecord) -> Trace:
-    """Return what `run.trace` is. Raises ValueError as `Trace` does."""
-    if run not in _traces:
-        is_over = run.over.is_set()
-        trace = Trace(run)
-        if not is_over:
-            return trace
-        _traces[run] = trace
-    return _traces[run]
-
-
-class Trace:
-    """Some steps of every rank of a run that was launched with `trace=…`: `run.trace`. Shows itself in a cell.
+    """Return what `run.trace` is.
 
     Raises ValueError if no rank has recorded anything: the run was launched without it, or its steps are not over.
     """
+    if run in _traces:
+        return _traces[run]
+    is_over = run.over.is_set()
+    blobs = [attached[KIND] for attached in run.attached if KIND in attached]
+    if not blobs:
+        going = "" if is_over else ", or its ranks are not through their first steps yet"
+        raise ValueError(
+            f"run {run.name!r} has no trace: it was launched without trace=…{going}. "
+            "labkit.launch(…, trace=5) records five steps of every rank"
+        )
+    titles = {file: cell.title for file, cell in run.cells.items()}
+    trace = Trace([unpack(blob) for blob in blobs], run.world_size, run.name, titles)
+    if is_over:
+        _traces[run] = trace
+    return trace
 
-    def __init__(self, run: RunRecord) -> None:
-        blobs = [attached[KIND] for attached in run.attached if KIND in attached]
-        if not blobs:
-            going = "" if run.over.is_set() else ", or its ranks are not through their first steps yet"
-            raise ValueError(
-                f"run {run.name!r} has no trace: it was launched without trace=…{going}. "
-                "labkit.launch(…, trace=5) records five steps of every rank"
-            )
-        titles = {file: cell.title for file, cell in run.cells.items()}
-        self._take([unpack(blob) for blob in blobs], run.world_size, run.name, titles)
 
-    @classmethod
-    def of(cls, ranks: Sequence[RankTrace], name: str = "trace") -> Trace:
-        """Return the trace that these records make up."""
-        trace = cls.__new__(cls)
-        trace._take(ranks, len(ranks), name, {})
-        return trace
+class Trace:
+    """Some steps of every rank of a run that was launched with `trace=…`: `run.trace`. Shows itself in a cell."""
 
-    def _take(self, ranks: Sequence[RankTrace], world_size: int, name: str, titles: dict[str, str]) -> None:
+    def __init__(
+        self, ranks: Sequence[RankTrace], world_size: int, name: str = "trace", titles: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.world_size = world_size
         zero_ns = min(rank.zero_ns for rank in ranks)
         self.records = [rank.on_clock_of_rank_0(zero_ns) for rank in sorted(ranks, key=lambda rank: rank.rank)]
         """What each rank recorded, all on rank 0's clock; without ranks of which nothing has come."""
         self._machines = {rank.machine: rank for rank in ranks if rank.uncertain_s}
-        self._titles = titles
+        self._titles = titles or {}
 
     @property
     def ranks(self) -> list[RankTrace]:

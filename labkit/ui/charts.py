@@ -322,7 +322,7 @@ def overlaid(histories: Mapping[str, History], name: str = "loss", title: str = 
         if name not in history.names:
             continue
         x, y = history.mean_curve(name)
-        dash = ("solid", "dash", "dot", "dashdot")[index % 4]
+        dash = DASHES[index % len(DASHES)]
         # The first line is broad, so that runs that agree show as lines within it.
         line = {"color": rank_color(index), "width": max(1.6, 5.5 - 1.3 * index), "dash": dash}
         figure.add_scatter(x=compact(x), y=single(y), name=label, mode="lines", line=line)

@@ -18,8 +18,7 @@ from labkit.failures.stacks import RankStack, Stacks
 from labkit.monitor import band
 from labkit.monitor import large_world as many_history
 from labkit.monitor.history import FEW
-from labkit.monitor.output import RankOutput
-from labkit.monitor.searching import search
+from labkit.monitor.output import RankOutput, search
 from labkit.monitor.state import RunState
 from labkit.protocol.events import Exit, Failure, Output, Started
 from labkit.run import Run

@@ -186,7 +186,7 @@ def test_an_interrupt_of_whoever_waits_is_no_observers_mistake():
     observer = broken("look", raises(KeyboardInterrupt()))
     observers = Observers([observer])
     with pytest.raises(KeyboardInterrupt):
-        observers.look(0.0)
+        observers.tell(lambda each: each.look(0.0))
     assert observers == [observer]
     assert observers.failed == []
 
@@ -199,7 +199,7 @@ def test_an_observer_that_fails_in_two_threads_is_named_once():
         raise RuntimeError("injected")
 
     observers = Observers([broken("look", fault)])
-    threads = [threading.Thread(target=observers.look, args=(0.0,)) for _ in range(2)]
+    threads = [threading.Thread(target=observers.tell, args=(lambda each: each.look(0.0),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

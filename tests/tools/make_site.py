@@ -45,7 +45,7 @@ RETURNED = {
     "launchers.slurm.options": ("table",),
     "failures.frames": ("FailedFrame", "Frames"),
     "failures.stacks": ("RankStack", "Stacks"),
-    "monitor.searching": ("Found",),
+    "monitor.output": ("Found",),
     "trace.profiling": ("PARTS",),
     "trace.trace": ("Trace",),
     "ui.process_table": ("HeldProcess", "Processes"),

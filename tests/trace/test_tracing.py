@@ -35,6 +35,10 @@ MS = 1e-3
 LOAD, STEP_BEGINS, LOSS = ("train.py", 3), ("train.py", 4), ("train.py", 9)
 
 
+def trace_of(ranks):
+    return Trace(ranks, len(ranks))
+
+
 def rank_trace(rank, steps, step_of, **more):
     """Return a record of steps that begin together: `step_of(rank, number)` gives what is in one, from 0 s on."""
     phases, spans, calls, lines, lengths = [], [], [], [], []
@@ -127,7 +131,7 @@ def test_intervals_are_those_of_sets_of_instants():
     ],
 )
 def test_a_planted_straggler_is_found_with_its_lateness_and_where_its_time_goes(world_size, part, said):
-    trace = Trace.of(planted(world_size, late=world_size - 1, part=part, noise=2 * MS))
+    trace = trace_of(planted(world_size, late=world_size - 1, part=part, noise=2 * MS))
     late = trace.straggler
     assert (late.rank, late.part, late.kind, late.is_every) == (world_size - 1, part, "all_reduce", True)
     assert late.late_s == pytest.approx(50 * MS, abs=2 * MS)
@@ -139,8 +143,8 @@ def test_a_planted_straggler_is_found_with_its_lateness_and_where_its_time_goes(
 
 def test_ranks_that_are_late_in_turns_or_once_are_no_stragglers():
     even = planted(3, late=None, steps=6)
-    assert Trace.of(even).straggler is None
-    assert "no rank is late in every step" in str(Trace.of(even))
+    assert trace_of(even).straggler is None
+    assert "no rank is late in every step" in str(trace_of(even))
     turns = [planted(3, late=number, steps=6) for number in range(3)]
 
     def mixed(rank):
@@ -158,7 +162,7 @@ def test_ranks_that_are_late_in_turns_or_once_are_no_stragglers():
             lines=(),
         )
 
-    assert Trace.of([mixed(rank) for rank in range(3)]).straggler is None
+    assert trace_of([mixed(rank) for rank in range(3)]).straggler is None
 
 
 def test_calls_under_way_at_the_same_time_count_once_and_computing_is_not_waiting():
@@ -174,7 +178,7 @@ def test_calls_under_way_at_the_same_time_count_once_and_computing_is_not_waitin
             "length": 74 * MS,
         }
 
-    trace = Trace.of([rank_trace(rank, 5, step_of) for rank in range(2)])
+    trace = trace_of([rank_trace(rank, 5, step_of) for rank in range(2)])
     assert trace.straggler.late_s == pytest.approx(50 * MS)
     seconds = trace.times[0].seconds(trace.ranks[0].steps[0])
     assert seconds["waiting"] == pytest.approx(50 * MS)
@@ -188,14 +192,14 @@ def test_delays_before_many_collectives_of_a_step_add_up():
         none = {"phases": [], "spans": [], "lines": [(0.0, LOSS)]}
         return {**none, "calls": calls, "length": 56 * MS}
 
-    late = Trace.of([rank_trace(rank, 5, step_of) for rank in range(2)]).straggler
+    late = trace_of([rank_trace(rank, 5, step_of) for rank in range(2)]).straggler
     assert (late.rank, late.part) == (1, "other")
     assert late.late_s == pytest.approx(50 * MS)
     assert "keeps the others waiting 50 ms a step in all_reduce" in late.text
 
 
 def test_waiting_in_a_collective_is_until_the_last_has_entered_and_the_rest_is_transfer():
-    trace = Trace.of(planted(3, late=1))
+    trace = trace_of(planted(3, late=1))
     table = trace.frame()
     assert table["waiting"].tolist() == pytest.approx([50, 0, 50])
     assert table["transfer"].tolist() == pytest.approx([3, 3, 3])
@@ -206,18 +210,18 @@ def test_waiting_in_a_collective_is_until_the_last_has_entered_and_the_rest_is_t
 def test_ranks_whose_calls_nobody_numbered_meet_by_their_order_if_that_is_the_same():
     ranks = planted(2, late=1)
     bare = [r._replace(calls=tuple(call._replace(key=None) for call in r.calls)) for r in ranks]
-    assert Trace.of(bare).straggler.late_s == pytest.approx(50 * MS)
+    assert trace_of(bare).straggler.late_s == pytest.approx(50 * MS)
     other = bare[1]._replace(calls=(bare[1].calls[0]._replace(kind="barrier"), *bare[1].calls[1:]))
-    assert Trace.of([bare[0], other]).straggler is None, "nobody knows what met what"
+    assert trace_of([bare[0], other]).straggler is None, "nobody knows what met what"
 
 
 def test_a_group_of_which_a_member_tells_nothing_is_left_out():
     ranks = planted(3, late=1)
-    assert Trace.of(ranks[:2]).meetings == []
+    assert trace_of(ranks[:2]).meetings == []
 
 
 def test_a_line_gets_its_own_time_and_no_waiting():
-    time_of = Trace.of(planted(2, late=1)).times[0]
+    time_of = trace_of(planted(2, late=1)).times[0]
     found = by_line(time_of, time_of.rank.steps[0])
     assert found[LOAD] == pytest.approx(1 * MS)
     assert found[LOSS] == pytest.approx(7 * MS), "forward, backward and the optimizer's step, without 50 ms of waiting"
@@ -236,10 +240,10 @@ def test_a_loop_is_input_bound_if_every_rank_loads_for_most_of_the_step():
             "length": 20 * MS,
         }
 
-    (found,) = Trace.of([rank_trace(rank, 5, loading) for rank in range(2)]).findings
+    (found,) = trace_of([rank_trace(rank, 5, loading) for rank in range(2)]).findings
     assert (found.kind, found.share) == ("input-bound", pytest.approx(0.7))
     assert "every rank spends 70% of a step in DataLoader" in found.text
-    assert [one.kind for one in Trace.of(planted(2, late=1)).findings] == ["straggler"], "one rank alone loads"
+    assert [one.kind for one in trace_of(planted(2, late=1)).findings] == ["straggler"], "one rank alone loads"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_gradients_that_travel_beside_nothing_are_told(sent, is_said):
             "length": 30 * MS,
         }
 
-    found = Trace.of([rank_trace(rank, 5, step_of) for rank in range(2)]).findings
+    found = trace_of([rank_trace(rank, 5, step_of) for rank in range(2)]).findings
     assert [one.kind for one in found] == (["no overlap"] if is_said else [])
     if is_said:
         assert "all_reduce (train.py, line 9) does not overlap with backward: for 27% of a step" in found[0].text
@@ -437,7 +441,7 @@ def test_what_a_function_does_that_ends_early_or_fails_is_recorded_as_far_as_it_
     _, found, _ = recorded(steps, 2)
     assert found.steps == ()
     assert "rank 0 took 2 steps, of which the first 3 are not traced" in found.unknown
-    assert "rank 0 took 2 steps" in str(Trace.of([found]))
+    assert "rank 0 took 2 steps" in str(trace_of([found]))
     _, found, _ = recorded(by_hand, 8)
     assert len(found.steps) == 3, "without an optimizer a step ends where the function logs"
     assert torch.nn.modules.module._global_forward_pre_hooks == {}
@@ -462,7 +466,7 @@ def test_beside_the_readers_own_profiler_nothing_is_recorded_and_theirs_has_ever
     assert (counted, logged) == (9 - from_step, 9)
     assert found.steps == ()
     assert "rank 0 recorded nothing: the function has a profiler of its own on (torch.profiler)" in found.unknown
-    assert "Launch without trace=" in str(Trace.of([found]))
+    assert "Launch without trace=" in str(trace_of([found]))
     counted, found, _ = recorded(profiled, 9, 7)
     assert (counted, len(found.steps)) == (2, 3), "once the trace is over, theirs is nothing to it"
 
@@ -479,11 +483,11 @@ def test_memory_by_part_is_followed_over_a_step():
     assert (kept[0], kept[-1]) == (0, 0)
     assert max(kept) >= 4 * 4 * 8, "the batch, at least"
     assert found.memory[-1].at_s <= found.steps[0][0]
-    chart = Trace.of([found]).memory()
+    chart = trace_of([found]).memory()
     assert [line.name for line in chart.data] == ["parameters", "gradients", "optimizer state", "activations"]
     assert max(chart.data[-1].y) == max(map(sum, (each.values() for each in held)))
     with pytest.raises(ValueError, match="no memory of rank 3 was counted"):
-        Trace.of([found]).memory(3)
+        trace_of([found]).memory(3)
 
 
 # Clocks
@@ -521,22 +525,22 @@ def test_records_are_put_on_one_clock_and_the_uncertainty_is_printed():
     away = ranks[1]._replace(machine="there", memory=(held,), offset_s=-7.0).on_clock_of_rank_0()
     away = away._replace(offset_s=7.0, uncertain_s=2e-4)
     assert away.steps[0][0] == pytest.approx(ranks[1].steps[0][0] - 7)
-    trace = Trace.of([ranks[0], unpack(pack(away))])
+    trace = trace_of([ranks[0], unpack(pack(away))])
     assert trace.straggler.late_s == pytest.approx(50 * MS)
     assert trace.records[1].memory[0].at_s == pytest.approx(held.at_s)
     assert "clocks of 2 machines compared when the run began" in str(trace)
     assert "right within 0.2 ms" in str(trace)
-    assert "clocks" not in str(Trace.of(ranks))
+    assert "clocks" not in str(trace_of(ranks))
     later = ranks[1].on_clock_of_rank_0(int(3e9))
     assert later.steps[0][0] == pytest.approx(ranks[1].steps[0][0] - 3)
-    assert Trace.of([ranks[0], later]).straggler.late_s == pytest.approx(50 * MS), "each counts from a zero of its own"
+    assert trace_of([ranks[0], later]).straggler.late_s == pytest.approx(50 * MS), "each counts from a zero of its own"
 
 
 # The chart and the file
 
 
 def test_the_timeline_has_a_row_for_each_rank_and_its_collectives_and_says_what_lies_there():
-    trace = Trace.of(planted(3, late=2))
+    trace = trace_of(planted(3, late=2))
     chart = trace.figure()
     assert list(chart.layout.yaxis.categoryarray) == [
         row for rank in range(3) for row in (f"rank {rank}", f"{rank}: collectives")
@@ -555,7 +559,7 @@ def test_the_timeline_has_a_row_for_each_rank_and_its_collectives_and_says_what_
 
 
 def test_time_in_python_is_drawn_with_the_line_in_which_it_went():
-    chart = Trace.of(planted(2, late=1, part="other")).figure()
+    chart = trace_of(planted(2, late=1, part="other")).figure()
     (other,) = [each for each in chart.data if each.name == "other"]
     assert any(text == "other: Python<br>50 ms<br>train.py, line 4" for text in other.hovertext)
 
@@ -565,7 +569,7 @@ def test_many_spans_and_many_ranks_make_no_large_chart():
         spans = [("forward", k * 1e-5, k * 1e-5 + 8e-6) for k in range(4000)]
         return {"phases": [("forward", 0, 0.04, LOSS)], "spans": spans, "calls": [], "lines": [], "length": 0.05}
 
-    trace = Trace.of([rank_trace(rank, 2, step_of, world_size=20) for rank in range(20)])
+    trace = trace_of([rank_trace(rank, 2, step_of, world_size=20) for rank in range(20)])
     chart = trace.figure()
     assert len(chart.layout.yaxis.categoryarray) == 8
     assert sum(len(each.x) for each in chart.data) <= 4500
@@ -628,7 +632,7 @@ def test_the_saved_file_is_in_the_trace_event_format_with_a_process_per_rank(tmp
             "length": 31 * MS,
         }
 
-    trace = Trace.of([rank_trace(rank, 2, step_of, world_size=3) for rank in range(3)])
+    trace = trace_of([rank_trace(rank, 2, step_of, world_size=3) for rank in range(3)])
     document, slices = check_trace_events(trace.save(tmp_path / "trace.json"))
     assert {pid for pid, _ in slices} == {0, 1, 2}
     found = [event for event in document["traceEvents"] if event["pid"] == 0]
