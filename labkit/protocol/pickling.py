@@ -13,7 +13,6 @@ import getpass
 import importlib
 import io
 import pickle
-import struct
 import sys
 import types
 import warnings
@@ -25,12 +24,10 @@ import torch
 from cloudpickle import cloudpickle as by_value
 
 from labkit.protocol import reducing, storages
+from labkit.protocol.framing import MARK, framed, unframed
 from labkit.protocol.pages import help_hint
 
 MAIN = "__main__"
-_SIZE = struct.Struct("<Q")
-_WITH_STORAGES = b"labkit01"
-"""How a message in one piece begins if it has storages; one that has none is its pickle."""
 
 
 class Message:
@@ -66,22 +63,17 @@ class Message:
         self.head, self.storages, self._held = b"", [], None
 
     def parts(self) -> list[Any]:
-        """Return the buffers that make it up in one piece, one after the other; none of the storages is copied."""
-        if not self.storages:
-            return [self.head]
-        sizes = [len(self.head), *(storage.nbytes() for storage in self.storages)]
-        lengths = b"".join(map(_SIZE.pack, (len(sizes), *sizes)))
-        return [_WITH_STORAGES + lengths + self.head, *map(storages.memory, self.storages)]
+        """Return the buffers that make it up in one piece, one after the other; one without storages is its pickle."""
+        return framed(self.head, list(map(storages.memory, self.storages))) if self.storages else [self.head]
 
     def to_bytes(self) -> bytes:
         """Return it in one piece."""
-        parts = self.parts()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(self.parts())
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Message:
         """Return what `to_bytes` gave."""
-        return cls.of_file(io.BytesIO(data)) if data.startswith(_WITH_STORAGES) else cls(data, [])
+        return cls.of_file(io.BytesIO(data)) if data.startswith(MARK) else cls(data, [])
 
     @classmethod
     def of_file(cls, file: io.BufferedIOBase) -> Message:
@@ -90,27 +82,21 @@ class Message:
         Raises:
             EOFError: the file ends too early.
         """
-        begin = file.read(len(_WITH_STORAGES))
-        if begin != _WITH_STORAGES:
-            return cls(begin + file.read(), [])
-        (count,) = _SIZE.unpack(_exactly(file, _SIZE.size))
-        head_bytes, *sizes = (size for (size,) in _SIZE.iter_unpack(_exactly(file, count * _SIZE.size)))
-        head, found = _exactly(file, head_bytes), []
-        for size in sizes:
-            found.append(storages.empty(size))
-            left = storages.memory(found[-1])
-            while left:
-                if not (count := file.readinto(left)):
-                    raise EOFError("the file ends within a message")
-                left = left[count:]
-        return cls(head, found)
-
-
-def _exactly(file: io.BufferedIOBase, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) < size:
-        raise EOFError("the file ends within a message")
-    return data
+        begin = file.read(len(MARK))
+        file.seek(0)
+        if begin != MARK:
+            return cls(file.read(), [])
+        parts = unframed()
+        try:
+            while True:
+                room = next(parts)
+                while room:
+                    if not (count := file.readinto(room)):
+                        raise EOFError("the file ends within a message")
+                    room = room[count:]
+        except StopIteration as whole:
+            head, found = whole.value
+            return cls(bytes(head), found)
 
 
 class Main(Protocol):

@@ -34,9 +34,11 @@ In a rank's process, while the function runs:
   reader answers under the cell. Put back after the function.
 * `ProcessGroup.send` and the like, and functional collectives (`rank.device`, only for CUDA tensors over gloo): gloo
   would crash on them. Put back after the function.
+* `dist.destroy_process_group` (`rank.report_collectives`): PyTorch tells nobody that a rank has left its group. Put
+  back after the function.
 * `torch.autograd.backward` (`trace.phases`, only with `trace=`): PyTorch has no hook around a backward pass.
   Put back when the trace ends.
 
-In torchrun's agent: `c10d_rendezvous_backend.TCPStore` (`cluster.torchrun`), which would listen on every interface. The
-agent is a process of its own.
+In torchrun's agent: `c10d_rendezvous_backend.TCPStore` (`launchers.torchrun`), which would listen on every interface.
+The agent is a process of its own.
 """

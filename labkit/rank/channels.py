@@ -1,6 +1,6 @@
 """How a rank speaks with the notebook during one job: events go there, words ("stop") come back.
 
-`PipeChannel` is that of a rank which the notebook's process started. The cluster wing has others, through files.
+`PipeChannel` is that of a rank which the notebook's process started. Launchers have others, through files.
 """
 
 from __future__ import annotations
@@ -8,29 +8,24 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import struct
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import get_context
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
-from labkit.protocol import events, storages
+from labkit.protocol import events
+from labkit.protocol.framing import MARK, framed, unframed
 from labkit.protocol.job import RankHook
 from labkit.system import host
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-
-HEADER = struct.Struct("!8sQ")
-"""Before each message: a mark by which garbage is known at once, and how many bytes follow."""
-
-MARK = b"\x93labkit\n"
 
 READ_BYTES = 1 << 20
 """Read at once at most; a pipe holds less, usually 64 KiB."""
@@ -46,140 +41,75 @@ class Garbled(Exception):  # noqa: N818 - says what came
     """What has come through a pipe is no event."""
 
 
-WITH_TENSORS = b"\x93tensors"
-"""How a message begins that is followed by the memory of tensors: their number, their sizes, and its pickle."""
-
-SIZE = struct.Struct("!Q")
-
 BLOCK_BYTES = 1 << 20
-"""Of a tensor's memory, sent at once through the inbox."""
+"""Sent at once through the inbox."""
 
 
-def pack(word: Any) -> tuple[bytes, list[memoryview]]:
-    """Return a message, and the memory of tensors that follows it: sent from where it is, no copy is made of it."""
+def pack(word: Any) -> list[bytes | memoryview]:
+    """Return what to write for a message; of the memory of its tensors no copy is made."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
-    if not buffers:
-        return pickled, []
-    blocks = [buffer.raw() for buffer in buffers]
-    sizes = (len(blocks), *(block.nbytes for block in blocks))
-    return WITH_TENSORS + b"".join(map(SIZE.pack, sizes)) + pickled, blocks
-
-
-class Parcel:
-    """A message whose tensors are still to come. They are read into the memory that will be theirs."""
-
-    def __init__(self, body: bytes | memoryview) -> None:
-        self._pickled, self._storages = memoryview(body), []
-        self._to_come: list[memoryview] = []
-        if bytes(self._pickled[: len(WITH_TENSORS)]) == WITH_TENSORS:
-            at = len(WITH_TENSORS) + SIZE.size
-            (count,) = SIZE.unpack_from(self._pickled, len(WITH_TENSORS))
-            sizes = [size for (size,) in SIZE.iter_unpack(self._pickled[at : at + count * SIZE.size])]
-            self._pickled = self._pickled[at + count * SIZE.size :]
-            self._storages = [storages.empty(size) for size in sizes]
-            self._to_come = [storages.memory(storage) for storage in self._storages]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all has come."""
-        return not self._to_come
-
-    @property
-    def room(self) -> memoryview:
-        """Where the next bytes belong."""
-        return self._to_come[0]
-
-    def filled(self, count: int) -> None:
-        """Take notice that so many have been written there."""
-        self._to_come[0] = self._to_come[0][count:]
-        if not self._to_come[0]:
-            del self._to_come[0]
-
-    def take(self, data: memoryview) -> memoryview:
-        """Take bytes that have come, and return those that are not of this message."""
-        while data and not self.is_whole:
-            part = data[: self.room.nbytes]
-            self.room[: part.nbytes] = part
-            self.filled(part.nbytes)
-            data = data[part.nbytes :]
-        return data
-
-    def open(self) -> Any:
-        """Return what was sent. Raises whatever unpickling raises."""
-        return pickle.loads(self._pickled, buffers=self._storages)
+    return framed(pickled, [buffer.raw() for buffer in buffers])
 
 
 def send(connection: Connection, word: Any) -> None:
     """Send something to one who calls `receive`. Raises OSError if nobody is there."""
-    body, blocks = pack(word)
-    connection.send_bytes(body)
-    for block in blocks:
-        for at in range(0, block.nbytes, BLOCK_BYTES):
-            connection.send_bytes(block[at : at + BLOCK_BYTES])
+    for part in pack(word):
+        for at in range(0, len(part), BLOCK_BYTES):
+            connection.send_bytes(part[at : at + BLOCK_BYTES])
 
 
-def receive(connection: Connection) -> Parcel:
-    """Return what comes next, to be opened. Raises EOFError or OSError when the other end is gone."""
-    parcel = Parcel(connection.recv_bytes())
-    while not parcel.is_whole:
-        parcel.filled(connection.recv_bytes_into(parcel.room))
-    return parcel
+def receive(connection: Connection) -> Any:
+    """Return what comes next. Raises EOFError or OSError if the other end is gone, Garbled for what cannot be read."""
+    messages = Messages()
+    while not (found := messages.add(connection.recv_bytes())):
+        pass
+    return found[0]
 
 
 class Messages:
-    """Puts events together from the bytes of a pipe, wherever they are cut."""
+    """Puts messages together from the bytes of a pipe, wherever they are cut."""
 
     def __init__(self) -> None:
-        self._bytes = bytearray()
-        self._parcel: Parcel | None = None
+        self._garbled: Garbled | None = None
+        self._begin()
 
-    @property
-    def is_partial(self) -> bool:
+    def _begin(self) -> None:
+        self._parts = unframed()
+        self._room = next(self._parts)
+        self.is_partial = False
         """Whether a message has begun that has not come whole."""
-        return bool(self._bytes) or self._parcel is not None
 
     def add(self, data: bytes) -> list[Any]:
-        """Take bytes; return the events that are whole now. Raises Garbled for what is none, and takes no more then."""
-        found: list[Any] = []
-        rest = memoryview(data)
-        while True:
-            if self._parcel is None:
-                self._bytes += rest
-                rest = memoryview(b"")
-                self._parcel = self._next()
-                if self._parcel is None:
-                    return found
-                if not self._parcel.is_whole:  # what follows belongs into its tensors
-                    rest = memoryview(bytes(self._bytes))
-                    self._bytes.clear()
-            rest = self._parcel.take(rest)
-            if not self._parcel.is_whole:
-                return found
-            found.append(_event(self._parcel))
-            self._parcel = None
+        """Take bytes; return what is whole now. Raises Garbled for what is no message, and takes no more then."""
+        if self._garbled is not None:
+            raise self._garbled
+        try:
+            return list(self._whole(memoryview(data)))
+        except MemoryError:
+            raise
+        except Garbled as error:
+            self._garbled = error
+            raise
+        except BaseException as error:
+            self._garbled = Garbled(f"{type(error).__name__}: {error}")
+            raise self._garbled from error
 
-    def _next(self) -> Parcel | None:
-        """Return the next message, as far as it has come, and take its bytes away."""
-        if not MARK.startswith(self._bytes[: len(MARK)]):
-            raise Garbled(f"{bytes(self._bytes[:40])!r} is not the beginning of a message")
-        if len(self._bytes) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._bytes)[1]
-        if len(self._bytes) < end:
-            return None
-        body = bytes(self._bytes[HEADER.size : end])
-        del self._bytes[:end]
-        return Parcel(body)
-
-
-def _event(parcel: Parcel) -> Any:
-    try:
-        return parcel.open()
-    except MemoryError:
-        raise
-    except BaseException as error:
-        raise Garbled(f"{type(error).__name__}: {error}") from error
+    def _whole(self, data: memoryview) -> Iterator[Any]:
+        while data:
+            if not (self.is_partial or MARK.startswith(begin := bytes(data[: len(MARK)]))):
+                raise Garbled(f"{begin!r} is not the beginning of a message")
+            self.is_partial = True
+            part = data[: len(self._room)]
+            self._room[: len(part)] = part
+            self._room, data = self._room[len(part) :], data[len(part) :]
+            if not self._room:
+                try:
+                    self._room = next(self._parts)
+                except StopIteration as whole:
+                    pickled, memory = whole.value
+                    yield pickle.loads(pickled, buffers=memory)
+                    self._begin()
 
 
 class EventQueue:
@@ -220,11 +150,9 @@ class EventQueue:
         if not HAS_POLL:
             with self._lock:
                 return send(self._writer, event)
-        body, blocks = pack(event)
-        header = HEADER.pack(MARK, len(body))
-        parts = [header + body] if len(body) < READ_BYTES else [header, body]
+        parts = pack(event)
         with self._lock:
-            self._unsent += [*(memoryview(part) for part in parts), *blocks]
+            self._unsent += map(memoryview, parts)
             self._held.append(event)
             while self._unsent:
                 written = os.write(self._writer.fileno(), self._unsent[0])
@@ -240,7 +168,7 @@ class EventQueue:
         Raises EOFError when no more can come, and Garbled for what is no event.
         """
         if not HAS_POLL:
-            return [_event(receive(self.reader))] if host.has_come(self.reader) else []
+            return [receive(self.reader)] if host.has_come(self.reader) else []
         look = select.poll()
         look.register(self.reader.fileno(), select.POLLIN)
         found: list[Any] = []

@@ -18,7 +18,7 @@ import labkit.rank.breakpoints.hook  # noqa: F401 - the job will bring one: impo
 from labkit.protocol import events, versions
 from labkit.protocol.job import Job, RankInfo
 from labkit.rank import first_step, script_compat
-from labkit.rank.channels import PipeChannel, RankPipes, receive
+from labkit.rank.channels import Garbled, PipeChannel, RankPipes, receive
 from labkit.rank.local_rendezvous import open_file_store, serve_master_port
 from labkit.rank.main import RankTask, do_and_exit, fast_exit, unreadable_job
 from labkit.rank.signals import handle_signals
@@ -74,7 +74,7 @@ class Inbox:
                 except (EOFError, OSError) as error:
                     print(f"labkit: the notebook is gone ({type(error).__name__}: {error})", file=sys.stderr)
                     break
-                self._take(word.open())
+                self._take(word)
         except BaseException as error:
             self._report(error)
         finally:
@@ -101,6 +101,8 @@ class Inbox:
 
     def _report(self, error: BaseException) -> None:
         """Say that what the notebook has sent cannot be read, a job most likely."""
+        if isinstance(error, Garbled):
+            error = error.__cause__ or error  # of what could not be unpickled
         traceback.print_exception(error)
         print("labkit: this rank cannot read what the kernel has sent. Restart the kernel", file=sys.stderr)
         if self._comes is not None:

@@ -23,7 +23,7 @@ from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
 from labkit.rank import process_group, reserved_group
-from labkit.rank.channels import EventQueue
+from labkit.rank.channels import EventQueue, receive
 from labkit.rank.device import Settled
 from labkit.run import Run
 from tests.conftest import LONG_S, wait_until
@@ -167,7 +167,7 @@ def test_a_stop_is_never_lost_and_nobody_waits_until_it_has_come(how):
         found = []
         while len(found) < len(before) + 2:
             assert reader.poll(LONG_S), f"one of two words never came, of {len(found)} that did"
-            found.append(reader.recv())
+            found.append(receive(reader))
         assert found[: len(before)] == before
         assert sorted(found[len(before) :]) == ["details", "stop"]
         reader.close()

@@ -40,7 +40,7 @@ def as_an_argument(value):
     with reader, writer:
         writing = threading.Thread(target=channels.send, args=(writer, pickling.dump(value)))
         writing.start()
-        message = channels.receive(reader).open()
+        message = channels.receive(reader)
         writing.join()
         return pickling.loads(message)
 

@@ -18,6 +18,7 @@ import labkit
 from labkit.debugger.debugger import Debugger
 from labkit.engines import standby
 from labkit.protocol import events, versions
+from labkit.protocol.framing import framed
 from labkit.protocol.job import RankHook
 from labkit.protocol.versions import Version
 from labkit.rank import main, spawned
@@ -71,7 +72,8 @@ class Rank:
 
     def send(self, *words):
         for word in words:
-            self.inbox.send_bytes(word if isinstance(word, bytes) else pickle.dumps(word))
+            for part in framed(word if isinstance(word, bytes) else pickle.dumps(word), []):
+                self.inbox.send_bytes(part)
 
     def reports(self):
         wait_until(lambda: self.code)
@@ -123,7 +125,7 @@ def test_a_rank_of_another_labkit_than_the_kernels_names_both(rank):
 
 
 def test_a_rank_to_which_an_unknown_labkit_speaks_ends_and_says_so(rank, capsys):
-    rank.send((1, A_JOB))
+    rank.inbox.send_bytes(pickle.dumps((1, A_JOB)))
     assert rank.reports() == []
     assert rank.code == [1]
     assert "labkit: this rank cannot read what the kernel has sent. Restart the kernel" in capsys.readouterr().err

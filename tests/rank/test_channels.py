@@ -13,9 +13,10 @@ import torch
 
 import labkit
 from labkit.protocol import events
+from labkit.protocol.framing import HEADER, MARK
 from labkit.protocol.job import RankInfo
 from labkit.rank import channels
-from labkit.rank.channels import HEADER, MARK, EventQueue, Garbled, Messages, PipeChannel
+from labkit.rank.channels import EventQueue, Garbled, Messages, PipeChannel
 from labkit.rank.log_batcher import LogBatcher
 from labkit.rank.worker import Worker
 from tests.conftest import LONG_S, wait_until
@@ -26,7 +27,7 @@ SOME = [events.Started(0), events.Log(0, ("loss",), array("q", [3]), array("d", 
 
 def frame(event):
     body = pickle.dumps(event)
-    return HEADER.pack(MARK, len(body)) + body
+    return HEADER.pack(MARK, len(body), 0) + body
 
 
 STREAM = b"".join(map(frame, SOME))
@@ -50,7 +51,7 @@ def test_a_byte_that_is_missing_does_not_go_unnoticed_wherever_it_was():
             assert messages.is_partial, cut
 
 
-@pytest.mark.parametrize("garbage", [b"x", b"garbage", MARK[:3] + b"x", bytes(100), HEADER.pack(MARK, 5) + b"xxxxx"])
+@pytest.mark.parametrize("garbage", [b"x", b"garbage", MARK[:3] + b"x", bytes(100), HEADER.pack(MARK, 5, 0) + b"xxxxx"])
 def test_garbage_is_known_at_once_and_what_came_before_it_is_kept(garbage):
     messages = Messages()
     assert messages.add(frame("before")) == ["before"]

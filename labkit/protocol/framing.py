@@ -1,0 +1,46 @@
+"""How a pickle, and the memory of the tensors in it, follow each other in a pipe or a file: sent from where it is, and
+read to where it stays, so that no copy of it is made."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Generator, Sequence
+
+import torch
+
+from labkit.protocol import storages
+
+HEADER = struct.Struct("!8sQQ")
+"""A mark by which garbage is known at once, how many bytes the pickle has, and how many storages follow."""
+
+MARK = b"\x93labkit\n"
+
+SIZE = struct.Struct("!Q")
+"""Of each storage, before the pickle."""
+
+JOINED_BYTES = 1 << 20
+"""A longer pickle is not copied behind its header."""
+
+
+def framed(pickled: bytes, blocks: Sequence[memoryview]) -> list[bytes | memoryview]:
+    """Return what to write, one after the other."""
+    begin = HEADER.pack(MARK, len(pickled), len(blocks)) + b"".join(SIZE.pack(block.nbytes) for block in blocks)
+    return [begin + pickled, *blocks] if len(pickled) < JOINED_BYTES else [begin, pickled, *blocks]
+
+
+def unframed() -> Generator[memoryview, None, tuple[bytearray, list[torch.UntypedStorage]]]:
+    """Yield where the next bytes are to be written, none of it empty; return the pickle and its storages at the end.
+
+    Raises UnpicklingError for what does not begin so.
+    """
+    header = bytearray(HEADER.size)
+    yield memoryview(header)
+    mark, size, count = HEADER.unpack(header)
+    if mark != MARK:
+        raise pickle.UnpicklingError(f"{bytes(header)!r} is not the beginning of a message")
+    sizes, pickled = bytearray(count * SIZE.size), bytearray(size)
+    yield from (memoryview(room) for room in (sizes, pickled) if room)
+    found = [storages.empty(each) for (each,) in SIZE.iter_unpack(sizes)]
+    yield from filter(None, map(storages.memory, found))
+    return pickled, found
