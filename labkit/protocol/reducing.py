@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cloudpickle
 from cloudpickle import cloudpickle as by_value
 
 ALL = "*"
@@ -33,6 +34,8 @@ def reduce(value: Any) -> Any:
     kind = type(value)
     if kind is types.FunctionType:
         return _reduce_function(value)
+    if kind is types.CodeType:  # its file, too, which cloudpickle leaves out from 3.1.3 on: else no traceback has lines
+        return _code, (value.co_filename, *cloudpickle.Pickler.dispatch_table[kind](value))
     if kind is _Cached and not is_by_name(value):
         others = {name: given for name, given in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
         return _cached, (value.__wrapped__, value.cache_parameters()), others, None, None, _set_attributes
@@ -96,6 +99,10 @@ def _make_object(kind: type, attributes: Mapping[str, Any]) -> Any:
 def is_by_name(value: Any) -> bool:
     """Whether a function is found by its name in a module that others can import."""
     return by_value._lookup_module_and_qualname(value, getattr(value, "__qualname__", None)) is not None
+
+
+def _code(file: str, make: Callable[..., types.CodeType], args: Any) -> types.CodeType:
+    return make(*args).replace(co_filename=file)
 
 
 def _cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:

@@ -597,3 +597,18 @@ def test_functions_share_the_globals_of_the_ranks_main(notebook, as_rank):
         assert uses_data.__globals__ is look_up.__globals__ is vars(main)
         main.table += 1
         assert uses_data()[0] == 5
+
+
+def test_code_keeps_the_name_of_its_file():
+    """cloudpickle leaves it out since 3.1.3: tracebacks and hang reports would have none of the reader's lines."""
+    cell = "/tmp/ipykernel_1/2.py"
+    namespace = {"__name__": "__main__"}
+    source = (
+        "def outer(x):\n    class Inner:\n        def method(self):\n            return lambda: x\n    return Inner\n"
+    )
+    exec(compile(source, cell, "exec"), namespace)
+    found = [pickling.loads(pickling.dumps(namespace["outer"])).__code__]
+    for code in found:
+        found += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    assert [code.co_name for code in found] == ["outer", "Inner", "method", "<lambda>"]
+    assert {code.co_filename for code in found} == {cell}
