@@ -18,6 +18,7 @@ from labkit import launcher
 from labkit.engines import base
 from labkit.exporting import script
 from labkit.exporting.secrets import Environment, lines_with_secrets, without_secrets
+from labkit.protocol import pickling
 from labkit.protocol.redaction import LEFT_OUT, has_secret_name, is_surely_secret, looks_random, redact, shown
 from labkit.rank.describe import named
 from labkit.trackers.base import plain
@@ -326,7 +327,7 @@ def test_a_job_carries_the_cells_that_its_function_reaches_and_no_others(cells):
 
 
 def test_cells_are_told_apart_by_their_whole_names(cells):
-    pickled = cloudpickle.dumps(cells.names["twelve"])
+    pickled = pickling.dumps(cells.names["twelve"])
     assert list(kernel.cells(pickled)) == [cells.files[-1]], "and not Cell In[1]"
     assert list(kernel.cells()) == cells.files
 
