@@ -231,7 +231,7 @@ class Recorder:
         peer = ranks[args[2]] if kind in ("send", "recv") and name != "recv_any_source" else -1
         # gloo implements reduce-scatter as an all-reduce; each rank keeps its shard. Sparse tensors are gathered.
         carried = [*_flat(put_in), *_flat(outputs)]
-        is_gloo = group is not None and backend_for(carried, str(dist.get_backend(group))) == "gloo"
+        is_gloo = group is not None and backend_for(carried, dist.get_backend_config(group)) == "gloo"
         done_by = "all_reduce" if is_gloo and kind == "reduce_scatter" else "all_gather" if is_sparse else kind
         sent = expected_bytes(done_by, size, len(ranks))
         self._add(Piece(kind, size=size, sent=sent, ranks=ranks or (-1,), peer=peer, number=number))
@@ -313,11 +313,10 @@ def _mark_graph(nodes: list[Any], device: int) -> None:
             nodes += [before for before, _ in node.next_functions if before is not None]
 
 
-def backend_for(tensors: Sequence[Tensor], named: str) -> str:
-    """Return which backend carries tensors, by what a group's is called: "gloo", or "cpu:gloo,cuda:nccl"."""
-    by_device = dict(each.split(":") for each in named.split(",") if ":" in each)
-    kind = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
-    return by_device.get(kind, named)
+def backend_for(tensors: Iterable[Tensor], config: str) -> str:
+    """Return which backend carries tensors, by `dist.get_backend_config()` of a group: "cpu:gloo,cuda:nccl", say."""
+    by_device = dict(each.split(":") for each in config.split(","))
+    return by_device.get("cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu", "")  # a barrier has no tensors
 
 
 # Of operators

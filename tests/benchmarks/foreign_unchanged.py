@@ -7,6 +7,8 @@ ways, and both must end well. The table is printed, and written to `--out`.
 
     python -m tests.benchmarks.foreign_unchanged --programs programs
     python -m tests.benchmarks.foreign_unchanged --programs programs --only nanoGPT
+
+The same as tests: `LABKIT_PROGRAMS=programs python -m pytest tests/whole/test_foreign.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Program(NamedTuple):
 
     title: str
     folder: str
-    """Within the programs: what is copied, and where it is run."""
+    """Within the programs: what is copied, and where it is run. Empty where an installed package has the module."""
     name: str
     """The script, or the module."""
     arguments: tuple[str, ...] = ()
@@ -169,6 +171,20 @@ def load(path, name):
 SMALL_GPT = ("--n_layer=2", "--n_head=2", "--n_embd=32", "--block_size=16", "--batch_size=4", "--max_iters=4")
 TENSORS = f"{EXAMPLES}/tensor_parallelism"
 PROGRAMS = [
+    *(
+        Program(
+            *(f"Accelerate, as installed: test_utils/scripts/{name}.py", "", f"accelerate.test_utils.scripts.{name}"),
+            said=said,
+            gpus=2,
+            is_module=True,
+            needs=("accelerate",),
+        )
+        for name, said in {
+            "test_ops": r"Num processes: \d|testing .*",
+            "test_ddp_comm_hook": r"Test DDP comm hook: \w+, comm wrapper: (?:no|fp16|bf16)",
+            "test_merge_weights": r"Successfully merged .*",
+        }.items()
+    ),
     Program(
         *("PyTorch's examples: ddp/example.py", f"{EXAMPLES}/ddp", "example.py"),
         said=r"world_size = \d, rank = \d|training completed in rank \d",
@@ -334,6 +350,7 @@ PROGRAMS = [
 def ran(program: Program, copy: Path, command: list[str]) -> tuple[int, str]:
     """Run a command where a program lies; return its exit code, and what it has printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **program.environment}
+    environment["TMPDIR"] = str(copy.parents[2])  # torchrun's agent leaves a folder there
     if program.gpus:
         own = pretended_gpu.environment(program.gpus)
         environment |= own
@@ -379,11 +396,11 @@ def tried(program: Program, programs: Path, keep: Path) -> tuple[str, str]:
     for way, command in (("script", as_a_script(program)), ("labkit", by_labkit(program))):
         with tempfile.TemporaryDirectory() as made:
             copy = Path(made) / "a" / "b" / Path(program.folder).name
-            shutil.copytree(
-                programs / program.folder,
-                copy,
-                ignore=shutil.ignore_patterns(".git", "__pycache__", "*.png", "*.ipynb"),
-            )
+            if program.folder:
+                ignored = shutil.ignore_patterns(".git", "__pycache__", "*.png", "*.ipynb")
+                shutil.copytree(programs / program.folder, copy, ignore=ignored)
+            else:
+                copy.mkdir(parents=True)
             if program.data is not None:
                 program.data(copy)
             try:

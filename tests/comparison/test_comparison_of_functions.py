@@ -315,16 +315,18 @@ def test_for_which_devices_a_ranking_holds_is_said_and_what_they_leave_out():
 
 
 @pytest.mark.parametrize(
-    ("named", "device", "carries"),
+    ("config", "device", "carries"),
     [
-        ("gloo", "cpu", "gloo"),
-        ("nccl", "cuda", "nccl"),
+        ("cpu:gloo", "cpu", "gloo"),
+        ("cuda:nccl", "cuda", "nccl"),
+        ("cuda:nccl", "cpu", ""),
+        ("cpu:gloo,cuda:gloo", "cuda", "gloo"),
         ("cpu:gloo,cuda:nccl", "cuda", "nccl"),
         ("cpu:gloo,cuda:nccl", "cpu", "gloo"),
     ],
 )
-def test_a_reduce_scatter_counts_as_an_all_reduce_only_where_gloo_carries_it(named, device, carries):
-    assert backend_for([SimpleNamespace(is_cuda=device == "cuda")], named) == carries
+def test_a_reduce_scatter_counts_as_an_all_reduce_only_where_gloo_carries_it(config, device, carries):
+    assert backend_for([SimpleNamespace(is_cuda=device == "cuda")], config) == carries
 
 
 def test_data_parallel_without_a_second_gpu_is_said_to_be_one_process():

@@ -1,4 +1,4 @@
-"""Operators that PyTorch has for CUDA alone, in terms of others: those of `nn.SyncBatchNorm`."""
+"""Operators that PyTorch has for CUDA alone, or that take more there: those of `nn.SyncBatchNorm`, and one of NCCL."""
 
 from __future__ import annotations
 
@@ -78,9 +78,15 @@ def _by_channel(x: Tensor) -> list[int]:
     return [1, -1] + [1] * (x.dim() - 2)
 
 
+def all_gather_of_any_shape(output: Tensor, tensor: Tensor, *options: Any) -> tuple[Tensor, Any]:
+    """Gather as NCCL does, for which only the number of elements counts; gloo wants the shapes to fit, too."""
+    _, work = torch.ops.c10d._allgather_base_.default(output.view(-1), tensor.reshape(-1), *options)
+    return output, work
+
+
 BATCH_NORM = (batch_norm_stats, batch_norm_gather_stats_with_counts, batch_norm_elemt)
 KERNELS = {
     getattr(torch.ops.aten, function.__name__).default: function
     for function in (*BATCH_NORM, batch_norm_backward_reduce, batch_norm_backward_elemt)
-}
+} | {torch.ops.c10d._allgather_base_.default: all_gather_of_any_shape}
 """By operator."""

@@ -214,7 +214,6 @@ GETTERS = {
     torch.Tensor.to: _to,
     torch.Tensor.is_pinned: lambda tensor, *_: False,
     torch.Tensor.pin_memory: lambda tensor, *_: tensor.clone(),
-    torch.Tensor.record_stream: lambda tensor, _: None,
 }
 
 
@@ -423,6 +422,7 @@ def _say_where_tensors_are() -> None:
     kind.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
     kind.is_cpu = property(lambda tensor: tensor.device.type == "cpu")
     kind.get_device = lambda tensor: tensor.device.index if tensor.device.type == "cuda" else -1
+    kind.record_stream = lambda *_: None  # FSDP switches the modes off to call it
     wrapper = kind._make_wrapper_subclass
 
     def on_the_cpu(*arguments: Any, device: Any = None, **options: Any) -> torch.Tensor:

@@ -156,7 +156,8 @@ ROWS = {
     "segmentation fault": Row(segmentation_fault, r"rank {rank} died \(SIGSEGV\)", "ctypes.string_at(0)"),
     "returns early": Row(
         returns_early,
-        r"rank {rank} returned while rank \d was still in (all_reduce #6 \(float32 \[1\]\)|a collective)",
+        r"rank {rank} returned while (rank \d was|ranks [\d, and]+ were) still in "
+        r"(all_reduce #6 \(float32 \[1\]\)|a collective)",
         "all_reduce",
     ),
     "other collective": Row(

@@ -1,24 +1,28 @@
-"""Programs that nobody here wrote, straight from installed packages, with nothing of theirs changed.
+"""Programs that nobody here wrote, with nothing of theirs changed: from installed packages, and from a folder of them.
 
 | program | on two ranks without a GPU |
 |---|---|
 | `accelerate.test_utils.scripts`: `test_sync`, `test_script` | to the end, as `python -m` runs them |
 | the same: `test_distributed_data_loop` | stands still as under torchrun: no GPUs, no `join_uneven_inputs` |
-| the same: `test_cli`, `test_ops` | to the end, but without a GPU Accelerate itself has every rank alone in them |
-| the same: `test_ddp_comm_hook`, `test_merge_weights` | not tried here: they give DDP `device_ids`, or want GPUs |
+| the same: `test_ops`, `test_ddp_comm_hook`, `test_merge_weights` | with pretended GPUs, as under torchrun |
+| the same: `test_cli` | not tried here: it prints how many GPUs there are |
 | the same: `external_deps` | not tried: they want `evaluate` and `datasets`, and download models |
 | `lightning.pytorch.demos.boring_classes`: three models and the data | trained by Lightning's Trainer |
 | Lightning's other demos | not tried: they download their data |
 | PyTorch's wheel | has no distributed example that needs neither its test harness nor a download |
+| public repositories, if LABKIT_PROGRAMS is a folder with copies of them | `tests.benchmarks.foreign_unchanged` |
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
 import labkit
+from tests.benchmarks import foreign_unchanged
 from tests.conftest import LONG_S, wait_until
 
 ACCELERATES = "accelerate.test_utils.scripts."
@@ -104,3 +108,15 @@ def test_lightnings_demos_train(ranks, model):
     with tempfile.TemporaryDirectory() as folder:
         run = labkit.launch(boring(model), folder, on=ranks, live=False)
     assert run.results == [4, 4]
+
+
+FOLDER = Path(os.environ.get("LABKIT_PROGRAMS", os.devnull))
+THERE = [each for each in foreign_unchanged.PROGRAMS if not each.folder or (FOLDER / each.folder).is_dir()]
+
+
+@pytest.mark.wide
+@pytest.mark.spawns
+@pytest.mark.timeout(2 * foreign_unchanged.LONG_S)
+@pytest.mark.parametrize("program", THERE, ids=[each.title for each in THERE])
+def test_a_script_prints_by_labkit_what_it_prints_by_its_own_launcher(program, tmp_path):
+    assert foreign_unchanged.tried(program, FOLDER, tmp_path) == ("runs", "runs")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from course.strategies.base import DataParallelStrategy, check_dense, equal_part
 from course.strategies.ddp import DDP
 from labkit.comparison.chain import blocks, has_parameters
+from labkit.comparison.program import backend_for
 from labkit.rank.worker import Worker
 from labkit.trace.profiling import local, size_bytes
 
@@ -182,9 +183,9 @@ class FSDP2TensorParallel(CutLayers):
         return fsdp_bytes(self.units, pairs) + within_pairs
 
 
-def reduce_scatters() -> int:
-    """How many (n − 1) / n of a tensor a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
-    return 2 if dist.get_backend() == "gloo" else 1
+def reduce_scatters(tensors: Iterable[Tensor]) -> int:
+    """How many (n − 1) / n of such tensors a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
+    return 2 if backend_for(tensors, dist.get_backend_config()) == "gloo" else 1
 
 
 class Unit:
@@ -198,7 +199,8 @@ class Unit:
     """
 
     def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], parts: int, reshard: bool) -> None:
-        padded = {p: -(-len(local(p)) // parts) * parts * size_bytes([local(p)[0]]) for p in parameters}
+        self.parameters = list(parameters)
+        padded = {p: -(-len(local(p)) // parts) * parts * size_bytes([local(p)[0]]) for p in self.parameters}
         self.gathered_bytes = sum(padded.values())
         self.trained_bytes = sum(size for parameter, size in padded.items() if parameter.requires_grad)
         self.reshard = reshard
@@ -251,7 +253,7 @@ def fsdp_bytes(units: list[Unit], parts: int) -> float:
     for unit, next_one in zip(units, [*units[1:], None], strict=True):
         is_in_backward = unit.is_in_backward or (next_one is not None and next_one.is_in_backward)
         gathers = 2 if unit.reshard and is_in_backward else 1
-        sent += gathers * unit.gathered_bytes + reduce_scatters() * unit.trained_bytes
+        sent += gathers * unit.gathered_bytes + reduce_scatters(unit.parameters) * unit.trained_bytes
     return (parts - 1) / parts * sent
 
 
