@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SAMPLES = "samples"
-"""LoggedValue name that gives samples per second and is drawn nowhere."""
+"""Logged name that gives samples per second and is drawn nowhere."""
 
 AT_ONCE = 8_192
 """Values that wait to be taken in together, at most: what each would cost by itself is then paid once for all."""
@@ -119,7 +119,7 @@ class _Calls(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """LoggedValue values, call by call, by column."""
+    """Values, call by call, by column."""
 
     calls: NDArray[np.int32]
     """Which call each is of."""
@@ -323,7 +323,7 @@ class History:
 
     @property
     def names(self) -> list[str]:
-        """LoggedValue names, in the order in which they first came."""
+        """Logged names, in the order in which they first came."""
         with self.settled():
             return list(self._names)
 
