@@ -119,4 +119,7 @@ THERE = [each for each in foreign_unchanged.PROGRAMS if not each.folder or (FOLD
 @pytest.mark.timeout(2 * foreign_unchanged.LONG_S)
 @pytest.mark.parametrize("program", THERE, ids=[each.title for each in THERE])
 def test_a_script_prints_by_labkit_what_it_prints_by_its_own_launcher(program, tmp_path):
-    assert foreign_unchanged.tried(program, FOLDER, tmp_path) == ("runs", "runs")
+    by_its_launcher, by_labkit = foreign_unchanged.tried(program, FOLDER, tmp_path)
+    if program.folder and by_its_launcher != "runs":
+        pytest.skip(by_its_launcher)  # it has nothing to be compared with: a library is missing, say
+    assert (by_its_launcher, by_labkit) == ("runs", "runs")
