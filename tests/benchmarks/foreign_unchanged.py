@@ -395,7 +395,7 @@ def tried(program: Program, programs: Path, keep: Path) -> tuple[str, str]:
     found: list[list[str]] = []
     for way, command in (("script", as_a_script(program)), ("labkit", by_labkit(program))):
         with tempfile.TemporaryDirectory() as made:
-            copy = Path(made) / "a" / "b" / Path(program.folder).name
+            copy = Path(made) / "a" / "b" / (Path(program.folder).name or "empty")
             if program.folder:
                 ignored = shutil.ignore_patterns(".git", "__pycache__", "*.png", "*.ipynb")
                 shutil.copytree(programs / program.folder, copy, ignore=ignored)
