@@ -387,7 +387,7 @@ def by_labkit(program: Program) -> list[str]:
 
 def tried(program: Program, programs: Path, keep: Path) -> tuple[str, str]:
     """Run a program both ways; return what came of each: "runs", or what is different."""
-    if not (programs / program.folder).is_dir():
+    if program.folder and not (programs / program.folder).is_dir():
         return f"not tried: no folder {program.folder}", ""
     if missing := [name for name in program.needs if importlib.util.find_spec(name) is None]:
         return f"not tried: needs {', '.join(missing)}", ""
