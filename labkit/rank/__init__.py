@@ -14,10 +14,6 @@ In a rank's process, for its whole life:
 
 * `multiprocessing.connection.arbitrary_address`, `ForkingPickler.reducer_override` (`rank.script_compat.children`):
   sockets that leave no file behind; functions of cells reach a DataLoader's workers by value.
-* `torch._dynamo` in `sys.modules`, with a finder in `sys.meta_path` (`rank.script_compat.dynamo`): every optimizer
-  imports half of the compiler, and no setting prevents it. Measured in pairs on two cores, a cold launch reaches its
-  first step 1.7 times as late without this, and a standby rank takes 402 MB instead of 309 MB. The real module takes
-  its place as soon as something needs it.
 * `tqdm.notebook`, by a finder in `sys.meta_path` (`rank.script_compat.bars`): a widget made in a rank is shown nowhere.
 * `torch.distributed.rendezvous._create_c10d_store` (`rank.local_rendezvous`): `rpc.init_rpc` would listen on the whole
   network. It calls the original for every other address.

@@ -24,10 +24,9 @@ import labkit
 STAGES = {
     "Python": "",
     "import torch": "import torch",
-    "what labkit's rank imports besides": "import labkit.rank.main, labkit.rank.script_compat.dynamo",
-    "a first step without a group": """
+    "what labkit's rank imports besides": "import labkit.rank.main",
+    "an optimizer, which imports torch._dynamo, and a first step without a group": """
 from labkit.rank import first_step
-labkit.rank.script_compat.dynamo.defer_import()
 first_step.get_warm()
 """,
     "gloo, DDP, a step of 10 MB of parameters": """
@@ -37,7 +36,6 @@ dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 from tests.benchmarks.memory import step
 step()
 """,
-    "torch._dynamo, which is put off until needed": "torch._dynamo.config",
 }
 """What one process does, one after another."""
 

@@ -456,7 +456,7 @@ def test_only_what_a_rank_needs_of_labkit_is_carried(exported, tmp_path):
         "rank": "capture_locals carried_modules channels current descendants describe device die_with_parent failure "
         "hints hooks local_rendezvous log_batcher main notebook_main private_folder process_group recorder "
         "report_collectives settings signals stop_agreement waiting worker",
-        "rank/script_compat": "bars children dynamo fork_server reuse_process_group",
+        "rank/script_compat": "bars children fork_server reuse_process_group",
         "launchers": "environments rank_entry tcp_store",
         "launchers/run_directory": "directory files private records sender",
         "exporting": "script",

@@ -2,7 +2,6 @@
 
 bars                 progress bars made for notebooks, as text
 children             the processes that it starts, a DataLoader's workers, say (with `fork_server`)
-dynamo               optimizers and DDP without the compiler, until something compiles
 reuse_process_group  `init_process_group` and `env://`, in a process that labkit has made a member of a group
 """
 
@@ -19,8 +18,7 @@ def begin_spawned() -> None:
 
 def begin() -> None:
     """Prepare a rank's process, whoever has started it."""
-    from labkit.rank.script_compat import bars, children, dynamo
+    from labkit.rank.script_compat import bars, children
 
     children.prepare()
-    dynamo.defer_import()
     bars.as_text()
