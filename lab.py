@@ -48,6 +48,9 @@ DOWNLOADS = {
 
 def main(arguments: list[str]) -> int:
     """Do as the command line says; return the exit code."""
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     what, *options = arguments if arguments and not arguments[0].startswith("-") else ["lab", *arguments]
     if what not in ("lab", "test", "set-up", "run"):
         sys.exit(f"{what!r} is neither lab, test, set-up nor run\n\n{__doc__}")
@@ -110,7 +113,7 @@ def set_up(what: str) -> None:
     if not has_pip:
         make_venv()
     torch, options, remark = which_torch()
-    print(f"{remark}; downloads about {DOWNLOADS[what, torch]}, once", flush=True)
+    print(f"{remark}; downloads about {DOWNLOADS[what, torch]}, once, and takes some minutes", flush=True)
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", RANGES[what], *options]
     if code := call(program("python"), *install, "-e", f".[{what}]"):
         sys.exit(code)
@@ -164,7 +167,7 @@ def which_torch() -> tuple[str, list[str], str]:
         return "cuda", [], "PyTorch for CUDA: there is an NVIDIA driver"
     if "PIP_NO_INDEX" not in os.environ and is_reached():
         return "cpu", from_there, "PyTorch for CPUs: there is no NVIDIA driver (TORCH=cuda takes the other)"
-    return "cuda", [], f"PyTorch with CUDA, though there is no NVIDIA driver: {CPU_BUILDS} cannot be reached"
+    return "cuda", [], f"PyTorch with CUDA, as the smaller build, for CPUs, cannot be reached ({CPU_BUILDS})"
 
 
 def has_nvidia() -> bool:

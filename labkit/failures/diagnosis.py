@@ -40,11 +40,12 @@ def diagnose_hang(stacks: Stacks, silent_s: float, first_silent: int, missed: Mi
     blamed = apart[0] if apart else first_silent
     where = missed.text or stacks.in_words
     headline = f"no rank logged, printed or returned anything for {silent_s:g} s (stall_s): {where}"
-    hint = (
-        f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
-        if apart
-        else f"No rank stood apart; rank {first_silent} was the first to fall silent."
-    )
+    if apart:
+        hint = f"{rank_list(apart).capitalize()} stood apart; the others may be waiting for what never comes."
+    elif missed.text:
+        hint = "The calls alone do not say which rank is wrong."
+    else:
+        hint = f"No rank stood apart; rank {first_silent} was the first to fall silent."
     cause = "\n\n".join(
         [
             f"{hint} Give a longer stall_s if such silence is expected.",

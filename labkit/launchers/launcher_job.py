@@ -61,6 +61,14 @@ class LauncherJob:
     """What an engine and a session need of a launcher. Made by `Slurm.job`, `Torchrun.job` and `Ray.job`.
 
     Guarantees: a start that is interrupted ends what it has started; once `end` was called, `is_over` within `END_S`.
+
+    What a new launcher sees to besides its methods; `tests/engines/test_engine_contract.py` tries it, given a row:
+
+    * It starts `supervisor` once for each rank, with LABKIT_RANK, LABKIT_LOCAL_RANK, LABKIT_WORLD_SIZE,
+      LABKIT_LOCAL_WORLD_SIZE and LABKIT_ATTEMPT in its environment, or is known to `labkit.launchers.environments` by
+      its own variables; with MASTER_ADDR and MASTER_PORT, or LABKIT_NODE_ADDRESS, if there are several machines.
+    * When a rank fails (the directory gets `failed.<attempt>`) it ends the others' supervisors, by SIGTERM.
+    * Processes of this machine are started by `in_spawner_thread`: they live as long as the thread that started them.
     """
 
     kind: ClassVar[str]

@@ -1,4 +1,4 @@
-"""What the notebook has and a rank has not, where the rank may fail for it: data, and imports for their effect."""
+"""What may have made a rank fail: what the notebook has and the rank has not, or another device than the rank's."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ NOT_FOUND = re.compile(
 )
 """How it is said that something is missing which an import may have registered or patched."""
 
+OTHER_DEVICE = re.compile(
+    "Expected all tensors to be on the same device|Found no NVIDIA driver|Torch not compiled with CUDA enabled"
+    "|No CUDA GPUs are available"
+)
+"""How PyTorch says that a tensor lies, or is asked for, where the others are not."""
+
 SHOW_OR_TABULATE = {"IPython", "ipywidgets", "matplotlib", "pandas", "plotly", "seaborn", "tqdm"}
 """Modules that change nothing elsewhere when they are imported."""
 
@@ -24,7 +30,7 @@ MOST = 8
 
 
 def add(error: BaseException, job: Job) -> None:
-    """Add to an exception what the notebook has and this rank has not, if that may be its cause. Raises nothing."""
+    """Add to an exception what may be its cause. Raises nothing."""
     try:
         for text in _hints(error, job):
             error.add_note(f"labkit: {text}")
@@ -37,6 +43,8 @@ def _hints(error: BaseException, job: Job) -> Iterable[str]:
     kind = job.definitions.left_behind.get(name) if isinstance(error, NameError) and job.definitions else None
     if kind is not None:
         yield left_behind(name, kind)
+    elif OTHER_DEVICE.search(str(error)):
+        yield "a rank computes on worker.device, a GPU or the CPU: move model and batches there, by .to(worker.device)"
     elif NOT_FOUND.search(f"{type(error).__name__}: {error}") and (missing := _missing(job)):
         more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
         yield (

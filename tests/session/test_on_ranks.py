@@ -466,6 +466,18 @@ def test_a_failure_names_what_the_notebook_has_imported_and_the_rank_has_not(err
     assert note.startswith("labkit: the notebook has imported gymnasium_robotics, a.b, and this rank has not")
 
 
+def test_a_tensor_on_another_device_is_explained():
+    """As PyTorch itself raises it, on a machine without a GPU, too."""
+    if torch.cuda.is_available():
+        with pytest.raises(RuntimeError) as raised:
+            torch.ones(1) + torch.ones(2, device="cuda")
+    else:
+        with pytest.raises((RuntimeError, AssertionError)) as raised:
+            torch.ones(1).cuda()
+    hints.add(raised.value, a_job())
+    assert "by .to(worker.device)" in raised.value.__notes__[0]
+
+
 def test_other_failures_say_nothing_of_imports():
     for error, cells in ((ValueError("bad batch"), CELLS), (KeyError("x"), ["import os, torch, labkit"])):
         hints.add(error, a_job(cells))

@@ -1,8 +1,8 @@
 """Strategies: ways to train in parallel, one short file each, with the same small interface (`labkit.Strategy`).
 
-`ALL` has them by title, in the order in which the lessons meet them: those of every file of this folder that has a
-`LESSON`. Each is a name of this package, too. None launches or draws: a rank makes one and calls `step`; see
-`labkit.benchmark.run_strategy`.
+`ALL` has them by title, in the order in which the lessons meet them: of every file of this folder that has a `LESSON`,
+each class that says its own `title`. Each is a name of this package, too. None launches or draws: a rank makes one and
+calls `step`; see `labkit.benchmark.run_strategy`.
 """
 
 from __future__ import annotations
