@@ -222,7 +222,8 @@ def test_a_rank_that_had_not_begun_when_another_died_was_ended_by_the_launcher(l
     run = follow(engine)
     engine.launched.settle(0.0)
     run.over.wait(LONG_S)
-    assert str(run.error).startswith("rank 1 died (exit code 5) and left no traceback")
+    assert run.error.rank == 1
+    assert "(exit code 5)" in run.error.diagnosis.headline
     assert "rank 0 left no word" in str(run.error)
     assert run.states == ["ended", "failed"]
 

@@ -151,9 +151,9 @@ ROWS = {
         raises_what_cannot_be_sent, "rank {rank} failed: .*bad batch", 'raise CannotBeSent("bad batch")'
     ),
     "sys.exit": Row(sys_exit, "rank {rank} failed: SystemExit: 3", "sys.exit(3)"),
-    "os._exit": Row(os_exit, r"rank {rank} died \(exit code 3\)"),
-    "SIGKILL": Row(is_killed, r"rank {rank} died \(SIGKILL\)", "Its memory was seen to peak at"),
-    "segmentation fault": Row(segmentation_fault, r"rank {rank} died \(SIGSEGV\)", "ctypes.string_at(0)"),
+    "os._exit": Row(os_exit, r"rank {rank} .*\(exit code 3\)"),
+    "SIGKILL": Row(is_killed, r"rank {rank} .*\(SIGKILL\)", "Its memory was seen to peak at"),
+    "segmentation fault": Row(segmentation_fault, r"rank {rank} .*\(SIGSEGV\)", "ctypes.string_at(0)"),
     "returns early": Row(
         returns_early,
         r"rank {rank} returned while (rank \d was|ranks [\d, and]+ were) still in "
