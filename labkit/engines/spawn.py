@@ -208,14 +208,16 @@ def spawn(count: int) -> list[RankProcess]:
     Raises OSError if this process may not have so many files open.
     """
     allow_open_files(count)
-    starting = in_spawner_thread(lambda: _spawn(count))
+    starting: Future[list[RankProcess]] = Future()
     try:
+        in_spawner_thread(lambda: _spawn(count), starting)
         return starting.result()
     except BaseException:
-        # Interrupted: what was started must not wait for a job that never comes.
-        with contextlib.suppress(Exception):
-            for process in starting.result():
-                process.close()
+        # Interrupted: what was started must not wait for a job that never comes; what was not begun never will be.
+        if not starting.cancel():
+            with contextlib.suppress(Exception):
+                for process in starting.result():
+                    process.close()
         raise
 
 
@@ -291,14 +293,19 @@ _spawner_lock = threading.Lock()
 # a program beside the notebook ends the ranks (`labkit.system.guardian`).
 
 
-def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel."""
+def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None) -> Future[Any]:
+    """Call something in the one thread from which every rank is started; it lives as long as the notebook's kernel.
+
+    Args:
+        call: What is called.
+        future: Gets what it returns; whoever brings one can cancel it also if this call is interrupted.
+    """
     global _spawner
     with _spawner_lock:
         if _spawner is None:
             _spawner = threading.Thread(target=_serve, name="labkit-spawner", daemon=True)
             _spawner.start()
-    future: Future[Any] = Future()
+    future = future or Future()
     _work.put((call, future))
     return future
 
@@ -306,6 +313,8 @@ def in_spawner_thread(call: Callable[[], Any]) -> Future[Any]:
 def _serve() -> None:
     while True:
         call, future = _work.get()
+        if not future.set_running_or_notify_cancel():
+            continue
         try:
             future.set_result(call())
         except BaseException as error:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from labkit.engines import spawn as engine_spawn
 from labkit.engines.local import LocalEngine
 from labkit.engines.spawn import RankProcess, spawn
 from labkit.launchers.tcp_store import open_store
@@ -322,3 +323,22 @@ OWN_ENDS = 4
 
 FOR_EACH_PROCESS = 3
 """What multiprocessing gives each: its resource tracker's pipe, and two by which it reads what it is to do."""
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("comes", ["before the work is given", "after it"])
+def test_an_interrupt_as_ranks_are_asked_for_leaves_none(comes, monkeypatch):
+    engine_spawn.in_spawner_thread(lambda: None).result()  # there is such a thread
+    begun, work, real = [], engine_spawn._work, engine_spawn._spawn
+
+    def interrupted(call):
+        if comes == "after it":
+            work.put(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine_spawn, "_work", SimpleNamespace(put=interrupted, get=work.get))
+    monkeypatch.setattr(engine_spawn, "_spawn", lambda count: begun.extend(real(count)) or begun)
+    with pytest.raises(KeyboardInterrupt):
+        spawn(2)
+    assert len(begun) in (0, 2 * (comes == "after it"))
+    wait_until(lambda: not any(process.is_alive for process in begun), LONG_S)
