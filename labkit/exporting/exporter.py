@@ -51,7 +51,7 @@ RANK_SIDE_MODULES = {
     *("exporting", "exporting.script"),
     *("trackers", "trackers.accelerate", "trackers.lightning", "trackers.transformers", "trackers.values"),
     *("comparison", "comparison.program", "comparison.strategy", "comparison.chain"),
-    *("trace", "trace.profiling"),
+    *("trace", "trace.intervals", "trace.profiling"),
     *("scaling", "scaling.splitting"),
 }
 """Folders and modules of labkit that a rank may need; the others are the notebook's."""

@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -140,8 +140,7 @@ def _groups() -> tuple[tuple[str, str, tuple[int, ...]], ...]:
 
 def _transfer(trace: TracebackType | None) -> tuple[str, int, tuple[int, ...], str] | None:
     """Return what the main thread is sending or receiving, or was: how, the other rank (-1: any), shape and type."""
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    for frame, _ in traceback.walk_stack(main) if trace is None else traceback.walk_tb(trace):
+    for frame in _frames(trace):
         if frame.f_code.co_name in ("send", "recv") and frame.f_code.co_filename == distributed_c10d.__file__:
             values = frame.f_locals
             end = "dst" if frame.f_code.co_name == "send" else "src"
@@ -152,3 +151,13 @@ def _transfer(trace: TracebackType | None) -> tuple[str, int, tuple[int, ...], s
             shape, dtype = tuple(tensor.shape), str(tensor.dtype).rpartition(".")[2]
             return frame.f_code.co_name, -1 if peer is None else int(peer), shape, dtype
     return None
+
+
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
+    if trace is not None:
+        yield from (frame for frame, _ in traceback.walk_tb(trace))
+        return
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

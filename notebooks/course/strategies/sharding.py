@@ -183,9 +183,9 @@ class FSDP2TensorParallel(CutLayers):
         return fsdp_bytes(self.units, pairs) + within_pairs
 
 
-def reduce_scatters(tensors: Iterable[Tensor]) -> int:
-    """How many (n − 1) / n of such tensors a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
-    return 2 if backend_for(tensors, dist.get_backend_config()) == "gloo" else 1
+def reduce_scatters(network: nn.Module) -> int:
+    """How many (n − 1) / n of the network's gradients a reduce-scatter sends: 1, but gloo does it by an all-reduce."""
+    return 2 if backend_for(network.parameters(), dist.get_backend_config()) == "gloo" else 1
 
 
 class Unit:
@@ -199,11 +199,10 @@ class Unit:
     """
 
     def __init__(self, module: nn.Module, parameters: Iterable[nn.Parameter], parts: int, reshard: bool) -> None:
-        self.parameters = list(parameters)
-        padded = {p: -(-len(local(p)) // parts) * parts * size_bytes([local(p)[0]]) for p in self.parameters}
+        padded = {p: -(-len(local(p)) // parts) * parts * size_bytes([local(p)[0]]) for p in parameters}
         self.gathered_bytes = sum(padded.values())
         self.trained_bytes = sum(size for parameter, size in padded.items() if parameter.requires_grad)
-        self.reshard = reshard
+        self.module, self.reshard = module, reshard
         self.is_in_backward = False
         """Whether the last backward pass came to it: not where it and all before it are frozen."""
         module.register_forward_hook(self._note_outputs)
@@ -253,7 +252,7 @@ def fsdp_bytes(units: list[Unit], parts: int) -> float:
     for unit, next_one in zip(units, [*units[1:], None], strict=True):
         is_in_backward = unit.is_in_backward or (next_one is not None and next_one.is_in_backward)
         gathers = 2 if unit.reshard and is_in_backward else 1
-        sent += gathers * unit.gathered_bytes + reduce_scatters(unit.parameters) * unit.trained_bytes
+        sent += gathers * unit.gathered_bytes + reduce_scatters(unit.module) * unit.trained_bytes
     return (parts - 1) / parts * sent
 
 

@@ -53,7 +53,7 @@ class SequenceParallel(TensorParallel):
         assert self.network.norm is not None
         positions = self.shape[0] * self.shape[1] * self.itemsize
         norms = size_bytes(p for name, p in self.network.named_parameters() if "norm" in name)
-        pairs = (4 * depth + 2) * self.features_bytes * (1 + reduce_scatters(self.network.parameters()))
+        pairs = (4 * depth + 2) * self.features_bytes * (1 + reduce_scatters(self.network))
         return ring(n) * (pairs + 2 * norms + 2 * 3 * positions)
 
 
