@@ -21,7 +21,15 @@ class Cycle:
         time.sleep(self.rest_s)  # other threads run meanwhile, as they do while a tensor is freed
 
 
-def test_garbage_is_gone_though_another_thread_is_collecting():
+@pytest.fixture
+def only_when_asked():
+    """No collection begins by itself, because of what was allocated."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_garbage_is_gone_though_another_thread_is_collecting(only_when_asked):
     is_slow, slow = threading.Event(), Cycle(0.2)
     weakref.finalize(slow, is_slow.set)
     del slow
@@ -54,7 +62,7 @@ def in_a_graph_that_garbage_refers_to():
     return weakref.ref(network)
 
 
-def test_what_only_autograds_graph_refers_to_is_gone_too():
+def test_what_only_autograds_graph_refers_to_is_gone_too(only_when_asked):
     network = in_a_graph_that_garbage_refers_to()
     gc.collect()
     assert network() is not None, "one pass frees the loss, and with it the graph"
