@@ -15,6 +15,7 @@ import numpy as np
 from labkit.comparison.measured import Measured
 from labkit.comparison.replay import Devices, ReplayError, replay
 from labkit.comparison.timed import Timed, clip
+from labkit.monitor.curves import points_of
 from labkit.monitor.history import SAMPLES, History
 from labkit.run import Run
 from labkit.trace.intervals import subtract, union
@@ -255,15 +256,15 @@ def mean_curve(history: History, name: str) -> pd.Series:
     """
     import pandas as pd
 
-    known = _mean_curves.setdefault(history, {})
-    ranks, steps, values = history.logged(name)
-    until = history.sifted, len(ranks)
+    known, until = _mean_curves.setdefault(history, {}), history.version
     if name not in known or known[name][0] != until:
-        logged = pd.DataFrame({"rank": ranks, "step": steps, "value": values})
-        logged["again"] = logged.groupby(["rank", "step"]).cumcount()
-        found = logged.groupby(["step", "again"])["value"].agg(["mean", "count", "size"])
-        found = found[found["size"] == logged["rank"].nunique()]
-        known[name] = until, found["mean"].where(found["count"] == found["size"])  # else pandas leaves NaN out
+        ranks, steps, values = history.logged(name)
+        points, place = points_of(ranks, steps)
+        counts = np.bincount(place)
+        has_all = counts == len(np.unique(ranks))
+        with np.errstate(invalid="ignore"):  # inf on one rank and -inf on another
+            means = np.bincount(place, values)[has_all] / counts[has_all]
+        known[name] = until, pd.Series(means, pd.MultiIndex.from_arrays(points[has_all].T, names=["step", "again"]))
     return known[name][1]
 
 

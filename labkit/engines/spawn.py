@@ -298,7 +298,7 @@ def in_spawner_thread(call: Callable[[], Any], future: Future[Any] | None = None
 
     Args:
         call: What is called.
-        future: Gets what it returns; whoever brings one can cancel it also if this call is interrupted.
+        future: Receives the result. A caller that passes its own can cancel it even if this function is interrupted.
     """
     global _spawner
     with _spawner_lock:

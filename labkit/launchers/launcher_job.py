@@ -267,7 +267,7 @@ class ProcessJob(LauncherJob):
         self.process.kill()
 
     def close(self) -> None:
-        """Let the process take its leave of whoever it works with, and end what is left."""
+        """Wait until the process has ended, which may have others to tell, and kill it if it takes too long."""
         if self._process is not None:
             try:
                 self._process.wait(LEAVE_S)

@@ -338,9 +338,9 @@ class History:
             return self._logged(name)
 
     def _logged(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]:
-        (ranks, steps, _), (_, names, values) = self._since(0)
+        (ranks, steps, _), (calls, names, values) = self._columns()
         at = names == self._names.get(name, -1)
-        return ranks[at], steps[at], values[at]
+        return ranks[calls[at]], steps[calls[at]], values[at]
 
     @property
     def not_finite(self) -> NotFinite | None:

@@ -24,7 +24,7 @@ JOINED_BYTES = 1 << 20
 
 
 def framed(pickled: bytes, blocks: Sequence[memoryview]) -> list[bytes | memoryview]:
-    """Return what to write, one after the other."""
+    """Return the buffers of a message, in the order in which they are written."""
     begin = HEADER.pack(MARK, len(pickled), len(blocks)) + b"".join(SIZE.pack(block.nbytes) for block in blocks)
     return [begin + pickled, *blocks] if len(pickled) < JOINED_BYTES else [begin, pickled, *blocks]
 

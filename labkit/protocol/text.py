@@ -58,7 +58,7 @@ def titled(name: str, titles: Collection[str]) -> str:
 
 
 def known(what: str, name: str, all_of: Mapping[str, T]) -> T:
-    """Return what is called so. Raises ValueError, with all names, for one that is not known."""
+    """Return the entry of this name. Raises ValueError, which lists all names, for an unknown one."""
     if name not in all_of:
         raise ValueError(f"known for {what}: {', '.join(all_of)}; got {name!r}")
     return all_of[name]

@@ -46,7 +46,7 @@ BLOCK_BYTES = 1 << 20
 
 
 def pack(word: Any) -> list[bytes | memoryview]:
-    """Return what to write for a message; of the memory of its tensors no copy is made."""
+    """Return the buffers of a message, in their order. The memory of its tensors is not copied."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(word, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
     return framed(pickled, [buffer.raw() for buffer in buffers])
@@ -60,7 +60,7 @@ def send(connection: Connection, word: Any) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    """Return what comes next. Raises EOFError or OSError if the other end is gone, Garbled for what cannot be read."""
+    """Return the next message. Raises EOFError or OSError if the other end is gone, Garbled if it cannot be read."""
     messages = Messages()
     while not (found := messages.add(connection.recv_bytes())):
         pass

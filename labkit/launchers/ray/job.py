@@ -66,7 +66,7 @@ class RayJob(ProcessJob):
             self.process.stdin.flush()
 
     def _next(self) -> Any:
-        """Return what the driver says next; None once it has ended."""
+        """Return the next message of the driver; None once it has ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             # Others are what a site has Python print as it starts; the last may be cut.
