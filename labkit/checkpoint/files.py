@@ -114,13 +114,38 @@ def facts_of(path: Path) -> dict[str, Any]:
 def write_tensors(path: Path, value: Any) -> dict[str, dict[str, Any]]:
     """Write a value by `torch.save`, to the disk itself; give {file name: its size and SHA-256}."""
     with open(path, "wb") as file:
+        checked = _Checked(file)
         try:
-            torch.save(value, file)
-        except RuntimeError as error:
-            raise error.__context__ or error from None  # it hides the system's error behind its own
+            torch.save(value, checked)  # type: ignore[arg-type]
+        except Exception as error:
+            raise checked.error or error from None
         file.flush()
         os.fsync(file.fileno())
-    return {path.name: facts_of(path)}
+    return {path.name: checked.facts()}
+
+
+class _Checked:
+    """A file that remembers what it was given to write, so that what arrived can be compared with it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._sha, self._bytes = file, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error  # torch.save raises another one
+            raise
+        self._sha.update(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def facts(self) -> dict[str, Any]:
+        return {"bytes": self._bytes, "sha256": self._sha.hexdigest()}
 
 
 def sync_folder(folder: Path) -> None:

@@ -628,12 +628,13 @@ def count_hashed(worker, folder, kind):
 
 @pytest.mark.spawns
 @pytest.mark.parametrize("kind", ["DDP", "FSDP2", "ZeRO-1", "by hand"])
-def test_what_is_equal_by_design_is_not_hashed_to_be_compared(kind, tmp_path, ranks):
-    """What is written is hashed besides, once, as the file that it is."""
+def test_what_is_equal_by_design_is_hashed_only_as_it_is_written(kind, tmp_path, ranks):
+    """Of DDP, rank 0's two files; of DTensors nothing, as `torch.distributed.checkpoint` writes them."""
     (hashed_0, bytes_0), (hashed_1, bytes_1) = launch(count_hashed, tmp_path, kind, on=ranks)
-    around = 40_000  # buffers, random states
+    around = 40_000  # buffers, random states, the files' own frames
+    written = 0 if kind == "FSDP2" else bytes_0
     compared = bytes_0 if kind == "by hand" else 0
-    assert abs(hashed_0 - compared) < around
+    assert abs(hashed_0 - written - compared) < around
     assert abs(hashed_1 - compared) < around
     assert bytes_0 > 5 * around
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import random
 import signal
@@ -122,14 +121,7 @@ def die_at_operation(n):
         return call
 
     builtins.open = counted(open, always=False)
-
-    class File(io.BufferedWriter):
-        write = counted(io.BufferedWriter.write)
-
-    def opened(path, mode="r", **options):
-        return File(open(path, mode, buffering=0)) if mode == "wb" else open(path, mode, **options)
-
-    files.open = opened
+    files._Checked.write = counted(files._Checked.write)
     for name in ("fsync", "unlink", "rmdir"):
         setattr(os, name, counted(getattr(os, name)))
     for name in ("rename", "mkdir"):
